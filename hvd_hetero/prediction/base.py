@@ -1,0 +1,108 @@
+"""What every predictor is: measured speeds in, the speed of the next round out.
+
+A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k`` and
+``m^k`` that were read *before* that round (`hvd_hetero.resources`), and says before round ``k+1`` what ``v^{k+1}`` will be.
+Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does not grow with
+the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
+
+Contract, checked by the conformance suite for every member of the family:
+
+- ``predict`` is ``nan`` before the first valid measurement, finite and positive afterwards;
+- a speed that is NaN, zero, negative or infinite is no measurement: it is ignored, and the history keeps its last;
+- two predictors that were built alike and fed alike predict alike;
+- ``state_dict`` is plain data that survives JSON, and carries a name and a version.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+NAN = math.nan
+
+
+class Predictor(ABC):
+    """One rank's forecast of its own speed. Subclasses say how they observe and forecast; this class guards both doors."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1  # of the layout of state_dict, not of the method
+
+    def __init__(self) -> None:
+        self.rounds = 0  # valid measurements seen
+        self.rejected = 0  # forecasts that were not finite and positive, answered by the last measurement instead
+        self._last = NAN
+
+    def update(self, speed: float, cpu: float | None = None, memory: float | None = None) -> None:
+        """Learn the measured speed of a round, with the drivers read before it (``None`` or NaN: not known)."""
+        cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
+        speed = float(speed)
+        if not usable(speed):
+            return
+        self._observe(speed, cpu_known, memory_known)
+        self._last = speed
+        self.rounds += 1
+
+    def predict(self, cpu: float | None = None, memory: float | None = None) -> float:
+        """Samples per second expected in the round to come, given the drivers as they are now; does not change the state."""
+        cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
+        if self.rounds == 0:
+            return NAN
+        forecast = self._forecast(cpu_known, memory_known)
+        if usable(forecast):
+            return forecast
+        self.rejected += 1
+        return self._last
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a successor needs, as versioned plain data (JSON-able)."""
+        last = None if self.rounds == 0 else self._last
+        return {"predictor": self.name, "version": self.version, "rounds": self.rounds, "last": last, **self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the predictor that wrote ``state`` stopped."""
+        for key, expected in (("predictor", self.name), ("version", self.version)):
+            if state.get(key) != expected:
+                raise ValueError(
+                    f"state: {key} must be {expected!r} to load into {type(self).__name__}, got {state.get(key)!r}; "
+                    "load it into the predictor that saved it, or start without a state"
+                )
+        rounds, last = int(state["rounds"]), state["last"]
+        if (last is None) != (rounds == 0) or (last is not None and not usable(float(last))):
+            raise ValueError(f"state: last must be a positive speed after {rounds} rounds, got {last!r}")
+        self._restore(state)
+        self.rounds, self._last = rounds, NAN if last is None else float(last)
+
+    def close(self) -> None:
+        """Let go of background work. Prediction goes on with what has been learnt; closing twice is harmless."""
+        return
+
+    @abstractmethod
+    def _observe(self, speed: float, cpu: float, memory: float) -> None:
+        """Take in one valid measurement (``self._last`` still holds the one before; NaN at first). Drivers may be NaN."""
+
+    @abstractmethod
+    def _forecast(self, cpu: float, memory: float) -> float:
+        """The next speed, asked only after a valid measurement. Drivers may be NaN."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """The subclass's part of ``state_dict``."""
+
+    @abstractmethod
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Take that part back; raise ValueError before changing anything if it is not one."""
+
+
+def usable(speed: float) -> bool:
+    """Whether a number is a speed: finite and positive."""
+    return math.isfinite(speed) and speed > 0.0
+
+
+def driver(name: str, value: float | None) -> float:
+    """A driver as a float in [0, 1], or NaN where it is not known."""
+    known = NAN if value is None else float(value)
+    if known < 0.0 or known > 1.0:  # false for NaN
+        raise ValueError(f"{name}: a driver is the fraction that is available, in [0, 1] or NaN, got {value!r}")
+    return known

@@ -1,0 +1,30 @@
+"""Tomorrow is like today: ``v̂^{k+1} = v^k`` (lb-bsp section 3.2.1, the first of the potential methods; O(1)).
+
+Follows a lasting change at once, and every passing disturbance too: with independent noise of variance ``s²`` around a
+constant speed its mean squared error is ``2 s²``, twice what is unavoidable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_hetero.prediction.base import Predictor
+
+
+class Memoryless(Predictor):
+    """Predicts the last measured speed."""
+
+    name = "memoryless"
+
+    def _observe(self, speed: float, cpu: float, memory: float) -> None:
+        return  # the base keeps the last measurement, and that is all there is to know
+
+    def _forecast(self, cpu: float, memory: float) -> float:
+        return self._last
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        return
