@@ -1,0 +1,119 @@
+"""Shares in proportion to speeds: the optimum of Eq. 3 of LB-BSP where time is proportional to the batch.
+
+n workers, v_i samples per second, X samples, l_i the least that worker i may get. Real-valued problem::
+
+    minimise max_i x_i / v_i    subject to    sum_i x_i = X,  x_i >= l_i
+
+Without the bounds the solution is x_i = X v_i / sum_j v_j (LB-BSP section 3.2, LB-BSP Eq. 3 with Gamma(x) = x / v). With
+them it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X: a worker that the level leaves below its
+bound is set to the bound, and what remains is divided again among the others. Fixing a worker at more than its share
+can only lower tau, so nobody is ever unfixed, and n passes are the most there can be (one or two are usual).
+
+Integers come from the largest remainder: every free worker gets floor(tau v_i), and the units still missing (fewer than
+there are free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share
+above an integer bound is not below that bound, so the bounds stay kept, and every share is within one unit of tau v_i.
+
+**Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits; the
+scaling and the floor are exact, and so is all that follows, in integers. Speeds that are integers of up to 30 bits lose
+nothing; others move the real-valued shares by less than n X / 2^29. A worker 2^30 times slower than the fastest counts
+as standing still.
+
+Cost: O(n) a pass; the missing units are found by selection, not by sorting.
+
+Differences from the paper
+    The paper divides real numbers and does not say how it rounds; it has no bounds and no multiples.
+
+Rejected: rounding each share and repairing the sum (what is repaired depends on the order of ranks); giving each missing
+unit to whoever would finish earliest with it. That one is the exact minimax in integers, and `minimax` does it; but it may
+move a share more than one unit from the real-valued one (so do the divisor methods), and LB-BSP changes batch sizes at
+every round, where the least change is worth more than the fraction of one sample.
+"""
+
+from __future__ import annotations
+
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_hetero.allocation import _checks
+from hvd_hetero.allocation._checks import FloatArray, IntArray
+
+_WEIGHT_BITS = 30  # arbitrary between "finer than any measured speed" (20) and "weight x units fits in int64" (62 - 33)
+_UNITS_IN_INT64 = 2**33  # below this many units, weight x units cannot overflow 63 bits
+
+
+def quantise(speeds: FloatArray) -> IntArray:
+    """Non-negative finite speeds as integers in the same proportion, the largest of exactly 30 bits (or all zero)."""
+    _, exponent = np.frexp(speeds.max())
+    return np.floor(np.ldexp(speeds, _WEIGHT_BITS - int(exponent))).astype(np.int64)
+
+
+def proportional(
+    speeds: ArrayLike, total: SupportsIndex, minimum: ArrayLike = 1, multiple_of: SupportsIndex = 1
+) -> IntArray:
+    """Integers in proportion to `speeds` that sum to `total`; identical on every rank that holds the same speeds.
+
+    Args:
+        speeds: Samples per second (or any weights, integers too) of each worker, finite and >= 0. A worker of speed zero gets its minimum.
+        total: How many samples to divide.
+        minimum: The least share, one for all or one per worker; 0 is allowed. It is rounded up to `multiple_of`.
+        multiple_of: Every share is a multiple of this. `total` must be one too: see the error for what else to do.
+
+    Returns:
+        One share per worker, int64, shape (n,).
+
+    Raises:
+        ValueError: if a speed is negative, NaN or infinite, if there are none, if all are zero and the minimum does not use up
+            `total`, if `total` is below the sum of the minimum, or is not a multiple.
+        TypeError: if `total`, `minimum` or `multiple_of` is not made of integers.
+    """
+    v = _checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")
+    step = _checks.integer("multiple_of", multiple_of, least=1)
+    units = _checks.total_in_units(_checks.integer("total", total, least=0), step)
+    lower = -(-_checks.integers("minimum", minimum, v.size) // step)
+    needed = sum(lower.tolist())  # Python integers: a sum of int64 could overflow
+    if units < needed:
+        raise ValueError(
+            f"total must be at least the sum of minimum over the {v.size} workers, which is {needed * step}"
+            f"{f' in multiples of {step}' if step > 1 else ''}, got total={units * step}; "
+            f"raise total, lower minimum (0 is allowed), or use fewer workers"
+        )
+    if not v.any() and units > needed:
+        raise ValueError(
+            f"speeds must have a positive sum, since total={units * step} is more than the minimum of all workers "
+            f"({needed * step}), got {v.size} zeros; keep the last plan, or give equal speeds"
+        )
+    return _divide(quantise(v), units, lower) * step
+
+
+def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
+    """`units` in proportion to `weights`, at least `lower`, by the two rules at the top of this file."""
+    exact = np.int64 if units < _UNITS_IN_INT64 else object  # object: Python's own integers, slower and never too small
+    shares = lower.copy()
+    free = np.flatnonzero(weights)  # ranks, always ascending
+    if not free.size:
+        return shares
+    left = units - sum(np.delete(lower, free).tolist())
+    while True:
+        weight = weights[free].astype(exact)
+        whole = weight.sum()
+        floor = weight * left // whole
+        below = floor < lower[free]
+        if not below.any():
+            break
+        # Never all of them: their real shares sum to `left`, which is at least the sum of their bounds.
+        left -= sum(lower[free[below]].tolist())
+        free = free[~below]
+    missing = left - int(floor.sum())
+    if missing:
+        rest = (
+            weight * left - floor * whole
+        )  # a zero never gets a unit: more workers have a rest than units are missing
+        threshold = np.partition(rest, free.size - missing)[free.size - missing]
+        above = rest > threshold
+        ties = np.flatnonzero(rest == threshold)[: missing - np.count_nonzero(above)]
+        floor[above] += 1
+        floor[ties] += 1
+    shares[free] = floor.astype(np.int64)
+    return shares
