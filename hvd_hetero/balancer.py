@@ -1,0 +1,247 @@
+"""The state machine that an adapter drives: plan, compute, synchronise, agree.
+
+            begin(micro-batch)            report()                agree(sum)
+    AGREED ───────────────────▶ COMPUTING ─────────▶ SYNCHRONISING ─────────▶ AGREED
+                                 │      ▲
+                           pause()      begin(next micro-batch)
+                                 ▼      │
+                                 PAUSED ┘
+
+One rank's balancer hears what the rank did and the table that all ranks share, and says what comes next. It moves no
+tensor, calls no collective and owns no clock: the clock is handed to it, and the adapter carries the vectors.
+
+**The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the round,
+the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a rank the
+accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the frameworks
+accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one factor
+``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody multiplies
+the sum by ``X / S`` afterwards; S is in the table.
+
+**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the plan
+of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.errors import PlanMismatchError, RoundStateError
+from hvd_hetero.policies import Policy
+from hvd_hetero.resources import ResourceMeter
+from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+
+__all__ = ["Balancer", "FinishedRound", "MicroBatch"]
+
+# The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
+_WARM_UP_ROUNDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What this rank is about to do."""
+
+    plan: RoundPlan
+    """of the whole round, shortened where an epoch ends"""
+    samples: int
+    last: bool = True
+    """whether the synchronisation follows"""
+    epoch: int = 0
+    data: int = 0
+    """checksum of the order of the data"""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRound:
+    """What every rank knows once a round is agreed."""
+
+    round: int
+    epoch: int
+    plan: RoundPlan
+    table: RoundTable
+    elapsed_s: float
+    """since the round before was agreed, on this rank's clock"""
+
+
+class _State(enum.Enum):
+    AGREED = "between two rounds"
+    COMPUTING = "computing a micro-batch"
+    PAUSED = "between two micro-batches of a round"
+    SYNCHRONISING = "synchronising"
+
+
+class Balancer:
+    """The rounds of one rank. ``clock`` gives monotonic seconds; ``observer`` is called with every finished round."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        rank: int,
+        workers: int,
+        global_batch: int,
+        *,
+        clock: Callable[[], float],
+        meter: ResourceMeter | None = None,
+        observer: Callable[[FinishedRound], None] | None = None,
+    ) -> None:
+        if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
+            raise TypeError(f"global_batch must be an integer number of samples, got {global_batch!r}")
+        if global_batch < workers:
+            raise ValueError(
+                f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
+                f"for {workers} ranks; raise global_batch or launch fewer ranks"
+            )
+        self.policy = policy
+        self.rank = rank
+        self.workers = workers
+        self.global_batch = int(global_batch)
+        self.rounds = 0
+        """rounds agreed so far"""
+        self.lead = 0
+        self._clock = clock
+        self._meter = meter
+        self._observer = observer
+        self._predictor = policy.predictor()
+        self._plans = deque([policy.first(workers, self.global_batch)])
+        self._state = _State.AGREED
+        self._work = MicroBatch(self._plans[0], 0)
+        self._wait_s = float("nan")
+        self._apply_s = 0.0
+        self._agreed_at = clock()
+        self._reset_round()
+
+    def set_lead(self, rounds: int) -> None:
+        """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
+        if self.rounds or self._state is not _State.AGREED:
+            raise RoundStateError("the lead cannot change once training has begun")
+        self.lead = rounds
+        self._plans = deque([self._plans[0]] * (rounds + 1))
+
+    def plan(self, ahead: int = 0) -> RoundPlan:
+        """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
+        if not 0 <= ahead <= self.lead:
+            raise RoundStateError(f"plans are known up to {self.lead} rounds ahead, asked for {ahead}")
+        return self._plans[ahead]
+
+    # What the rank does.
+
+    @property
+    def in_round(self) -> bool:
+        """Whether gradients of a round are being gathered."""
+        return self._state is not _State.AGREED
+
+    @property
+    def closing(self) -> bool:
+        """Whether the micro-batch at work is the last of its round, so that the synchronisation follows."""
+        return self._state is _State.SYNCHRONISING or (self._state is _State.COMPUTING and self._work.last)
+
+    @property
+    def rescale(self) -> float:
+        """What to multiply the gradient accumulated so far by before this micro-batch adds to it."""
+        return self._rescale
+
+    @property
+    def weight(self) -> float:
+        """What to multiply the accumulated gradient by before it is summed over the ranks."""
+        return self._work.samples / self._work.plan.total
+
+    def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
+        """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
+        if self._state is _State.COMPUTING:
+            raise RoundStateError("a micro-batch is already being computed; call optimizer.step() after each backward()")
+        if self._state is _State.SYNCHRONISING:
+            raise RoundStateError("the gradients are synchronised but not used; call optimizer.step() first")
+        self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED else 1.0
+        self._work = work
+        self._input_s += input_s
+        self._state = _State.COMPUTING
+        self._began_at = self._clock()
+
+    def pause(self) -> None:
+        """A micro-batch is done and is not the last of its round."""
+        self._expect(_State.COMPUTING)
+        self._close_micro_batch()
+        self._state = _State.PAUSED
+
+    def report(self) -> npt.NDArray[np.float64]:
+        """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks."""
+        self._expect(_State.COMPUTING)
+        self._close_micro_batch()
+        self._state = _State.SYNCHRONISING
+        cpu, memory = self._drivers()
+        compute_s = self._compute_s + self._apply_s
+        busy_s = compute_s + self._input_s
+        if self._samples and busy_s > 0 and self.rounds >= _WARM_UP_ROUNDS:
+            self._predictor.update(self._samples / busy_s, cpu=cpu, memory=memory)
+        return RoundReport(
+            samples=self._samples,
+            micro_batches=self._micro_batches,
+            compute_s=compute_s,
+            input_s=self._input_s,
+            wait_s=self._wait_s,
+            samples_per_s=self._predictor.predict(cpu=cpu, memory=memory),
+            cpu=cpu,
+            memory=memory,
+            fingerprint=self._work.plan.fingerprint(self._work.data),
+        ).vector(self.rank, self.workers)
+
+    def agree(self, summed: npt.ArrayLike) -> float:
+        """The sum has arrived: decide the next plan. Returns what to multiply the summed gradient by."""
+        self._expect(_State.SYNCHRONISING)
+        now = self._clock()
+        table = RoundTable(summed, self.workers)
+        if ranks := table.disagreement():
+            raise PlanMismatchError(
+                f"round {self.rounds}: ranks {ranks} follow another plan or another order of the data than rank 0. Give "
+                "every rank the same policy, global_batch, dataset and seed, and let all leave an epoch at the same round"
+            )
+        self._wait_s = now - self._reported_at
+        self._plans.append(self.policy.next(self._plans[-1], table))
+        self._plans.popleft()
+        if self._observer is not None:
+            elapsed_s = now - self._agreed_at
+            self._observer(FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, elapsed_s))
+        self.rounds += 1
+        self._agreed_at = now
+        planned, used = self._work.plan.total, table.total
+        self._reset_round()
+        return planned / used if used else 1.0
+
+    def applied(self, seconds: float) -> None:
+        """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
+        self._apply_s = seconds
+
+    def abandon(self) -> None:
+        """Forget the round at hand, which no synchronisation has seen; its plan is used for the next one."""
+        if self._state is _State.SYNCHRONISING:
+            raise RoundStateError("a round that is being synchronised cannot be abandoned")
+        self._reset_round()
+
+    def _expect(self, state: _State) -> None:
+        if self._state is not state:
+            raise RoundStateError(f"expected to be {state.value}, but this rank is {self._state.value}")
+
+    def _close_micro_batch(self) -> None:
+        self._reported_at = self._clock()
+        self._compute_s += self._reported_at - self._began_at
+        self._samples += self._work.samples
+        self._micro_batches += 1 if self._work.samples else 0
+
+    def _reset_round(self) -> None:
+        self._state = _State.AGREED
+        self._samples = 0
+        self._micro_batches = 0
+        self._compute_s = 0.0
+        self._input_s = 0.0
+        self._rescale = 1.0
+
+    def _drivers(self) -> tuple[float, float]:
+        if self._meter is None:
+            return float("nan"), float("nan")
+        reading = self._meter.read()
+        return reading.cpu, reading.memory

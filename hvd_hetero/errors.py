@@ -1,0 +1,15 @@
+"""The project's own exceptions. Mistakes in arguments are ``ValueError`` and ``TypeError``, as everywhere in Python."""
+
+__all__ = ["HeteroError", "PlanMismatchError", "RoundStateError"]
+
+
+class HeteroError(Exception):
+    """Something went wrong in a running job; the message says what and what to do."""
+
+
+class PlanMismatchError(HeteroError):
+    """The ranks hold different plans or different data. Going on would corrupt training, so nobody does."""
+
+
+class RoundStateError(HeteroError):
+    """A call came at a point of the round where it has no meaning."""

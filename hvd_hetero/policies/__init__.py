@@ -1,0 +1,9 @@
+"""The schemes, one per file. Each is a choice of what every rank does in a round."""
+
+from hvd_hetero.policies.base import Policy
+from hvd_hetero.policies.bsp import BSP
+from hvd_hetero.policies.lb_bsp import LBBSP
+from hvd_hetero.policies.registry import resolve_policy
+from hvd_hetero.policies.static_allocation import StaticAllocation
+
+__all__ = ["BSP", "LBBSP", "Policy", "StaticAllocation", "resolve_policy"]

@@ -1,0 +1,31 @@
+"""BSP: equal batches for all, whatever the machines are. The do-nothing policy."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.rounds import RoundPlan, RoundTable
+
+__all__ = ["BSP"]
+
+
+class BSP(Policy):
+    """Every rank gets the same share of the global batch in every round (lb-bsp, section 2.2).
+
+    With equal machines nothing is better; with unequal ones every round lasts as long as the slowest rank needs.
+    """
+
+    name: ClassVar[str] = "bsp"
+    measures: ClassVar[bool] = False
+
+    def __init__(self, *, max_micro_batch: int | None = None) -> None:
+        self.max_micro_batch = max_micro_batch
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Equal shares."""
+        return equal_plan(workers, global_batch, self.max_micro_batch)
+
+    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+        """The same again."""
+        return plan

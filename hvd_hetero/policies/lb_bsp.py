@@ -1,0 +1,117 @@
+"""LB-BSP: batches in proportion to predicted speeds, so that all ranks finish at the same moment."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation import proportional
+from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.rounds import RoundPlan, RoundTable
+
+__all__ = ["LBBSP"]
+
+_SPEED_BITS = 30
+
+
+class LBBSP(Policy):
+    r"""Load-balanced BSP for processors whose time is proportional to the batch (lb-bsp, section 3.2).
+
+    Minimise the latest rank, ``max_i x_i / v_i``, over integers with ``sum x_i = X`` (Eq. 3 with Γ(x) = x / v). Over the
+    reals the optimum is ``x_i = X v_i / sum v``; the integers are the nearest by largest remainder, at least ``minimum``
+    each. The speed ``v_i`` is what rank i predicts for itself from its own history.
+
+    A fixed cost per round does no harm: if a round really takes ``m_i x_i + b_i``, the measured speed is
+    ``x_i / (m_i x_i + b_i)``, and x proportional to it repeats itself exactly where all times are equal.
+
+    Parameters
+    ----------
+    predictor
+        The name of a predictor, or one to copy for every rank.
+    minimum, multiple_of
+        Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
+    tolerance
+        A new split is taken only if it shortens the predicted round by more than this share of it. Without it the
+        batches of equal machines would follow every breath of the measurement, and each new batch size costs a
+        framework something (new buffers, new kernels) that a gain below a hundredth does not repay. The value is
+        arbitrary between the noise of a measurement and a loss one would notice.
+    max_micro_batch
+        Larger shares are done in several micro-batches, for memory's sake.
+
+    Differences from the paper: no manager process; the largest-remainder rounding (the paper leaves rounding open); the
+    tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
+    """
+
+    name: ClassVar[str] = "lb-bsp"
+
+    def __init__(
+        self,
+        predictor: str | Predictor = "ema",
+        *,
+        minimum: int = 1,
+        multiple_of: int = 1,
+        tolerance: float = 0.01,
+        max_micro_batch: int | None = None,
+    ) -> None:
+        if minimum < 1:
+            raise ValueError(f"minimum must be at least 1, so that every rank's speed stays known; got {minimum}")
+        if multiple_of < 1:
+            raise ValueError(f"multiple_of must be at least 1, got {multiple_of}")
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
+        if max_micro_batch is not None and max_micro_batch < 1:
+            raise ValueError(f"max_micro_batch must be at least 1 or None, got {max_micro_batch}")
+        self.minimum = minimum
+        self.multiple_of = multiple_of
+        self.tolerance = tolerance
+        self.max_micro_batch = max_micro_batch
+        self._predictor = predictor
+        self.predictor()  # a wrong name is an error here and not in the first round
+
+    def predictor(self) -> Predictor:
+        """A fresh predictor of the kind asked for."""
+        return predictor(self._predictor)
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Equal shares, until speeds are known."""
+        if self.multiple_of == 1 and global_batch >= workers * self.minimum:
+            return equal_plan(workers, global_batch, self.max_micro_batch)
+        shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
+        return RoundPlan.of(shares, self.max_micro_batch)
+
+    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+        """Shares in proportion to the predicted speeds, where that is worth a change."""
+        shares = np.asarray(plan.samples, dtype=np.int64)
+        speeds = _quantise(table.column("samples_per_s"))
+        known = speeds > 0
+        if known.sum() < 2:
+            return plan
+        wanted = shares.copy()
+        wanted[known] = proportional(
+            speeds[known], int(shares[known].sum()), minimum=self.minimum, multiple_of=self.multiple_of
+        )
+        if not self._worthwhile(shares[known], wanted[known], speeds[known]):
+            return plan
+        return RoundPlan.of(wanted, self.max_micro_batch)
+
+    def _worthwhile(
+        self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]
+    ) -> bool:
+        # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has at most 31 bits.
+        latest, next_latest = (int(((x << 38) // speeds).max()) for x in (shares, wanted))
+        return next_latest < latest - int(latest * self.tolerance)
+
+
+def _quantise(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Speeds as integers, the largest of about 30 bits; 0 where there is no finite positive speed.
+
+    Scaling by a power of two and rounding down are exact, so every processor gets the same integers.
+    """
+    usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
+    if not usable.any():
+        return np.zeros(len(speeds), dtype=np.int64)
+    _, exponent = np.frexp(usable.max())
+    return np.floor(np.ldexp(usable, _SPEED_BITS - int(exponent))).astype(np.int64)

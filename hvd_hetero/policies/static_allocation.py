@@ -1,0 +1,60 @@
+"""Static allocation: a ratio given by hand, reached by gradient accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import ClassVar
+
+from hvd_hetero.allocation import proportional
+from hvd_hetero.policies.base import Policy
+from hvd_hetero.rounds import RoundPlan, RoundTable
+
+__all__ = ["StaticAllocation"]
+
+
+class StaticAllocation(Policy):
+    r"""Rank i accumulates ``w_i`` micro-batches before each synchronisation (self-adaptive-allocation, section III.A).
+
+    All micro-batches have about the same size, (global batch) / (w_1 + … + w_n), so rank i holds the share
+    ``w_i / sum(w)`` of every round, and its memory need does not depend on its share. A weight of 0 is allowed: such a
+    rank takes part in the synchronisation and holds no data.
+
+    Differences from the paper: the paper fixes the micro-batch and lets the global batch follow from the sum of the
+    weights; here the global batch is given and kept exactly, and the micro-batches of a rank may differ by one sample
+    where it does not divide. The paper cuts the data set in the ratio of the weights beforehand; here each round's slice of one shared
+    permutation is cut so, which leaves nothing over at the end of the epoch either.
+    """
+
+    name: ClassVar[str] = "static"
+    measures: ClassVar[bool] = False
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        for rank, w in enumerate(weights):
+            if not isinstance(w, Integral):
+                raise TypeError(f"weights[{rank}] must be an integer (micro-batches per round), got {w!r}")
+            if w < 0:
+                raise ValueError(f"weights[{rank}] must not be negative, got {w}; 0 gives a rank no data")
+        if not any(weights):
+            raise ValueError(f"weights must hold at least one positive number, got {list(weights)!r}")
+        self.weights = tuple(int(w) for w in weights)
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Shares in the ratio of the weights, one micro-batch per unit of weight."""
+        if len(self.weights) != workers:
+            raise ValueError(
+                f"weights must name one number per rank: got {len(self.weights)} for {workers} ranks; "
+                f"launch with -np {len(self.weights)} or give {workers} weights"
+            )
+        if global_batch < sum(self.weights):
+            raise ValueError(
+                f"global_batch must be at least the sum of the weights, {sum(self.weights)}, so that each micro-batch "
+                f"holds a sample; got {global_batch}"
+            )
+        # Every rank with a weight w gets at least w samples: one for each of its micro-batches.
+        samples = proportional(self.weights, global_batch, minimum=self.weights)
+        return RoundPlan(tuple(int(x) for x in samples), self.weights)
+
+    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+        """The same again."""
+        return plan

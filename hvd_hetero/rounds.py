@@ -1,0 +1,182 @@
+"""The currency of the house: what is planned for a round, what was done in it, and the table that all ranks share.
+
+A **round** is everything between two synchronisations. Let ``n`` be the number of ranks, ``X`` the samples of a round:
+
+    plan      x_1 … x_n  samples,  k_1 … k_n  micro-batches;   x_1 + … + x_n = X
+    report    one row of K numbers: what rank i did and what it expects of itself
+    table     the n × K rows of all ranks
+
+The table needs no collective of its own. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
+vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever order
+the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds integers
+exactly up to 2^24; larger rounds are refused at construction.
+
+Differences from the design: a plan holds samples per rank rather than samples per micro-batch, so that any total can be
+met exactly; the micro-batches of a rank differ in size by one sample at most.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation import proportional
+
+__all__ = ["MAX_ROUND_SAMPLES", "RoundPlan", "RoundReport", "RoundTable"]
+
+MAX_ROUND_SAMPLES = 2**24
+"""The largest round: counts travel as float32, which is exact up to here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """Samples and micro-batches of every rank for one round. A rank without samples has no micro-batches."""
+
+    samples: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.samples) != len(self.micro_batches):
+            raise ValueError(
+                f"micro_batches must name as many ranks as samples: got {len(self.micro_batches)} and {len(self.samples)}"
+            )
+        for rank, (x, k) in enumerate(zip(self.samples, self.micro_batches, strict=True)):
+            if not (0 <= k <= x and (k > 0) == (x > 0)):
+                raise ValueError(
+                    f"rank {rank}: {x} samples cannot be cut into {k} micro-batches; "
+                    "each micro-batch needs at least one sample, and a rank without samples has none"
+                )
+        if self.total > MAX_ROUND_SAMPLES:
+            raise ValueError(f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}")
+
+    @classmethod
+    def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
+        """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` samples (None: one each)."""
+        counts = tuple(int(x) for x in samples)
+        if micro_batch is None:
+            return cls(counts, tuple(min(x, 1) for x in counts))
+        return cls(counts, tuple(-(-x // micro_batch) for x in counts))
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks."""
+        return len(self.samples)
+
+    @property
+    def total(self) -> int:
+        """Samples of the round over all ranks."""
+        return sum(self.samples)
+
+    def sizes(self, rank: int) -> tuple[int, ...]:
+        """Samples of each micro-batch of a rank, the smaller ones first.
+
+        Smaller first, because the accumulated gradient is re-scaled when the size changes, by (old size) / (new size):
+        in this order that factor is below one and cannot overflow a half-precision gradient.
+        """
+        k = self.micro_batches[rank]
+        if k == 0:
+            return ()
+        base, larger = divmod(self.samples[rank], k)
+        return (base,) * (k - larger) + (base + 1,) * larger
+
+    def start(self, rank: int) -> int:
+        """Where this rank's samples begin in the slice of the permutation that the round takes."""
+        return sum(self.samples[:rank])
+
+    def shrink(self, total: int) -> RoundPlan:
+        """The plan for a short round of ``total`` samples: same proportions, micro-batches no larger than they were.
+
+        Every rank that had samples keeps at least one while there are enough, so that as few as possible sit idle.
+        """
+        if total >= self.total:
+            return self
+        busy = np.minimum(np.asarray(self.samples, dtype=np.int64), 1)
+        samples = proportional(self.samples, total, minimum=busy if total >= busy.sum() else 0)
+        micro_batches = tuple(
+            -(-int(x) // -(-full // k)) if x else 0
+            for x, full, k in zip(samples, self.samples, self.micro_batches, strict=True)
+        )
+        return RoundPlan(tuple(int(x) for x in samples), micro_batches)
+
+    def fingerprint(self, data: int = 0) -> int:
+        """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart; exact as a float32."""
+        content = np.array([*self.samples, *self.micro_batches, data], dtype="<i8").tobytes()
+        return zlib.crc32(content) & 0xFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One rank's row of the table. Seconds are of a monotonic clock; NaN stands for "not known"."""
+
+    samples: float
+    """samples really used in this round"""
+    micro_batches: float
+    """micro-batches really done in this round"""
+    compute_s: float
+    """forward, backward and the optimizer's update, waiting not included"""
+    input_s: float
+    """waiting for this rank's own data"""
+    wait_s: float
+    """from the rank's last gradient to the end of the synchronisation, of the round *before* this one: the waiting of a
+    round is known only after the table of that round has left"""
+    samples_per_s: float
+    """the speed that the rank predicts for itself"""
+    cpu: float
+    """the rank's CPU driver, a fraction (``hvd_hetero.resources``)"""
+    memory: float
+    """the rank's memory driver, a fraction"""
+    fingerprint: float
+    """of the plan and the data order that the rank believes in"""
+
+    def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
+        """This rank's contribution to the table: n·K numbers, zero outside its own row."""
+        rows = np.zeros((workers, len(fields(self))))
+        rows[rank] = astuple(self)
+        return rows.ravel()
+
+
+_COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
+
+
+class RoundTable:
+    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, vector: npt.ArrayLike, workers: int) -> None:
+        self._rows = np.array(vector, dtype=np.float64).reshape(workers, len(_COLUMNS))
+        self._rows.setflags(write=False)
+
+    @staticmethod
+    def length(workers: int) -> int:
+        """How many numbers travel for this many ranks."""
+        return workers * len(_COLUMNS)
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks."""
+        return self._rows.shape[0]
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
+        return self._rows[:, _COLUMNS[name]]
+
+    @property
+    def total(self) -> int:
+        """Samples really used in the round by all ranks together."""
+        return int(self.column("samples").sum())
+
+    @property
+    def busy_s(self) -> npt.NDArray[np.float64]:
+        """Seconds that each rank was at work: what a plan can move from one rank to another."""
+        return self.column("compute_s") + self.column("input_s")
+
+    def disagreement(self) -> list[int]:
+        """Ranks whose fingerprint is not that of rank 0 (NaN never agrees)."""
+        prints = self.column("fingerprint")
+        return [i for i, value in enumerate(prints) if not math.isfinite(value) or value != prints[0]]

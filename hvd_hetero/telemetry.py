@@ -1,0 +1,183 @@
+"""One JSON line per round, written by rank 0 from the table that it holds anyway. Schema: ``docs/telemetry.md``.
+
+The waiting time of a round travels with the table of the round after it, so the writer holds one round back and fills it
+in; the last round of a run has no waiting time (``null``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.balancer import FinishedRound
+
+__all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "follow", "read_run"]
+
+SCHEMA = "hvd-hetero/telemetry"
+VERSION = 1
+
+_COUNTS = ("samples", "micro_batches")
+_FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
+
+logger = logging.getLogger(__name__)
+
+
+def _plain(values: npt.ArrayLike) -> list[float | None]:
+    """Numbers for JSON, which has no NaN: seven digits, as many as a float32 carries."""
+    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in np.asarray(values, dtype=float)]
+
+
+class TelemetryWriter:
+    """Appends a run to a file. Trouble with the file ends the telemetry, with one warning, and never the training."""
+
+    def __init__(self, path: str | Path, *, policy: str, workers: int, global_batch: int) -> None:
+        self._path = Path(path)
+        self._held: dict[str, Any] | None = None
+        self._file: TextIO | None = None
+        # A path that cannot be written from the start is the user's mistake, and is told at once.
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("w", encoding="utf-8")
+        self._write(
+            {"schema": SCHEMA, "version": VERSION, "policy": policy, "workers": workers, "global_batch": global_batch}
+        )
+
+    def __call__(self, finished: FinishedRound) -> None:
+        """Take a finished round; the one before it is now complete and is written."""
+        self._release(_plain(finished.table.column("wait_s")))
+        self._held = {
+            "round": finished.round,
+            "epoch": finished.epoch,
+            "elapsed_s": float(f"{finished.elapsed_s:.7g}"),
+            "plan": list(finished.plan.samples),
+            **{name: [int(v) for v in finished.table.column(name)] for name in _COUNTS},
+            **{name: _plain(finished.table.column(name)) for name in _FIGURES},
+        }
+
+    def close(self) -> None:
+        """Write the last round and close the file. May be called twice."""
+        if self._file is not None:
+            self._release([None] * (len(self._held["plan"]) if self._held else 0))
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _release(self, wait_s: list[float | None]) -> None:
+        if self._held is not None:
+            self._write({**self._held, "wait_s": wait_s})
+            self._held = None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            # Flushed line by line, so that a reader may follow and a killed run keeps what it had.
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
+            self._file = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A recorded run. Arrays are (rounds, workers), or (rounds,) where the figure belongs to the round."""
+
+    policy: str
+    workers: int
+    global_batch: int
+    round: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+    elapsed_s: npt.NDArray[np.float64]
+    plan: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.int64]
+    micro_batches: npt.NDArray[np.int64]
+    compute_s: npt.NDArray[np.float64]
+    input_s: npt.NDArray[np.float64]
+    wait_s: npt.NDArray[np.float64]
+    samples_per_s: npt.NDArray[np.float64]
+    cpu: npt.NDArray[np.float64]
+    memory: npt.NDArray[np.float64]
+
+    def after(self, rounds: int) -> Run:
+        """The same run without its first rounds."""
+        per_round = {n: getattr(self, n)[rounds:] for n in (*_PER_ROUND, *_PER_RANK)}
+        return Run(self.policy, self.workers, self.global_batch, **per_round)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second over the whole run."""
+        return float(self.samples.sum() / self.elapsed_s.sum())
+
+    @property
+    def waiting_share(self) -> npt.NDArray[np.float64]:
+        """Per rank: the share of the run's time spent waiting for the others or for the network."""
+        known = np.isfinite(self.wait_s).all(axis=1)
+        return np.asarray(self.wait_s[known].sum(axis=0) / self.elapsed_s[known].sum())
+
+
+_PER_ROUND = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
+_PER_RANK = {
+    **dict.fromkeys(("plan", *_COUNTS), np.int64),
+    **dict.fromkeys((*_FIGURES, "wait_s"), np.float64),
+}
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a file of telemetry. A line cut short at the very end, of a run that was killed, is left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    complete = text[: text.rfind("\n") + 1].splitlines()
+    if not complete:
+        raise ValueError(f"{path} holds no telemetry: it has no complete line")
+    header = _header(complete[0], path)
+    rounds = [json.loads(line) for line in complete[1:]]
+    workers = header["workers"]
+    columns: dict[str, Any] = {n: np.array([r[n] for r in rounds], dtype=t) for n, t in _PER_ROUND.items()}
+    for name, dtype in _PER_RANK.items():
+        columns[name] = np.array([r[name] for r in rounds], dtype=dtype).reshape(len(rounds), workers)
+    return Run(policy=header["policy"], workers=workers, global_batch=header["global_batch"], **columns)
+
+
+def follow(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rounds that a file holds now, then those added before each further ``next``. Never waits, never ends.
+
+    Yields an empty dict when nothing new is there, so that a caller decides how to wait.
+    """
+    path = Path(path)
+    position, seen_header, rest = 0, False, ""
+    while True:
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                file.seek(position)
+                rest += file.read()
+                position = file.tell()
+        *lines, rest = rest.split("\n")
+        for line in lines:
+            if seen_header:
+                yield json.loads(line)
+            else:
+                _header(line, path)
+                seen_header = True
+        yield {}
+
+
+def _header(line: str, path: str | Path) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+        raise ValueError(f"{path} is not telemetry of hvd-hetero: its first line does not name the schema {SCHEMA!r}")
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has telemetry version {header.get('version')}, this program reads version {VERSION}; "
+            "read it with the release that wrote it"
+        )
+    return header
