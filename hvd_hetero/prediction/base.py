@@ -1,9 +1,9 @@
 """What every predictor is: measured speeds in, the speed of the next round out.
 
-A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k`` and
-``m^k`` that were read *before* that round (`hvd_hetero.resources`), and says before round ``k+1`` what ``v^{k+1}`` will be.
-Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does not grow with
-the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
+A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k``
+and ``m^k`` that were read *before* that round (`hvd_hetero.resources`), and says before round ``k+1`` what ``v^{k+1}``
+will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does not
+grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 
 Contract, checked by the conformance suite for every member of the family:
 
@@ -24,7 +24,7 @@ NAN = math.nan
 
 
 class Predictor(ABC):
-    """One rank's forecast of its own speed. Subclasses say how they observe and forecast; this class guards both doors."""
+    """One rank's forecast of its own speed. Subclasses observe and forecast; this class guards both doors."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1  # of the layout of state_dict, not of the method
@@ -45,7 +45,7 @@ class Predictor(ABC):
         self.rounds += 1
 
     def predict(self, cpu: float | None = None, memory: float | None = None) -> float:
-        """Samples per second expected in the round to come, given the drivers as they are now; does not change the state."""
+        """Samples per second expected in the round to come, given the drivers as they are now."""
         cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
         if self.rounds == 0:
             return NAN
@@ -80,7 +80,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        """Take in one valid measurement (``self._last`` still holds the one before; NaN at first). Drivers may be NaN."""
+        """Take in one valid measurement (``self._last`` still holds the one before). Drivers may be NaN."""
 
     @abstractmethod
     def _forecast(self, cpu: float, memory: float) -> float:

@@ -1,0 +1,263 @@
+"""The two drivers of a rank's speed: how much CPU and memory is available to it (lb-bsp sections 3.2.1 and 4.1).
+
+With ``A`` the number of cores that this process may run on (its affinity within its cpuset),
+
+    cpu    = min( A - o,  min over quotas l of (q_l - o_l) ) / A                                  in [0, 1]
+    memory = min over limits l of (limit_l - used_l)  /  min over limits l of limit_l             in [0, 1]
+
+- ``o``: cores' worth of time that everybody else used on those ``A`` cores (stolen time included): the busy time of
+  the cores in ``/proc/stat`` minus this process's own time, per second, over the last ``window_s``.
+- ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
+  ``o_l``: cores' worth used by the other members of that group. A stricter quota lowers ``cpu``.
+- limits: the host (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control group,
+  whose use counts without the inactive file cache, which the kernel gives back first.
+
+Until two readings lie apart there is no rate, and ``o = o_l = 0``. A limit file that is absent, or says "max" or -1,
+is no limit; a file that is there and cannot be read or understood, or an absent ``/proc/stat`` or ``/proc/meminfo``,
+makes that driver NaN ("not known"), and one log line says why: training goes on.
+
+Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the host. In a container the host's
+use is not what slows a rank, its quota is. And it is the fraction *available* that is reported, not the use: a rank
+that computes uses all it gets, so its own use tells little about what it could get. Only the affinity comes from
+psutil here: psutil reads ``/proc`` under a root that is global to the module, so that a meter could not be given
+another one.
+
+Known limits: own processes that this one started (data loaders) count as others, since finding them means walking
+``/proc``. Time comes in ticks of 10 ms, so ``o`` is exact to about 2 % of a core at the default window (arbitrary:
+shorter is noisier, longer is later; quotas and memory are read afresh and have no such delay). The groups are looked
+up once: a process that is moved to another group later needs a new meter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+_UNREADABLE = (OSError, ValueError, LookupError)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One reading of the drivers: fractions in [0, 1], or NaN where not known."""
+
+    cpu: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """Counters of CPU time, in seconds since some fixed moment."""
+
+    at_s: float
+    cores: dict[int, float]  # busy time of each core
+    own: float
+    groups: dict[Path, float]  # of every control group with a quota
+
+
+class ResourceMeter:
+    """Reads the drivers; call it in every step, it looks at most every ``interval_s`` and else repeats itself.
+
+    ``clock`` is monotonic, in seconds (``time.monotonic``). ``proc`` and ``cgroup`` are the roots of the two file
+    systems; ``affinity`` says which cores the process may use (psutil's answer unless given).
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        interval_s: float = 0.1,
+        window_s: float = 0.5,
+        proc: str | Path = "/proc",
+        cgroup: str | Path = "/sys/fs/cgroup",
+        affinity: Callable[[], Collection[int]] | None = None,
+    ) -> None:
+        for name, value in (("interval_s", interval_s), ("window_s", window_s)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: must be a finite number of seconds, 0 or more, got {value!r}")
+        self._clock, self._interval_s, self._window_s = clock, float(interval_s), float(window_s)
+        self._proc = Path(proc)
+        self._affinity = affinity if affinity is not None else _psutil_affinity
+        self._used: deque[_Used] = deque()
+        self._told: set[str] = set()
+        self._read_at_s = -math.inf
+        self._latest = Resources(math.nan, math.nan)
+        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
+        groups = _Groups(self._proc / "self" / "cgroup", Path(cgroup))
+        self._quotas_v1, self._quotas_v2 = groups.levels("cpu"), groups.levels("")
+        self._accounts = groups.beside("cpu", "cpuacct")
+        self._limits = [*groups.levels("memory"), *groups.levels("")]
+        self._cpusets = [*groups.levels("cpuset")[:1], *groups.levels("")[:1]]
+
+    def read(self) -> Resources:
+        """The drivers now, or as they were less than ``interval_s`` ago. Never raises for a file."""
+        now_s = self._clock()
+        if now_s - self._read_at_s >= self._interval_s:
+            self._read_at_s = now_s
+            self._latest = Resources(
+                cpu=self._known("cpu", lambda: self._cpu(now_s)), memory=self._known("memory", self._memory)
+            )
+        return self._latest
+
+    def _known(self, name: str, measure: Callable[[], float]) -> float:
+        try:
+            return measure()
+        except _UNREADABLE as error:
+            if name not in self._told:
+                self._told.add(name)
+                log.warning("the %s driver is not known, prediction goes on without it: %r", name, error)
+            return math.nan
+
+    def _cpu(self, now_s: float) -> float:
+        cores = self._cores()
+        quotas = dict(q for q in map(_quota_v1, self._quotas_v1) if q) | dict(
+            q for q in map(_quota_v2, self._quotas_v2) if q
+        )
+        new = _Used(now_s, self._busy_s(), self._own_s(), {path: self._group_s(path) for path in quotas})
+        old = self._remember(new)
+        free = [float(len(cores)), *quotas.values()]
+        if now_s > old.at_s:
+            shared = [sum(new.cores[c] - old.cores.get(c, new.cores[c]) for c in cores)]
+            shared += [new.groups[path] - old.groups.get(path, new.groups[path]) for path in quotas]
+            free = [
+                f - max(0.0, s - (new.own - old.own)) / (now_s - old.at_s) for f, s in zip(free, shared, strict=True)
+            ]
+        return min(1.0, max(0.0, min(free) / len(cores)))
+
+    def _remember(self, new: _Used) -> _Used:
+        """Append, drop what is no longer needed, and give the reading that opens the window."""
+        self._used.append(new)
+        while len(self._used) > 2 and new.at_s - self._used[1].at_s >= self._window_s:
+            self._used.popleft()
+        return self._used[0]
+
+    def _cores(self) -> Collection[int]:
+        cores = set(self._affinity())
+        for group in self._cpusets:
+            # The kernel keeps the affinity inside the cpuset; this matters where the affinity comes from elsewhere.
+            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+                text = _text(group / name)
+                if text:
+                    cores &= _core_list(text)
+                    break
+        if not cores:
+            raise ValueError("affinity and cpuset have no core in common")
+        return cores
+
+    def _busy_s(self) -> dict[int, float]:
+        busy = {}
+        for line in (self._proc / "stat").read_text().splitlines()[1:]:
+            if not line.startswith("cpu"):
+                break  # the cores come first
+            name, user, nice, system, _idle, _iowait, *rest = line.split()
+            ticks = (
+                int(user) + int(nice) + int(system) + sum(map(int, rest[:3]))
+            )  # irq, softirq, steal; guest is in user
+            busy[int(name[3:])] = ticks * self._tick_s
+        return busy
+
+    def _own_s(self) -> float:
+        after_name = (self._proc / "self" / "stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) * self._tick_s  # utime, stime
+
+    def _group_s(self, path: Path) -> float:
+        usage_ns = _text(self._accounts[path] / "cpuacct.usage") if path in self._accounts else ""
+        if usage_ns:
+            return int(usage_ns) * 1e-9
+        stat = _text(path / "cpu.stat").split()
+        return int(stat[stat.index("usage_usec") + 1]) * 1e-6 if "usage_usec" in stat else 0.0
+
+    def _memory(self) -> float:
+        host = {line.split(":")[0]: line for line in (self._proc / "meminfo").read_text().splitlines()[:3]}
+        limit, free = (int(host[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        host_bytes = limit
+        for group in self._limits:
+            for top, used, cache in _MEMORY_FILES:
+                text = _text(group / top)
+                if text in ("", "max") or int(text) >= host_bytes:  # v1 writes "unlimited" as a huge number
+                    continue
+                stat = _text(group / "memory.stat").split()
+                cached = int(stat[stat.index(cache) + 1]) if cache in stat else 0
+                limit = min(limit, int(text))
+                free = min(free, int(text) - int((group / used).read_text()) + cached)
+        return min(1.0, max(0.0, free / limit)) if limit > 0 else 0.0
+
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+class _Groups:
+    """Where the control groups of this process lie, in version 1, version 2 and both at once."""
+
+    def __init__(self, membership: Path, root: Path) -> None:
+        self._root = root
+        self._paths: dict[str, str] = {}  # controller -> path of the group; "" is version 2
+        try:
+            lines = membership.read_text().splitlines()
+        except OSError:
+            lines = []  # a kernel without control groups: no limits but the host's
+        for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+            self._paths.update(dict.fromkeys(controllers.split(","), path))
+
+    def beside(self, controller: str, other: str) -> dict[Path, Path]:
+        """Groups of one controller to the same groups under another, where the process is in the same group of
+        both.""" if self._paths.get(controller) != self._paths.get(other): return {} return
+        dict(zip(self.levels(controller), self.levels(other), strict=False))
+
+    def levels(self, controller: str) -> list[Path]:
+        """The group and those around it, innermost first; empty where this controller is not mounted."""
+        if controller not in self._paths:
+            return []
+        mounts = [self._root, self._root / "unified"] if controller == "" else sorted(self._root.glob("*"))
+        wanted = (
+            [m for m in mounts if (m / "cgroup.controllers").exists()]
+            if controller == ""
+            else [m for m in mounts if controller in m.name.split(",")]
+        )
+        if not wanted:
+            return []
+        parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
+        while parts and not wanted[0].joinpath(*parts).is_dir():
+            parts = parts[
+                1:
+            ]  # in a container the path may be told as the host sees it, and the mount begins further in
+        return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]
+
+
+def _quota_v1(group: Path) -> tuple[Path, float] | None:
+    quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    return (group, int(quota) / int(period)) if quota and int(quota) > 0 and int(period) > 0 else None
+
+
+def _quota_v2(group: Path) -> tuple[Path, float] | None:
+    quota, _, period = _text(group / "cpu.max").partition(" ")
+    return (group, int(quota) / int(period)) if quota not in ("", "max") and int(period) > 0 else None
+
+
+def _text(path: Path) -> str:
+    """The file's content, "" where there is no such file."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _core_list(text: str) -> set[int]:
+    """``"0-2,5"`` to ``{0, 1, 2, 5}``."""
+    spans = (span.partition("-") for span in text.split(","))
+    return {core for first, _, last in spans for core in range(int(first), int(last or first) + 1)}
+
+
+def _psutil_affinity() -> Collection[int]:
+    return psutil.Process().cpu_affinity() or ()
