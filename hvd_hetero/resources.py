@@ -211,9 +211,10 @@ class _Groups:
             self._paths.update(dict.fromkeys(controllers.split(","), path))
 
     def beside(self, controller: str, other: str) -> dict[Path, Path]:
-        """Groups of one controller to the same groups under another, where the process is in the same group of
-        both.""" if self._paths.get(controller) != self._paths.get(other): return {} return
-        dict(zip(self.levels(controller), self.levels(other), strict=False))
+        """Groups of one controller to the same groups under another, where the process is in the same one of both."""
+        if self._paths.get(controller) != self._paths.get(other):
+            return {}
+        return dict(zip(self.levels(controller), self.levels(other), strict=False))
 
     def levels(self, controller: str) -> list[Path]:
         """The group and those around it, innermost first; empty where this controller is not mounted."""
