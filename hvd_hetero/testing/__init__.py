@@ -1,0 +1,17 @@
+"""For tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect what they report."""
+
+from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
+from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
+
+__all__ = [
+    "CpuQuota",
+    "ProportionalSleep",
+    "QuotaSlowDown",
+    "QuotaSupport",
+    "QuotaUnavailableError",
+    "SlowDown",
+    "pin_to_core",
+    "quota_available",
+    "remove_stale_groups",
+    "slow_down",
+]

@@ -1,0 +1,191 @@
+"""Where the kernel's ``cpu`` controller is mounted here, and how to make, use and remove a group under it.
+
+The two layouts differ only in file names and in who may have children::
+
+    v1   <mount of the cpu controller>/<own group>/<new group>/cpu.cfs_{period,quota}_us
+    v2   <the one mount>/<a group with "cpu" in cgroup.subtree_control>/<new group>/cpu.max
+
+In v2 a group other than the root that holds processes may not hand controllers to its children. So the new group
+goes below our own group if that works already or can be switched on, and else beside it, below our group's parent. Not
+done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start, for they are
+not ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "hvd-hetero"
+_MIN_QUOTA_US = 1_000  # the kernel refuses less, for period and quota alike
+_MAX_PERIOD_US = 1_000_000
+_serial = itertools.count()
+
+
+class QuotaUnavailableError(OSError):
+    """Processor time may not be limited by a control group here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuController:
+    """The ``cpu`` controller as seen by this process: its version and the groups below which a new one may be made."""
+
+    version: int
+    mount: Path
+    parents: tuple[Path, ...]  # in order of preference
+    root: str = "/"  # the part of the hierarchy that is mounted; a container may see less than all of it
+    proc: Path = Path("/proc")
+
+    def create(self) -> Path:
+        """Make a fresh group, named after this process so that it can be recognised once its owner is dead."""
+        name = f"{PREFIX}.{os.getpid()}.{_start_ticks(self.proc, os.getpid())}.{next(_serial)}"
+        refusals = []
+        for parent in self.parents:
+            group = parent / name
+            try:
+                if self.version == 2:
+                    _switch_on_cpu(parent)
+                group.mkdir()
+            except OSError as error:
+                refusals.append(f"{parent}: {error.strerror}")
+                continue
+            if self._limit_file(group).exists():
+                return group
+            group.rmdir()
+            refusals.append(f"{parent}: a new group gets no {self._limit_file(group).name}")
+        raise QuotaUnavailableError(f"no control group can be made ({'; '.join(refusals) or 'none is mounted'})")
+
+    def limit(self, group: Path, cores: float | None, period_us: int) -> None:
+        """Let ``group`` run for ``cores`` x ``period_us`` in every ``period_us``; ``None`` lifts the limit.
+
+        The kernel refuses quotas under 1 ms, so for small shares the period is lengthened until the quota is 1 ms.
+        """
+        if cores is None:
+            quota_us = -1
+        else:
+            period_us = min(max(period_us, round(_MIN_QUOTA_US / cores)), _MAX_PERIOD_US)
+            quota_us = max(round(cores * period_us), _MIN_QUOTA_US)
+        if self.version == 2:
+            (group / "cpu.max").write_text(f"{quota_us if quota_us > 0 else 'max'} {period_us}")
+            return
+        # Unlimited first: the kernel checks every single write, and the old quota may not go with the new period.
+        for name, value in (("quota", -1), ("period", period_us), ("quota", quota_us)):
+            (group / f"cpu.cfs_{name}_us").write_text(str(value))
+
+    def group_of(self, pid: int) -> Path:
+        """The group that ``pid`` is in now."""
+        return _group_of(self.proc, pid, self.version, self.mount, self.root)
+
+    def remove(self, group: Path, back_to: Path, patience_s: float = 1.0) -> bool:
+        """Move whatever runs in ``group`` to ``back_to`` and remove it; False if the kernel held on to it.
+
+        A group stays busy for a moment after its last process has ended, hence the patience.
+        """
+        deadline_s = time.monotonic() + patience_s
+        while group.exists():
+            for pid in members(group):
+                if pid:  # writing 0, which stands for a process that we cannot name, would move ourselves
+                    _move(pid, back_to)
+            try:
+                group.rmdir()
+            except OSError:
+                if time.monotonic() >= deadline_s:
+                    return False
+                time.sleep(0.005)
+        return True
+
+    def remove_stale(self) -> list[Path]:
+        """Remove the groups that processes of this package made and, killed, could not remove; return those removed.
+
+        Groups that still hold a process are left alone: their owner may live in a pid namespace that is not ours, or a
+        child of it may still run; whoever comes next will find them empty.
+        """
+        removed = []
+        for group in self._marked_groups():
+            owner, start_ticks = group.name.split(".")[1:3]
+            if _start_ticks(self.proc, int(owner)) == int(start_ticks) or members(group):
+                continue
+            try:
+                group.rmdir()
+            except OSError:  # somebody else removed it, or it was entered just now: either way it is not ours to remove
+                continue
+            removed.append(group)
+        return removed
+
+    def _marked_groups(self) -> Iterator[Path]:
+        for parent in self.parents:
+            for group in parent.glob(f"{PREFIX}.*.*.*"):
+                if group.is_dir() and all(part.isdigit() for part in group.name.split(".")[1:3]):
+                    yield group
+
+    def _limit_file(self, group: Path) -> Path:
+        return group / ("cpu.max" if self.version == 2 else "cpu.cfs_quota_us")
+
+
+def find_controller(proc: Path = Path("/proc")) -> CpuController:
+    """The controller of this machine, from the mount table; v1 goes first, for a hybrid machine has ``cpu`` there."""
+    v2: CpuController | None = None
+    for line in _read(proc / "self/mountinfo").splitlines():
+        fields = line.split()
+        root, mount = fields[3], Path(fields[4])
+        kind, _, options = fields[fields.index("-") + 1 : fields.index("-") + 4]
+        if kind == "cgroup" and "cpu" in options.split(","):
+            return CpuController(1, mount, (_group_of(proc, os.getpid(), 1, mount, root),), root, proc)
+        if kind == "cgroup2" and "cpu" in _read(mount / "cgroup.controllers").split():
+            own = _group_of(proc, os.getpid(), 2, mount, root)
+            v2 = CpuController(2, mount, (own,) if own == mount else (own, own.parent), root, proc)
+    if v2 is None:
+        raise QuotaUnavailableError("no cpu controller is mounted, neither cgroup v1 nor v2")
+    return v2
+
+
+def members(group: Path) -> list[int]:
+    """The processes in ``group``; 0 stands for one that this pid namespace cannot name."""
+    return [int(pid) for pid in _read(group / "cgroup.procs").split()]
+
+
+def enter(pid: int, group: Path) -> None:
+    """Put ``pid``, all its threads and all its children to come into ``group``."""
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def _move(pid: int, group: Path) -> None:
+    try:
+        enter(pid, group)
+    except ProcessLookupError:  # it ended meanwhile, which serves as well
+        return
+
+
+def _switch_on_cpu(parent: Path) -> None:
+    """Enable ``cpu`` for the children of ``parent``. Left on afterwards: off would lift the limits of other ranks."""
+    control = parent / "cgroup.subtree_control"
+    if "cpu" not in _read(control).split():
+        control.write_text("+cpu")
+
+
+def _group_of(proc: Path, pid: int, version: int, mount: Path, root: str) -> Path:
+    """The directory of the group of ``pid``: its path in the hierarchy, less the part that the mount leaves out."""
+    for line in _read(proc / str(pid) / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if (version == 1 and "cpu" in controllers.split(",")) or (version == 2 and not controllers):
+            relative = os.path.relpath(path, root)
+            return mount if relative == "." or relative.startswith("..") else mount / relative
+    return mount
+
+
+def _start_ticks(proc: Path, pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if there is no such process."""
+    stat = _read(proc / str(pid) / "stat")
+    return int(stat.rpartition(")")[2].split()[19]) if stat else None
+
+
+def _read(path: Path) -> str:
+    """The text of a file of the kernel, empty if it is gone: processes and groups may end between two looks."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
+        return ""
