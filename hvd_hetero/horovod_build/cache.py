@@ -1,0 +1,100 @@
+"""The cache of built wheels, under the user's cache directory.
+
+    hvd-hetero/horovod/lock                     held during a build
+    hvd-hetero/horovod/horovod-0.28.1.tar.gz    the verified source distribution
+    hvd-hetero/horovod/<key>/*.whl, build.log   one wheel per key
+    hvd-hetero/horovod/work-*/                  a build under way
+
+A wheel appears by a rename within one file system, so that it is there whole or not at all. Only the holder of the lock
+makes work directories, so whatever it finds of them was left by a build that was killed, and is removed.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import BuildPlan
+
+__all__ = ["WheelCache", "cache_root", "check_wheel"]
+
+_EXTENSIONS = {"torch": "horovod/torch/mpi_lib_v2.", "tensorflow": "horovod/tensorflow/mpi_lib."}
+
+
+def cache_root(environ: Mapping[str, str]) -> Path:
+    """Return the directory of the cache, by the XDG rules (a relative XDG_CACHE_HOME is to be ignored)."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hvd-hetero" / "horovod"
+
+
+def check_wheel(wheel: Path, plan: BuildPlan) -> str | None:
+    """Return what is wrong with a wheel, or None. Horovod builds without a framework that it could not find."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as reason:
+        return f"it cannot be read ({reason})"
+    lacking = [f.module for f in plan.frameworks if not any(n.startswith(_EXTENSIONS[f.module]) for n in names)]
+    return f"it has no extension for {' and '.join(lacking)}" if lacking else None
+
+
+@dataclass(frozen=True, slots=True)
+class WheelCache:
+    """Wheels by key, below one directory."""
+
+    root: Path
+
+    def entry(self, plan: BuildPlan) -> Path:
+        """Return the directory of a plan's wheel and log."""
+        return self.root / plan.key
+
+    def find(self, plan: BuildPlan) -> Path | None:
+        """Return the plan's wheel if it is there and whole."""
+        for wheel in sorted(self.entry(plan).glob("*.whl")):
+            if check_wheel(wheel, plan) is None:
+                return wheel
+        return None
+
+    def store(self, plan: BuildPlan, built: Path) -> Path:
+        """Move a wheel from a work directory to its place, in one step."""
+        if (wrong := check_wheel(built, plan)) is not None:
+            raise HorovodBuildError(f"Horovod was built, but {wrong}; the log is {self.entry(plan) / 'build.log'}")
+        with built.open("rb") as file:
+            os.fsync(file.fileno())  # a rename may reach the disk before the data does
+        self.entry(plan).mkdir(parents=True, exist_ok=True)
+        target = self.entry(plan) / built.name
+        os.replace(built, target)
+        return target
+
+    @contextmanager
+    def locked(self, on_wait: Callable[[str], None]) -> Iterator[None]:
+        """Hold the cache's lock, which the kernel drops however the process ends; say so if it must be waited for."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                on_wait(f"waiting for another build to end (process {file.read().strip() or 'unknown'})")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """Provide a work directory on the cache's file system, removed at the end. Call it with the lock held."""
+        for left_over in self.root.glob("work-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        path = Path(tempfile.mkdtemp(prefix="work-", dir=self.root))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""``hvd-hetero build-horovod``."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvd_hetero.horovod_build.cache import WheelCache, cache_root
+from hvd_hetero.horovod_build.compile import build_environment, compile_wheel, default_jobs
+from hvd_hetero.horovod_build.install import install, is_installed
+from hvd_hetero.horovod_build.plan import BuildPlan, find_frameworks, make_plan
+from hvd_hetero.horovod_build.progress import Reporter, make_reporter
+from hvd_hetero.horovod_build.source import apply_edits, fetch, unpack, verify
+from hvd_hetero.horovod_build.toolchain import find_toolchain
+
+__all__ = ["add_arguments", "ensure_wheel", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--install", action="store_true", help="install the wheel into this environment as well")
+    parser.add_argument("--force", action="store_true", help="build even if the cache holds the wheel")
+    parser.add_argument("--jobs", type=_positive, metavar="N", help="compilers at once (default: one per core)")
+    parser.add_argument("--sdist", type=Path, metavar="FILE", help="use this source distribution; download nothing")
+    parser.add_argument("--print-path", action="store_true", help="print the wheel's path, and nothing else, on stdout")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command."""
+    plan = make_plan(find_frameworks(environ), environ)
+    cache = WheelCache(cache_root(environ))
+    jobs = args.jobs if args.jobs is not None else default_jobs()
+    with _terminated_as_exit(), make_reporter(args.quiet) as reporter:
+        reporter.note(plan.title)
+        wheel = ensure_wheel(plan, cache, environ, reporter, jobs=jobs, force=args.force, sdist=args.sdist)
+        if args.install and not is_installed(wheel):
+            reporter.stage("install")
+            install(wheel, plan, cache.entry(plan) / "install.log")
+        reporter.note(f"{'installed' if args.install else 'ready'}: {wheel}")
+    if args.print_path:
+        sys.stdout.write(f"{wheel}\n")
+    return 0
+
+
+def ensure_wheel(
+    plan: BuildPlan,
+    cache: WheelCache,
+    environ: Mapping[str, str],
+    reporter: Reporter,
+    *,
+    jobs: int,
+    force: bool = False,
+    sdist: Path | None = None,
+) -> Path:
+    """Return the plan's wheel, from the cache if it is there, else built."""
+    if not force and (wheel := cache.find(plan)) is not None:
+        return wheel
+    reporter.stage("check the tools")
+    tools, path = find_toolchain(environ)
+    if sdist is not None:
+        verify(sdist)
+    with cache.locked(reporter.note):
+        if not force and (wheel := cache.find(plan)) is not None:
+            return wheel  # whoever held the lock has built it
+        log = cache.entry(plan) / "build.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("")
+        with cache.workspace() as work:
+            if sdist is None:
+                reporter.stage("fetch the source")
+                sdist = fetch(cache.root, work, log)
+            reporter.stage("unpack and edit")
+            tree = unpack(sdist, work)
+            apply_edits(tree)
+            built = compile_wheel(tree, work, build_environment(plan, tools, path, jobs, environ), log, reporter)
+            return cache.store(plan, built)
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """Turn SIGTERM into an exit that unwinds, so that compilers are ended and the work directory is removed."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,66 @@
+"""The build proper: pip makes a wheel of the edited tree, and its output says how far it is."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import BuildPlan
+from hvd_hetero.horovod_build.process import run_logged
+from hvd_hetero.horovod_build.progress import Reporter
+from hvd_hetero.horovod_build.toolchain import Toolchain
+
+__all__ = ["build_environment", "compile_wheel", "default_jobs"]
+
+_GIB_PER_JOB = 2.0  # a file that includes torch's headers takes gcc about 1.5 GiB
+_PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
+
+
+def default_jobs() -> int:
+    """Return how many compilers to run at once: one per core of ours, as far as memory goes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, int(psutil.virtual_memory().available / 2**30 / _GIB_PER_JOB)))
+
+
+def build_environment(
+    plan: BuildPlan, tools: Toolchain, path: str, jobs: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the build's variables: the caller's, without what would steer Horovod or make past the plan."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("HOROVOD_", "MAKE", "MFLAGS"))}
+    return {**kept, **dict(plan.variables), **tools.variables(path), "MAKEFLAGS": f"-j{jobs}", "PYTHONUNBUFFERED": "1"}
+
+
+def compile_wheel(tree: Path, into: Path, environ: Mapping[str, str], log: Path, reporter: Reporter) -> Path:
+    """Build the wheel of an edited tree and return its path."""
+    compiling = False
+
+    def follow(line: str) -> None:
+        nonlocal compiling
+        if (match := _PERCENT.match(line)) is not None:
+            if not compiling:
+                compiling = True
+                reporter.stage("compile")
+            reporter.percent(int(match[1]))
+
+    reporter.stage("configure")
+    run_logged(
+        [
+            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"),
+            # --use-pep517: setuptools would otherwise fetch what setup.py names in setup_requires by itself
+            *("--no-build-isolation", "--no-deps", "--no-index", "--use-pep517"),
+            *("--wheel-dir", str(into), str(tree)),
+        ],
+        log=log,
+        doing="Horovod did not build",
+        environ=environ,
+        cwd=tree.parent,
+        on_line=follow,
+    )
+    wheels = sorted(into.glob("horovod-*.whl"))
+    if len(wheels) != 1:
+        raise HorovodBuildError(f"one wheel of Horovod was to be built, but there are {len(wheels)}; the log is {log}")
+    return wheels[0]

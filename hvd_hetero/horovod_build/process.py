@@ -1,0 +1,74 @@
+"""Subprocesses whose whole output goes to a log, and which never outlive the call."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+
+__all__ = ["run_logged"]
+
+_TAIL_LINES = 15
+_GRACE_S = 5.0
+
+
+def run_logged(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    doing: str,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> None:
+    """Run a command, append its output to ``log``, and raise with the log's last lines where it fails.
+
+    The command leads its own process group, so that an interrupted build takes its compilers along.
+    """
+    with log.open("a", encoding="utf-8", errors="replace") as file:
+        file.write("$ " + " ".join(argv) + "\n")
+        file.flush()
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=environ,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                if on_line is not None:
+                    on_line(line)
+            code = process.wait()
+        finally:
+            _end_group(process)
+    if code != 0:
+        raise HorovodBuildError(f"{doing} (exit code {code}). The log ends with\n{_tail(log)}\nAll of it is in {log}")
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    if process.poll() is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    # With several compilers at work, the message that matters may stand far above make's last word.
+    errors = [line for line in lines[:-_TAIL_LINES] if " error: " in line or "CMake Error" in line][:5]
+    return "\n".join("    " + line[:240] for line in [*errors, *lines[-_TAIL_LINES:]])
