@@ -1,17 +1,25 @@
 """For tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect what they report."""
 
+from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
+from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
 
 __all__ = [
     "CpuQuota",
+    "HangError",
+    "LaunchError",
+    "LaunchResult",
     "ProportionalSleep",
     "QuotaSlowDown",
     "QuotaSupport",
     "QuotaUnavailableError",
+    "RankError",
     "SlowDown",
+    "launch",
     "pin_to_core",
     "quota_available",
     "remove_stale_groups",
+    "report",
     "slow_down",
 ]

@@ -6,9 +6,9 @@ The two layouts differ only in file names and in who may have children::
     v2   <the one mount>/<a group with "cpu" in cgroup.subtree_control>/<new group>/cpu.max
 
 In v2 a group other than the root that holds processes may not hand controllers to its children. So the new group
-goes below our own group if that works already or can be switched on, and else beside it, below our group's parent. Not
-done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start, for they are
-not ours.
+goes below our own group if that works already or can be switched on, and else beside it, below our group's parent.
+Not done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start, for
+those are not ours.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ def _group_of(proc: Path, pid: int, version: int, mount: Path, root: str) -> Pat
 
 
 def _start_ticks(proc: Path, pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if there is no such process."""
-    stat = _read(proc / str(pid) / "stat")
-    return int(stat.rpartition(")")[2].split()[19]) if stat else None
+    """When ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if it is dead."""
+    fields = _read(proc / str(pid) / "stat").rpartition(")")[2].split()  # from field 3, the state, on
+    return None if not fields or fields[0] in "ZX" else int(fields[19])  # Z: dead, and not yet reaped
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,236 @@
+"""Run a script on several ranks of this host under a watchdog: it ends in time, alone, and says what went wrong.
+
+A distributed job does not fail, it hangs: the ranks wait for the one that is lost. So a launch has a time limit, after
+which it fails with the stack of every rank, and whatever happens to the job or to the caller no process of it remains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.testing import rank as bootstrap
+from hvd_hetero.testing.processes import end_job, stacks
+from hvd_hetero.testing.quota import remove_stale_groups
+
+_ROOT = Path(__file__).resolve().parents[2]  # of the checkout, or of site-packages
+_TAIL_LINES = 40
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """What a job left, one entry per rank; the processes of a rank that was restarted follow one another."""
+
+    ranks: int
+    wall_s: float
+    stdout: tuple[str, ...]
+    stderr: tuple[str, ...]
+    reports: tuple[Any, ...]  # of `hvd_hetero.testing.report`; None where a rank made none
+    launcher_output: str  # of horovodrun itself
+
+
+class LaunchError(HeteroError):
+    """A launched job failed. ``result`` is what it left."""
+
+    def __init__(self, message: str, result: LaunchResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class HangError(LaunchError):
+    """The job outlived its time limit. ``stacks`` has what each living rank was doing, and so has the message."""
+
+    def __init__(self, message: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
+        super().__init__(message, result)
+        self.stacks = dict(stacks)
+
+
+class RankError(LaunchError):
+    """A rank failed. ``exit_codes`` has those of the ranks that did not end with 0, in the order they ended in.
+
+    A code is minus the signal's number for a rank that a signal ended; the ranks after the first were as a rule ended
+    by horovodrun (SIGTERM). The message has the last lines of each rank's standard error.
+    """
+
+    def __init__(self, message: str, result: LaunchResult, exit_codes: Mapping[int, int]) -> None:
+        super().__init__(message, result)
+        self.exit_codes = dict(exit_codes)
+
+
+def launch(
+    script_or_module: str | os.PathLike[str],
+    ranks: int,
+    args: Sequence[object] = (),
+    timeout_s: float = 120.0,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+    *,
+    options: Sequence[str] = (),
+    on_line: Callable[[int, str], None] | None = None,
+) -> LaunchResult:
+    """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
+
+    ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
+    (with ``--host-discovery-script`` among them the hosts are left to it). ``on_line(rank, line)`` is called, in this
+    thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks must be at least 1, got {ranks!r}")
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
+    target = os.fspath(script_or_module)
+    if target.endswith(".py") and not Path(target).is_file():
+        raise ValueError(f"script_or_module must name an existing script or a module, and there is no file {target!r}")
+    program = [os.path.abspath(target)] if target.endswith(".py") else ["-m", target]
+    hosts = [] if "--host-discovery-script" in options else ["-H", f"localhost:{ranks}"]
+    # The interface is named because without it horovodrun looks for common ones, which needs a network to look at.
+    horovodrun = [_horovodrun(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
+    command = [python, bootstrap.__file__, "--exec", *horovodrun]
+    command += [python, bootstrap.__file__, *program, *map(str, args)]
+
+    with tempfile.TemporaryDirectory(prefix="hvd-hetero-run-", ignore_cleanup_errors=True) as directory:
+        run_dir = Path(directory)
+        follower = _Follower(run_dir, on_line)
+        what_they_did: dict[int, str] | None = None
+        begin_s = time.monotonic()
+        with open(run_dir / "launcher", "wb") as log:
+            job = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(env, run_dir),
+                start_new_session=True,  # a Ctrl-C in the terminal is for the caller, who then ends the job below
+            )  # fmt: skip
+        try:
+            while job.poll() is None and what_they_did is None:
+                time.sleep(_POLL_S)
+                follower.look()
+                if time.monotonic() - begin_s > timeout_s:
+                    what_they_did = stacks(run_dir)
+        finally:
+            survivors = end_job(run_dir, job.pid)
+            if not survivors:
+                job.wait()
+            remove_stale_groups()  # of ranks that were killed while they held a quota
+        wall_s = time.monotonic() - begin_s
+        follower.look()
+        result = _collect(run_dir, ranks, wall_s)
+    name = f"{Path(target).name if target.endswith('.py') else target} on {ranks} ranks"
+    if survivors:
+        name += f" (these processes cannot be killed: {survivors})"
+    if what_they_did is not None:
+        raise HangError(_hang_message(name, timeout_s, result, what_they_did), result, what_they_did)
+    if job.returncode != 0:
+        codes = _exit_codes(result.launcher_output)
+        raise RankError(_failure_message(name, job.returncode, result, codes), result, codes)
+    return result
+
+
+def _horovodrun(python: str) -> str:
+    beside = Path(python).parent / "horovodrun"  # not resolved: an environment's python is a link out of it
+    found = str(beside) if beside.is_file() else shutil.which("horovodrun")
+    if found is None:
+        raise FileNotFoundError(
+            f"horovodrun is neither beside {python} nor on the PATH; install Horovod there (hvd-hetero build-horovod)"
+        )
+    return found
+
+
+def _environment(env: Mapping[str, str] | None, run_dir: Path) -> dict[str, str]:
+    whole = dict(os.environ)
+    whole |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Ranks on a busy machine may be half a minute apart when they first meet; the default of 30 s is too near.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
+    }
+    whole |= env or {}
+    whole["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), whole.get("PYTHONPATH", "")]))
+    return whole | {bootstrap.RUN_DIR: str(run_dir), bootstrap.LAUNCHER_PID: str(os.getpid())}
+
+
+class _Follower:
+    """Calls back with every whole line that has come to the ranks' standard output since the last look."""
+
+    def __init__(self, run_dir: Path, on_line: Callable[[int, str], None] | None) -> None:
+        self._run_dir = run_dir
+        self._on_line = on_line
+        self._read_to: dict[Path, int] = {}
+
+    def look(self) -> None:
+        if self._on_line is None:
+            return
+        for path in sorted(self._run_dir.glob("*.stdout")):
+            with open(path, "rb") as file:
+                file.seek(self._read_to.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read_to[path] = self._read_to.get(path, 0) + len(whole) + len(newline)
+            for line in (whole + newline).decode(errors="replace").splitlines():
+                self._on_line(int(path.name.split(".")[0]), line)
+
+
+def _collect(run_dir: Path, ranks: int, wall_s: float) -> LaunchResult:
+    def texts(kind: str) -> list[list[str]]:
+        kept: list[list[str]] = [[] for _ in range(ranks)]
+        for path in sorted(run_dir.glob(f"*.{kind}"), key=lambda path: path.stat().st_mtime):
+            rank = int(path.name.split(".")[0])
+            kept += [[] for _ in range(rank + 1 - len(kept))]  # an elastic job may have grown
+            kept[rank].append(path.read_text(encoding="utf-8", errors="replace"))
+        return kept
+
+    return LaunchResult(
+        ranks=ranks,
+        wall_s=wall_s,
+        stdout=tuple("".join(parts) for parts in texts("stdout")),
+        stderr=tuple("".join(parts) for parts in texts("stderr")),
+        reports=tuple(json.loads(parts[-1]) if parts else None for parts in texts("report")),
+        launcher_output=(run_dir / "launcher").read_text(errors="replace"),
+    )
+
+
+def _exit_codes(launcher_output: str) -> dict[int, int]:
+    """From what horovodrun says of its ranks, in order; a shell's 128 + n becomes -n, as Python has it."""
+    said = re.findall(r"^Process (\d+) exit with status code (-?\d+)", launcher_output, re.MULTILINE)
+    return {int(rank): int(code) if int(code) <= 128 else 128 - int(code) for rank, code in said}
+
+
+def _hang_message(name: str, timeout_s: float, result: LaunchResult, answers: Mapping[int, str]) -> str:
+    parts = [f"{name}: not done after {timeout_s:g} s, and ended. What each rank was doing:"]
+    for rank in sorted({*range(result.ranks), *answers}):
+        parts.append(f"--- rank {rank}: {answers.get(rank, 'no process; it ended, or never started')}")
+        parts.append(_tail(f"rank {rank}, standard error", result.stderr[rank]))
+    if not answers:
+        parts.append(_tail("horovodrun", result.launcher_output))
+    return "\n".join(filter(None, parts))
+
+
+def _failure_message(name: str, returncode: int, result: LaunchResult, codes: Mapping[int, int]) -> str:
+    ends = [f"rank {rank} {_said(code)}" for rank, code in codes.items()]
+    parts = [f"{name}: failed; {', then '.join(ends) or f'horovodrun {_said(returncode)}'}"]
+    parts += [_tail(f"rank {rank}, standard error", result.stderr[rank]) for rank in codes]
+    if not any(result.stderr):
+        parts.append(_tail("horovodrun", result.launcher_output))
+    return "\n".join(filter(None, parts))
+
+
+def _said(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+def _tail(title: str, text: str) -> str:
+    lines = text.strip().splitlines()
+    if not lines:
+        return ""
+    cut = f" (last {_TAIL_LINES} of {len(lines)} lines)" if len(lines) > _TAIL_LINES else ""
+    return "\n".join([f"--- {title}{cut}:", *lines[-_TAIL_LINES:]])

@@ -1,0 +1,79 @@
+"""The first code of every rank that `hvd_hetero.testing.launch` starts: make it observable and mortal, then run it.
+
+Run as ``python rank.py [-m module | script] arguments...``, by its path and with the standard library only: as ``-m
+hvd_hetero.testing.rank`` every rank would import the package before the job says what it wants to import first.
+
+The run directory, named by ``HVD_HETERO_RUN_DIR``, gets one file of each kind per process, ``<rank>.<pid>.<kind>``:
+stdout and stderr, by redirecting the descriptors themselves, so that output of C++ code is in them and a killed rank
+loses none (``horovodrun --output-filename`` fails for a single rank, and mixes its own lines into them); stack, which
+SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as elastic jobs start a rank more than once.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+
+RUN_DIR = "HVD_HETERO_RUN_DIR"
+LAUNCHER_PID = "HVD_HETERO_LAUNCHER_PID"
+STACK_SIGNAL = signal.SIGUSR1
+_PR_SET_PDEATHSIG = 1
+
+
+def run_file(kind: str) -> str:
+    """The path of this process's file of ``kind`` in the run directory."""
+    return os.path.join(os.environ[RUN_DIR], f"{os.environ.get('HOROVOD_RANK', '0')}.{os.getpid()}.{kind}")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends. Survives ``exec``; children do not inherit it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def die_with_launcher(launcher: int) -> None:
+    """Wait, in a thread of its own, for the launcher to end (``launcher`` is its pidfd), and follow it.
+
+    The launcher is not our parent: between the two stand horovodrun, a middleman and a shell, and by itself that chain
+    takes over five seconds to come down, since the middlemen ask politely first.
+    """
+    select.select([launcher], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> None:
+    """Prepare this process, then become the script or module that ``arguments`` name."""
+    for kind, descriptor in (("stdout", 1), ("stderr", 2)):
+        file = os.open(run_file(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, descriptor)
+        os.close(file)
+    # The interpreter's own handler, in C, runs no bytecode: it answers though the main thread be deep in a Horovod call.
+    stack = open(run_file("stack.new"), "w")  # noqa: SIM115 - open as long as the process lives
+    faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
+    os.rename(stack.name, run_file("stack"))  # only now: before the handler is there, the signal would kill
+    die_with_parent()
+    with contextlib.suppress(OSError):  # no pidfd (before Linux 5.3, or a sandbox): the chain of parents does it, later
+        launcher = os.pidfd_open(int(os.environ[LAUNCHER_PID]))
+        threading.Thread(target=die_with_launcher, args=(launcher,), name="die-with-launcher", daemon=True).start()
+
+    if arguments[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--exec":  # the launcher's own child is horovodrun, which must not outlive the launcher either
+        die_with_parent()
+        if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it ended before the kernel was asked
+            sys.exit("the launcher has ended")
+        os.execv(sys.argv[2], sys.argv[2:])
+    main(sys.argv[1:])
