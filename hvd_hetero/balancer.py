@@ -10,15 +10,15 @@
 One rank's balancer hears what the rank did and the table that all ranks share, and says what comes next. It moves no
 tensor, calls no collective and owns no clock: the clock is handed to it, and the adapter carries the vectors.
 
-**The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the round,
-the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a rank the
-accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the frameworks
-accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one factor
-``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody multiplies
-the sum by ``X / S`` afterwards; S is in the table.
+**The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the
+round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
+rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
+frameworks accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one
+factor ``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody
+multiplies the sum by ``X / S`` afterwards; S is in the table.
 
-**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the plan
-of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
+**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
+plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
 """
 
 from __future__ import annotations
@@ -105,13 +105,14 @@ class Balancer:
         self.lead = 0
         self._clock = clock
         self._meter = meter
-        self._observer = observer
+        self.observer = observer
         self._predictor = policy.predictor()
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
         self._wait_s = float("nan")
         self._apply_s = 0.0
+        self._cpu, self._memory = self._drivers()
         self._agreed_at = clock()
         self._reset_round()
 
@@ -136,6 +137,11 @@ class Balancer:
         return self._state is not _State.AGREED
 
     @property
+    def accumulating(self) -> bool:
+        """Whether the gradient of an earlier micro-batch of this round waits to be added to."""
+        return self._micro_batches > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
+
+    @property
     def closing(self) -> bool:
         """Whether the micro-batch at work is the last of its round, so that the synchronisation follows."""
         return self._state is _State.SYNCHRONISING or (self._state is _State.COMPUTING and self._work.last)
@@ -153,7 +159,7 @@ class Balancer:
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
         if self._state is _State.COMPUTING:
-            raise RoundStateError("a micro-batch is already being computed; call optimizer.step() after each backward()")
+            raise RoundStateError("a micro-batch is being computed already; call optimizer.step() after backward()")
         if self._state is _State.SYNCHRONISING:
             raise RoundStateError("the gradients are synchronised but not used; call optimizer.step() first")
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED else 1.0
@@ -173,20 +179,21 @@ class Balancer:
         self._expect(_State.COMPUTING)
         self._close_micro_batch()
         self._state = _State.SYNCHRONISING
-        cpu, memory = self._drivers()
         compute_s = self._compute_s + self._apply_s
         busy_s = compute_s + self._input_s
         if self._samples and busy_s > 0 and self.rounds >= _WARM_UP_ROUNDS:
-            self._predictor.update(self._samples / busy_s, cpu=cpu, memory=memory)
+            self._predictor.update(self._samples / busy_s, cpu=self._cpu, memory=self._memory)
+        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4).
+        self._cpu, self._memory = self._drivers()
         return RoundReport(
             samples=self._samples,
             micro_batches=self._micro_batches,
             compute_s=compute_s,
             input_s=self._input_s,
             wait_s=self._wait_s,
-            samples_per_s=self._predictor.predict(cpu=cpu, memory=memory),
-            cpu=cpu,
-            memory=memory,
+            samples_per_s=self._predictor.predict(cpu=self._cpu, memory=self._memory),
+            cpu=self._cpu,
+            memory=self._memory,
             fingerprint=self._work.plan.fingerprint(self._work.data),
         ).vector(self.rank, self.workers)
 
@@ -197,15 +204,16 @@ class Balancer:
         table = RoundTable(summed, self.workers)
         if ranks := table.disagreement():
             raise PlanMismatchError(
-                f"round {self.rounds}: ranks {ranks} follow another plan or another order of the data than rank 0. Give "
-                "every rank the same policy, global_batch, dataset and seed, and let all leave an epoch at the same round"
+                f"round {self.rounds}: ranks {ranks} follow another plan or another order of the data than rank 0. "
+                "Give all ranks the same policy, global_batch, dataset and seed, and let them leave an epoch at the "
+                "same round"
             )
         self._wait_s = now - self._reported_at
         self._plans.append(self.policy.next(self._plans[-1], table))
         self._plans.popleft()
-        if self._observer is not None:
+        if self.observer is not None:
             elapsed_s = now - self._agreed_at
-            self._observer(FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, elapsed_s))
+            self.observer(FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, elapsed_s))
         self.rounds += 1
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total

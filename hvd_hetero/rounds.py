@@ -7,9 +7,9 @@ A **round** is everything between two synchronisations. Let ``n`` be the number 
     table     the n × K rows of all ranks
 
 The table needs no collective of its own. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
-vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever order
-the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds integers
-exactly up to 2^24; larger rounds are refused at construction.
+vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever
+order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
+integers exactly up to 2^24; larger rounds are refused at construction.
 
 Differences from the design: a plan holds samples per rank rather than samples per micro-batch, so that any total can be
 met exactly; the micro-batches of a rank differ in size by one sample at most.
@@ -43,7 +43,7 @@ class RoundPlan:
     def __post_init__(self) -> None:
         if len(self.samples) != len(self.micro_batches):
             raise ValueError(
-                f"micro_batches must name as many ranks as samples: got {len(self.micro_batches)} and {len(self.samples)}"
+                f"micro_batches must name as many ranks as samples, {len(self.samples)}; got {len(self.micro_batches)}"
             )
         for rank, (x, k) in enumerate(zip(self.samples, self.micro_batches, strict=True)):
             if not (0 <= k <= x and (k > 0) == (x > 0)):
@@ -56,7 +56,7 @@ class RoundPlan:
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
-        """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` samples (None: one each)."""
+        """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
         counts = tuple(int(x) for x in samples)
         if micro_batch is None:
             return cls(counts, tuple(min(x, 1) for x in counts))
@@ -134,7 +134,7 @@ class RoundReport:
     """of the plan and the data order that the rank believes in"""
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
-        """This rank's contribution to the table: n·K numbers, zero outside its own row."""
+        """One rank's contribution to the table: n·K numbers, zero outside its own row."""
         rows = np.zeros((workers, len(fields(self))))
         rows[rank] = astuple(self)
         return rows.ravel()

@@ -1,9 +1,10 @@
 """Which samples go where: one seeded permutation per epoch, and one cursor shared by all ranks.
 
-Let ``π`` be the permutation of the N samples of an epoch, a function of (seed, epoch) alone, and ``c`` the cursor. A round
-with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then c grows
-by X. So whatever the plans do, every sample is visited exactly once per epoch, the samples *of a round* do not depend on
-the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round is short.
+Let ``π`` be the permutation of the N samples of an epoch, a function of (seed, epoch) alone, and ``c`` the cursor. A
+round with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then
+c grows by X. So whatever the plans do, every sample is visited exactly once per epoch, the samples *of a round* do not
+depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
+is short.
 
 No rank needs to hear from another: all compute the same permutation and follow the same plans. A checksum of the
 permutation rides in the table (``RoundReport.fingerprint``), so two ranks with different data do not go on unnoticed.

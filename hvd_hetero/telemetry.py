@@ -1,7 +1,7 @@
 """One JSON line per round, written by rank 0 from the table that it holds anyway. Schema: ``docs/telemetry.md``.
 
-The waiting time of a round travels with the table of the round after it, so the writer holds one round back and fills it
-in; the last round of a run has no waiting time (``null``).
+The waiting time of a round travels with the table of the round after it, so the writer holds one round back and fills
+it in; the last round of a run has no waiting time (``null``).
 """
 
 from __future__ import annotations

@@ -8,21 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.policies.base import Policy, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 __all__ = ["LBBSP"]
 
-_SPEED_BITS = 30
-
 
 class LBBSP(Policy):
     r"""Load-balanced BSP for processors whose time is proportional to the batch (lb-bsp, section 3.2).
 
-    Minimise the latest rank, ``max_i x_i / v_i``, over integers with ``sum x_i = X`` (Eq. 3 with Γ(x) = x / v). Over the
-    reals the optimum is ``x_i = X v_i / sum v``; the integers are the nearest by largest remainder, at least ``minimum``
-    each. The speed ``v_i`` is what rank i predicts for itself from its own history.
+    Minimise the latest rank, ``max_i x_i / v_i``, over integers with ``sum x_i = X`` (Eq. 3 with Γ(x) = x / v). Over
+    the reals the optimum is ``x_i = X v_i / sum v``; the integers are the nearest by largest remainder, at least
+    ``minimum`` each. The speed ``v_i`` is what rank i predicts for itself from its own history.
 
     A fixed cost per round does no harm: if a round really takes ``m_i x_i + b_i``, the measured speed is
     ``x_i / (m_i x_i + b_i)``, and x proportional to it repeats itself exactly where all times are equal.
@@ -30,7 +29,7 @@ class LBBSP(Policy):
     Parameters
     ----------
     predictor
-        The name of a predictor, or one to copy for every rank.
+        The name of a predictor, or an object; every rank is a process of its own and has its own.
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
@@ -72,7 +71,7 @@ class LBBSP(Policy):
         self.predictor()  # a wrong name is an error here and not in the first round
 
     def predictor(self) -> Predictor:
-        """A fresh predictor of the kind asked for."""
+        """The predictor asked for: a fresh one by name, or the very object that was given."""
         return predictor(self._predictor)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
@@ -85,7 +84,7 @@ class LBBSP(Policy):
     def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
         """Shares in proportion to the predicted speeds, where that is worth a change."""
         shares = np.asarray(plan.samples, dtype=np.int64)
-        speeds = _quantise(table.column("samples_per_s"))
+        speeds = _comparable(table.column("samples_per_s"))
         known = speeds > 0
         if known.sum() < 2:
             return plan
@@ -100,18 +99,12 @@ class LBBSP(Policy):
     def _worthwhile(
         self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]
     ) -> bool:
-        # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has at most 31 bits.
+        # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
         latest, next_latest = (int(((x << 38) // speeds).max()) for x in (shares, wanted))
         return next_latest < latest - int(latest * self.tolerance)
 
 
-def _quantise(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Speeds as integers, the largest of about 30 bits; 0 where there is no finite positive speed.
-
-    Scaling by a power of two and rounding down are exact, so every processor gets the same integers.
-    """
+def _comparable(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Speeds as integers that are the same on every processor; 0 where there is no finite positive speed."""
     usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
-    if not usable.any():
-        return np.zeros(len(speeds), dtype=np.int64)
-    _, exponent = np.frexp(usable.max())
-    return np.floor(np.ldexp(usable, _SPEED_BITS - int(exponent))).astype(np.int64)
+    return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)

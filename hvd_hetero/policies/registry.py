@@ -21,7 +21,9 @@ def resolve_policy(policy: str | Policy) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, type) and issubclass(policy, Policy):
-        raise TypeError(f"policy must be an object or a name, got the class {policy.__name__}; write {policy.__name__}(…)")
+        raise TypeError(
+            f"policy must be an object or a name, got the class {policy.__name__}; write {policy.__name__}(…)"
+        )
     if not isinstance(policy, str):
         raise TypeError(f"policy must be a name or a Policy object, got {policy!r}")
     if policy in _BY_NAME:

@@ -22,8 +22,8 @@ class StaticAllocation(Policy):
 
     Differences from the paper: the paper fixes the micro-batch and lets the global batch follow from the sum of the
     weights; here the global batch is given and kept exactly, and the micro-batches of a rank may differ by one sample
-    where it does not divide. The paper cuts the data set in the ratio of the weights beforehand; here each round's slice of one shared
-    permutation is cut so, which leaves nothing over at the end of the epoch either.
+    where it does not divide. The paper cuts the data set in the ratio of the weights beforehand; here each round's
+    slice of one shared permutation is cut so, which leaves nothing over at the end of the epoch either.
     """
 
     name: ClassVar[str] = "static"

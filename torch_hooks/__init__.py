@@ -1,0 +1,7 @@
+"""hvd-hetero for PyTorch: three lines change in a Horovod script, and the training loop stays as it is."""
+
+from torch_hooks.load_balance import LoadBalance
+from torch_hooks.loader import BalancedLoader
+from torch_hooks.optimizer import DistributedOptimizer
+
+__all__ = ["BalancedLoader", "DistributedOptimizer", "LoadBalance"]

@@ -1,0 +1,140 @@
+"""The data side: micro-batches of this rank, cut by the plan from the order that all ranks share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.sampling import SharedPermutation
+from torch_hooks.load_balance import LoadBalance
+
+__all__ = ["BalancedLoader"]
+
+_DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "drop_last", "generator")
+
+
+class BalancedLoader:
+    """Yields the micro-batches of this rank; every sample of an epoch goes to exactly one rank, exactly once.
+
+    It is a ``torch.utils.data.DataLoader`` whose batch sampler follows the plan, so ``num_workers``, ``pin_memory``,
+    ``collate_fn``, ``worker_init_fn`` and the rest mean what they mean there.
+
+    With worker processes, batches are fetched ``num_workers * prefetch_factor`` micro-batches ahead, so plans are fixed
+    as many rounds ahead (the papers' non-blocking batch-size update): a change of speed shows in the batches that much
+    later. Use the same numbers on every rank. Without workers plans take effect in the next round.
+
+    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it.
+
+    ``len()`` is the number of rounds of an epoch, the same on every rank. To stop early, leave the loop when
+    ``balance.rounds`` has reached a number: it is the same on every rank, while the count of micro-batches may not be.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        balance: LoadBalance,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **loader_options: Any,
+    ) -> None:
+        if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+            raise ValueError(
+                f"dataset must have __len__ and __getitem__, so that its samples can be shared out; "
+                f"{type(dataset).__name__} has not. Read the stream into a map-style dataset, or iterate over this "
+                "rank's shard yourself: take balance.batch_size samples for each batch and announce them with "
+                "balance.batch(samples)"
+            )
+        if refused := [name for name in _DECIDED_BY_THE_PLAN if name in loader_options]:
+            raise TypeError(
+                f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
+                "LoadBalance(global_batch=…), shuffle and seed instead"
+            )
+        self.epoch = 0
+        self._balance = balance
+        self._order = SharedPermutation(len(dataset), shuffle=shuffle, seed=seed)
+        self._pending: deque[MicroBatch] = deque()
+        if num_workers > 0:
+            prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
+            balance.balancer.set_lead(num_workers * prefetch_factor)
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=_IndexLists(self._index_lists),
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            collate_fn=_CollateUnlessEmpty(collate_fn or default_collate),
+            **loader_options,
+        )
+
+    def __len__(self) -> int:
+        return math.ceil(self._order.length / self._balance.balancer.global_batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch that the next iteration is, which decides its order. Counted up by itself otherwise."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        balance = self._balance
+        balance.balancer.abandon()  # in case the last iteration was left inside a round
+        self._pending.clear()
+        self._order.start(self.epoch)
+        self.epoch += 1
+        batches = iter(self._loader)
+        while True:
+            asked_at = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            work = self._pending.popleft()
+            balance.begin(work, time.perf_counter() - asked_at)
+            if work.samples:
+                yield batch
+            elif balance.optimizer is not None:
+                balance.optimizer.idle_round()
+
+    def _index_lists(self) -> Iterator[list[int]]:
+        """The micro-batches of this rank for one epoch as lists of indices; an empty list for a round without any.
+
+        Runs in the main process, ahead of the training by the lead at most: every round yields at least one list here,
+        so a prefetch of L lists is never more than L rounds ahead.
+        """
+        balancer = self._balance.balancer
+        upcoming = balancer.rounds
+        while self._order.remaining:
+            plan, indices = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
+            upcoming += 1
+            sizes = plan.sizes(balancer.rank) or (0,)
+            for i, size in enumerate(sizes, start=1):
+                self._pending.append(MicroBatch(plan, size, i == len(sizes), self._order.epoch, self._order.checksum))
+                yield indices[:size].tolist()
+                indices = indices[size:]
+
+
+class _IndexLists:
+    """A batch sampler made of a generator function, called anew for every epoch."""
+
+    def __init__(self, generate: Callable[[], Iterator[list[int]]]) -> None:
+        self._generate = generate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._generate()
+
+
+class _CollateUnlessEmpty:
+    """Collates as told; no samples make no batch. A class, so that it reaches worker processes however they start."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collate(samples) if len(samples) else None
