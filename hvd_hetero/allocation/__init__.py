@@ -1,5 +1,20 @@
 """How many samples each worker gets: shares by speed, and the split whose latest worker is as early as can be."""
 
+from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.allocation.linear_program import minimax_lp
+from hvd_hetero.allocation.problem import Allocation, SolverFailure
+from hvd_hetero.allocation.self_adaptive import adapt, settled
+from hvd_hetero.allocation.water_filling import minimax
 
-__all__ = ["proportional"]
+__all__ = [
+    "Allocation",
+    "Gamma",
+    "SolverFailure",
+    "adapt",
+    "fit_gamma",
+    "minimax",
+    "minimax_lp",
+    "proportional",
+    "settled",
+]

@@ -17,16 +17,16 @@ FloatArray: TypeAlias = NDArray[np.float64]
 _INT64_MAX = 2**63 - 1
 
 
-def integer(name: str, value: SupportsIndex, least: int) -> int:
-    """`value` as a Python integer that is at least `least` and fits in 64 bits."""
+def integer(name: str, value: SupportsIndex, least: int, below: int = 2**63) -> int:
+    """`value` as a Python integer, least <= value < below."""
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(
             f"{name} must be an integer, got {value!r} ({type(value).__name__}); round it on every rank alike"
         ) from None
-    if not least <= number <= _INT64_MAX:
-        raise ValueError(f"{name} must be at least {least} and below 2**63, got {number}")
+    if not least <= number < below:
+        raise ValueError(f"{name} must be at least {least} and below {below}, got {number}")
     return number
 
 

@@ -4,10 +4,10 @@ n workers, v_i samples per second, X samples, l_i the least that worker i may ge
 
     minimise max_i x_i / v_i    subject to    sum_i x_i = X,  x_i >= l_i
 
-Without the bounds the solution is x_i = X v_i / sum_j v_j (LB-BSP section 3.2, LB-BSP Eq. 3 with Gamma(x) = x / v). With
-them it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X: a worker that the level leaves below its
-bound is set to the bound, and what remains is divided again among the others. Fixing a worker at more than its share
-can only lower tau, so nobody is ever unfixed, and n passes are the most there can be (one or two are usual).
+Without the bounds the solution is x_i = X v_i / sum_j v_j (LB-BSP section 3.2: Eq. 3 with Gamma(x) = x / v). With them
+it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X: a worker that the level leaves below its bound
+is set to the bound, and what remains is divided again among the others. Fixing a worker at more than its share can only
+lower tau, so nobody is ever unfixed, and n passes are the most there can be (one or two are usual).
 
 Integers come from the largest remainder: every free worker gets floor(tau v_i), and the units still missing (fewer than
 there are free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share
@@ -23,10 +23,10 @@ Cost: O(n) a pass; the missing units are found by selection, not by sorting.
 Differences from the paper
     The paper divides real numbers and does not say how it rounds; it has no bounds and no multiples.
 
-Rejected: rounding each share and repairing the sum (what is repaired depends on the order of ranks); giving each missing
-unit to whoever would finish earliest with it. That one is the exact minimax in integers, and `minimax` does it; but it may
-move a share more than one unit from the real-valued one (so do the divisor methods), and LB-BSP changes batch sizes at
-every round, where the least change is worth more than the fraction of one sample.
+Rejected: rounding each share and repairing the sum (what is repaired depends on the order of ranks); giving each
+missing unit to whoever would finish earliest with it. That one is the exact minimax in integers, and `minimax` does it;
+but it may move a share more than one unit from the real-valued one (so do the divisor methods), and LB-BSP changes
+batch sizes at every round, where the least change is worth more than the fraction of one sample.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def proportional(
     """Integers in proportion to `speeds` that sum to `total`; identical on every rank that holds the same speeds.
 
     Args:
-        speeds: Samples per second (or any weights, integers too) of each worker, finite and >= 0. A worker of speed zero gets its minimum.
+        speeds: Samples per second (or any weights, integers too) of each worker, finite and >= 0. A worker of speed
+            zero gets its minimum.
         total: How many samples to divide.
         minimum: The least share, one for all or one per worker; 0 is allowed. It is rounded up to `multiple_of`.
         multiple_of: Every share is a multiple of this. `total` must be one too: see the error for what else to do.
@@ -64,8 +65,8 @@ def proportional(
         One share per worker, int64, shape (n,).
 
     Raises:
-        ValueError: if a speed is negative, NaN or infinite, if there are none, if all are zero and the minimum does not use up
-            `total`, if `total` is below the sum of the minimum, or is not a multiple.
+        ValueError: if a speed is negative, NaN or infinite, if there are none, if all are zero and the minimum does
+            not use up `total`, if `total` is below the sum of the minimum, or is not a multiple.
         TypeError: if `total`, `minimum` or `multiple_of` is not made of integers.
     """
     v = _checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")

@@ -1,0 +1,129 @@
+"""Gamma, the computing time of a device as a function of its batch (LB-BSP section 3.3), from a few measurements.
+
+LB-BSP's observations on GPUs: below the saturation point x_s the time is almost constant, above it a line, and above
+the out-of-memory point x_o there is none::
+
+    Gamma(x) = m max(x, x_s) + b  for x <= x_o
+
+Fit, robust to outliers (a measurement that a neighbour, a page fault or a warm-up made too long). Shapes: B = distinct
+batch sizes. The median of the repeats stands for each batch size. For every number j of smallest batches that could be
+the flat part, j = 0 or 2 <= j <= B - 2,
+
+1. the line is the Theil-Sen estimate on the other B - j points: m the median slope of all pairs, b the median of
+   t - m x;
+2. the flat level is the median of the j points, and x_s is where it meets the line;
+3. the cost is the mean relative error |t - Gamma(x)| / t over all points, in which no slow outlier weighs more than 1.
+
+The j of the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a line
+(j = 0) and 4 for the bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
+
+Theil-Sen stands up to 29 % of outliers among the points of the line, the medians to just under half.
+
+x_o is known from failures only: the largest batch that ran below the smallest that did not. Nothing is extrapolated
+from memory use, which need not be linear.
+
+Differences from the paper
+    The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.
+
+Rejected: least squares (one outlier moves everything), RANSAC (random), a flat part of one point (it cannot be told
+from a slow first batch, the commonest outlier there is).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_hetero.allocation import _checks
+from hvd_hetero.allocation._checks import FloatArray
+
+_LEAST_COST = 1e-9  # a relative error that no clock resolves; keeps the logarithm of a perfect fit finite
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """The computing time of one device."""
+
+    slope_s: float
+    """m, seconds per sample, above saturation."""
+    intercept_s: float
+    """b, seconds; may be negative."""
+    saturation: int
+    """x_s, samples: a smaller batch saves nothing. 1 where no flat part was seen."""
+    out_of_memory: int | None
+    """x_o, samples: the most that is known to fit, or None where nothing failed."""
+
+    def seconds(self, batch: float) -> float:
+        """Seconds of computing on `batch` samples: 0 for none, infinite above the out-of-memory point."""
+        if not 0 <= batch < math.inf:
+            raise ValueError(f"batch must be finite and >= 0, got {batch}; give the samples of one micro-batch")
+        if batch == 0:
+            return 0.0
+        if self.out_of_memory is not None and batch > self.out_of_memory:
+            return math.inf
+        return self.slope_s * max(batch, self.saturation) + self.intercept_s
+
+
+def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
+    """Fit Gamma to measurements in any order, repeats welcome.
+
+    Args:
+        batch: Samples of each measurement, integers >= 1.
+        seconds: Computing time of each, > 0; infinity for a batch that ran out of memory.
+
+    Raises:
+        ValueError: if fewer than 3 different batch sizes ran below the first that ran out of memory, if times do not
+            rise with the batch, or if a number is out of range.
+        TypeError: if `batch` is not made of integers.
+    """
+    t = _checks.floats("seconds", seconds)
+    x = _checks.integers("batch", batch, t.size)
+    if x.min() < 1:
+        raise ValueError(f"batch[{x.argmin()}] must be at least 1, got {x.min()}; leave out measurements of no samples")
+    if not (t > 0).all():
+        worst = int(np.argmin(t > 0))
+        raise ValueError(f"seconds[{worst}] must be positive, got {t[worst]}; leave out what was not measured")
+    fits = np.isfinite(t)
+    if not fits.all():
+        fits &= x < x[~fits].min()  # a batch that ran where a smaller one did not was lucky
+    sizes = np.unique(x[fits])
+    if sizes.size < 3:
+        raise ValueError(
+            f"batch must hold at least 3 different sizes that ran, below the first that ran out of memory, got "
+            f"{sizes.tolist()}; two cannot tell an outlier from a slope: measure more, or smaller, batches"
+        )
+    slope_s, intercept_s, knee = _fit(
+        sizes.astype(np.float64), np.array([np.median(t[fits & (x == size)]) for size in sizes])
+    )
+    if not slope_s > 0:
+        raise ValueError(
+            f"seconds must rise with batch, got a slope of {slope_s:g} s per sample over batches {sizes[0]} to "
+            f"{sizes[-1]}; the device is not saturated yet: measure larger batches"
+        )
+    limit = None if np.isfinite(t).all() else int(sizes[-1])
+    return Gamma(slope_s, intercept_s, max(1, math.ceil(knee)), limit)
+
+
+def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float]:
+    """Slope, intercept and knee of the best of all splits; x ascending and distinct."""
+    best, answer = math.inf, (0.0, 0.0, 0.0)
+    for flat in (0, *range(2, x.size - 1)):
+        slope, intercept = _theil_sen(x[flat:], t[flat:])
+        if flat and not slope > 0:
+            continue
+        knee = (float(np.median(t[:flat])) - intercept) / slope if flat else 0.0
+        cost = float(np.mean(np.abs(t - (slope * np.maximum(x, knee) + intercept)) / t))
+        criterion = 2 * x.size * math.log(max(cost, _LEAST_COST)) + (4 if flat else 2) * math.log(x.size)
+        if criterion < best:
+            best, answer = criterion, (slope, intercept, knee)
+    return answer
+
+
+def _theil_sen(x: FloatArray, t: FloatArray) -> tuple[float, float]:
+    """The median slope of all pairs, and the median intercept given it."""
+    i, j = np.triu_indices(x.size, 1)
+    slope = float(np.median((t[j] - t[i]) / (x[j] - x[i])))
+    return slope, float(np.median(t - slope * x))

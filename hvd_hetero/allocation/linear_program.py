@@ -1,0 +1,95 @@
+"""`minimax_lp`: LB-BSP's own way to Eq. 3 with Eq. 5, a linear program for any solver; the reference of `minimax`.
+
+Variables x_1 .. x_n and t (shapes: n + 1 columns, n + 1 rows, 3 n entries)::
+
+    minimise t    subject to    m_i x_i - t <= -(b_i + t^m_i),    sum_i x_i = X,    x^s_i <= x_i <= x^o_i
+
+solved by HiGHS through `scipy.optimize.linprog` on sparse matrices, in units of `multiple_of`. Then integers: every
+share is rounded down, and the units that are missing, fewer than n, go one each to the workers with room that would
+finish them earliest, ties to the lower rank. Sum, bounds and multiples are kept; the optimum need not be. The
+relaxation's value is a lower bound of every integer split, returned as `bound_s`.
+
+Differences from the paper
+    The paper does not say how it rounds, nor which toolbox it used.
+
+For reference and comparison only: a simplex in floats gives no promise that two ranks get the same vertex, so a policy
+that must agree uses `minimax`, or solves on one rank and broadcasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
+from hvd_hetero.allocation._checks import FloatArray, IntArray
+from hvd_hetero.allocation.problem import Allocation, Problem, SolverFailure, problem
+
+_FEASIBILITY = 1e-6  # ten times the tolerance of HiGHS; what is this close below an integer is that integer
+
+
+def minimax_lp(
+    slope: ArrayLike,
+    intercept: ArrayLike,
+    comm: ArrayLike,
+    total: SupportsIndex,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    multiple_of: SupportsIndex = 1,
+    *,
+    time_limit_s: float | None = None,
+) -> Allocation | SolverFailure:
+    """The linear program's split, rounded; arguments and errors as for `minimax`.
+
+    Args:
+        slope: m, seconds per sample.
+        intercept: b, seconds.
+        comm: t^m, seconds.
+        total: X, samples.
+        lower: x^s, samples.
+        upper: x^o, samples.
+        multiple_of: Every share is a multiple of this.
+        time_limit_s: Seconds after which HiGHS gives up, or None for no limit.
+
+    Returns:
+        The rounded split, or what HiGHS said where it did not reach an optimum.
+    """
+    instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
+    n = instance.lower.size
+    finish = csr_array(
+        (
+            np.column_stack([instance.slope_s * instance.step, np.full(n, -1.0)]).ravel(),
+            np.column_stack([np.arange(n), np.full(n, n)]).ravel(),
+            np.arange(0, 2 * n + 1, 2),
+        ),
+        shape=(n, n + 1),
+    )
+    solve: Callable[..., Any] = linprog  # the type stubs of SciPy do not know that it takes sparse matrices
+    answer = solve(
+        c=np.append(np.zeros(n), 1.0),
+        A_ub=finish,
+        b_ub=-(instance.intercept_s + instance.comm_s),
+        A_eq=csr_array(np.append(np.ones(n), 0.0)[np.newaxis]),
+        b_eq=[instance.units],
+        bounds=np.column_stack([np.append(instance.lower, -np.inf), np.append(instance.upper, np.inf)]),
+        method="highs",
+        options={} if time_limit_s is None else {"time_limit": time_limit_s},
+    )
+    if answer.status != 0:
+        return SolverFailure(int(answer.status), str(answer.message))
+    units = _rounded(instance, answer.x[:n])
+    return Allocation(units * instance.step, instance.finish_s(units), float(answer.fun))
+
+
+def _rounded(p: Problem, units: FloatArray) -> IntArray:
+    """Whole units near the real ones, by the rule at the top of this file."""
+    whole = np.clip(np.floor(units + _FEASIBILITY).astype(np.int64), p.lower, p.upper)
+    missing = p.units - int(whole.sum())
+    with_room = np.flatnonzero(whole < p.upper)  # at least all that were rounded down, so enough of them
+    earliest = np.argsort(p.finish_s(whole + 1)[with_room], kind="stable")
+    whole[with_room[earliest[:missing]]] += 1
+    return whole

@@ -1,0 +1,117 @@
+"""The instance of LB-BSP Eq. 3 with Eq. 5 that `minimax` and `minimax_lp` solve, and what a solver answers.
+
+n workers, X samples, a common multiple k. Worker i finishes at t_i(x_i) = m_i x_i + b_i + t^m_i seconds::
+
+    minimise max_i t_i(x_i)    subject to    sum_i x_i = X,  x^s_i <= x_i <= x^o_i,  x_i in {0, k, 2k, ...}
+
+Shapes: all arrays (n,), in rank order. A unit is k samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_hetero.allocation import _checks
+from hvd_hetero.allocation._checks import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """A split of the samples, and when each worker is predicted to finish with it."""
+
+    shares: IntArray
+    """Samples of each worker."""
+    finish_s: FloatArray
+    """Predicted seconds of each worker, communication included."""
+    bound_s: float
+    """No split that keeps sum and bounds is earlier than this; `minimax` reaches it, rounding may not."""
+
+    @property
+    def latest_s(self) -> float:
+        """The seconds of the latest worker: what Eq. 3 minimises."""
+        return float(self.finish_s.max())
+
+    @property
+    def latest_rank(self) -> int:
+        """The worker that the others wait for; the lowest rank of several."""
+        return int(self.finish_s.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class SolverFailure:
+    """A solver that ended without a split: a value, so that training goes on with the last plan and reports why."""
+
+    status: int
+    """SciPy's status of `linprog`: 1 limit reached, 2 infeasible, 3 unbounded, 4 numerical trouble."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """One feasible instance, with bounds in units."""
+
+    slope_s: FloatArray
+    """m, seconds per sample."""
+    intercept_s: FloatArray
+    """b."""
+    comm_s: FloatArray
+    """t^m."""
+    units: int
+    """X / k."""
+    lower: IntArray
+    """The least units: x^s / k rounded up."""
+    upper: IntArray
+    """The most units: x^o / k rounded down, and no more than the lower bounds of the others leave."""
+    step: int
+    """k."""
+
+    def finish_s(self, units: IntArray) -> FloatArray:
+        """Seconds of each worker with these units."""
+        return self.slope_s * (units * self.step) + (self.intercept_s + self.comm_s)
+
+
+def problem(
+    slope: ArrayLike,
+    intercept: ArrayLike,
+    comm: ArrayLike,
+    total: SupportsIndex,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    multiple_of: SupportsIndex,
+) -> Problem:
+    """Check the arguments of `minimax` and bring them into units; a single number stands for all workers."""
+    profile = "profile this worker again, or leave it out"
+    m = _checks.finite("slope", slope, least=0, way_out=profile)
+    b = _checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)
+    c = _checks.finite("comm", comm, m.size, least=0, way_out="use 0 where communication has not been measured")
+    step = _checks.integer("multiple_of", multiple_of, least=1)
+    units = _checks.total_in_units(_checks.integer("total", total, least=0, below=2**53), step)
+    low_samples, high_samples = _checks.integers("lower", lower, m.size), _checks.integers("upper", upper, m.size)
+    low, high = -(-low_samples // step), high_samples // step
+    if (low > high).any():
+        rank = int(np.argmax(low > high))
+        raise ValueError(
+            f"lower and upper must leave rank {rank} a multiple of multiple_of={step}, got lower[{rank}]="
+            f"{low_samples[rank]} and upper[{rank}]={high_samples[rank]} for X={units * step}; widen the bounds of "
+            f"this rank, or leave it out"
+        )
+    least, most = sum(low.tolist()), sum(high.tolist())
+    if units < least:
+        rank = int(low.argmax())
+        raise ValueError(
+            f"total (X) must be at least the sum of lower, {least * step} over {m.size} workers, got X={units * step}; "
+            f"rank {rank} asks for the most, lower[{rank}]={low_samples[rank]}: raise X, "
+            f"lower the bounds, or use fewer workers"
+        )
+    if units > most:
+        rank = int(high.argmin())
+        raise ValueError(
+            f"total (X) must be at most the sum of upper, {most * step} over {m.size} workers, got X={units * step}; "
+            f"rank {rank} takes the least, upper[{rank}]={high_samples[rank]}: lower X, or split the round into "
+            f"micro-batches, or use more workers"
+        )
+    return Problem(m, b, c, units, low, np.minimum(high, low + (units - least)), step)

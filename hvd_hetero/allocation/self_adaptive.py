@@ -1,0 +1,85 @@
+"""Self-adaptive allocation (Chao et al., "Task allocation for decentralized training", section III.B, Algorithm 1).
+
+n workers; in epoch k worker i computes w_i samples (or micro-batches) per aggregation and needs t_i seconds for them.
+Its speed is w_i / t_i, and equal computing times (Eq. 8) under a constant sum C = sum_i w_i (Eq. 4) give Eq. 10::
+
+    w_i <- C (w_i / t_i) / sum_j (w_j / t_j)
+
+If speeds do not depend on w this is the fixed point after one epoch; it is repeated since they do, a little, and since
+they are measured with noise. Algorithm 1 stops "when the ratio is not fluctuating": `settled`.
+
+Differences from the paper
+    It rounds the change u_i of each worker (section III.B.3) and does not say how the sum survives; here the largest
+    remainder keeps it (`proportional`, whose word on ranks and bits holds here too: the divisions before it are
+    correctly rounded on every machine). No worker falls below 1, since a worker without samples cannot be measured, and
+    would stay at 0 forever by Eq. 10. A worker without a usable time keeps its count. The stop rule is made precise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_hetero.allocation import _checks
+from hvd_hetero.allocation._checks import IntArray
+from hvd_hetero.allocation.largest_remainder import proportional
+
+
+def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
+    """Eq. 10: the counts of the next epoch, integers >= 1 with the sum of `counts`.
+
+    A worker whose seconds are NaN, infinite, zero or negative was not measured; it keeps its count, and the others
+    divide theirs.
+
+    Args:
+        counts: w, what each worker computed per aggregation, integers >= 1.
+        compute_seconds: t_s, how long each worker computed, without waiting and without the aggregation.
+
+    Returns:
+        One count per worker, int64, shape (n,).
+
+    Raises:
+        ValueError: if a count is below 1, or the lengths differ.
+        TypeError: if `counts` is not made of integers.
+    """
+    seconds = _checks.floats("compute_seconds", compute_seconds)
+    w = _checks.integers("counts", counts, seconds.size)
+    if w.min() < 1:
+        rank = int(w.argmin())
+        raise ValueError(
+            f"counts[{rank}] must be at least 1, got {w[rank]}; Eq. 10 knows a worker's speed by its own work only, "
+            f"so give this rank 1, or leave it out"
+        )
+    measured = (seconds > 0) & np.isfinite(seconds)
+    if measured.any():
+        # Relative to the longest, and bounded, so that no speed overflows; what is lost, `proportional` could not tell.
+        relative = np.maximum(seconds[measured] / seconds[measured].max(), 2.0**-100)
+        speeds = w[measured] / relative
+        w[measured] = proportional(speeds, sum(w[measured].tolist()))
+    return w
+
+
+def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: SupportsIndex = 1) -> bool:
+    """Whether "the ratio is not fluctuating" (Algorithm 1, line 9), so that the allocation may be left alone.
+
+    True once, over the last `window` allocations, no worker's count has moved by more than `tolerance` units between
+    its least and its most. The range is taken over the whole window, not from one epoch to the next, so that a slow
+    drift in one direction is not mistaken for rest. A tolerance of 0 is the paper's "until w_i stays still"; the
+    default of 1 forgives the unit that noise sends back and forth across a rounding edge. A window of 3 is arbitrary:
+    with it the rule stops after 4 to 5 epochs, as the paper's runs did.
+
+    Args:
+        history: The allocations so far, oldest first, each with one count per worker; all of one length.
+        window: How many of the last allocations must agree, at least 2.
+        tolerance: By how many units they may differ.
+    """
+    length = _checks.integer("window", window, least=2)
+    most = _checks.integer("tolerance", tolerance, least=0)
+    if len(history) < length:
+        return False
+    workers = np.size(history[-1])
+    last = np.stack([_checks.integers("history", counts, workers) for counts in history[-length:]])
+    return bool(np.ptp(last, axis=0).max() <= most)

@@ -1,0 +1,155 @@
+"""`minimax`: the exact integer optimum of LB-BSP Eq. 3 with the linear constraints of Eq. 5 (`problem` states it).
+
+Think of all unit finishing times t_i(l_i + 1), t_i(l_i + 2), ... of all workers, merged and sorted. Worker i's sequence
+never falls, so the U - sum(l) smallest of them are a legal split, and any other split must contain a later one. With ::
+
+    cap_i(T) = units that worker i finishes by T = clip(floor((T - c_i) / m_i), l_i, u_i),    N(T) = sum_i cap_i(T)
+
+the last unit finishes at the level theta = min {T : N(T) >= U}, and the optimum is max(theta, max_i t_i(l_i)): a worker
+whose lower bound alone is later than theta decides, and nothing can be done about it.
+
+theta is found by bisection on T, until the bracket holds at most 4 n unit times; these are written out and the right
+one selected. Cost O(n log(U / n)) for times of the same order; never more than 63 halvings, whatever the times.
+
+**Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Then there is no choice below theta;
+of the units that finish exactly at theta, workers of the smaller slope get theirs first, then lower ranks. Among all
+optimal splits this is the one whose second latest worker is earliest, then whose third latest is, and so on: any other
+split moves a unit from a time at or before theta to one at or after it, and a worker that goes without its unit of
+theta finishes m_i earlier, so the steepest had better be those.
+
+**Every rank gets the same bits.** Times become integers, on a grid of 2^-60 of the latest time of an even spread within
+the bounds, rounded to nearest; the rest is exact. Data that lie on the grid (anything with few binary digits) are
+solved exactly; others as if t_i(x_i) were off by at most x_i + 1 grid steps: 1e-15 of that latest time at a thousand
+samples, 1e-12 at a million. (A worker a million times slower than the rest, and free to take its part of the even
+spread, uses up 20 of the 60 bits.)
+
+Differences from the paper
+    The paper hands the relaxed problem to "existing mathematical toolboxes" (`minimax_lp` does) and is silent on
+    rounding and ties. Zero slopes, negative intercepts and common multiples are allowed here.
+
+Rejected: a heap of next finishing times (exact too, but O(U log n) steps of Python); the level of the relaxed problem
+by sorting its 2 n break points (in floats, so it must be repaired in integers afterwards).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hvd_hetero.allocation._checks import FloatArray, IntArray
+from hvd_hetero.allocation.problem import Allocation, Problem, problem
+
+_TIME_BITS = 60  # a product and two constants of this size add up to less than 2^62
+_WRITTEN_OUT = 4  # unit times per worker; from 1 to 16 it makes no measurable difference
+
+
+def minimax(
+    slope: ArrayLike,
+    intercept: ArrayLike,
+    comm: ArrayLike,
+    total: SupportsIndex,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    multiple_of: SupportsIndex = 1,
+) -> Allocation:
+    """The integer split of `total` whose latest worker is as early as can be; identical on every rank.
+
+    Args:
+        slope: m, seconds per sample, >= 0; one per worker, and thereby the number of workers.
+        intercept: b, seconds of a batch apart from its samples; one for all or one per worker.
+        comm: t^m, predicted seconds of communication, >= 0; one for all or one per worker.
+        total: X, the samples to divide.
+        lower: x^s, the least samples (below the saturation point a smaller batch saves nothing); one or per worker.
+        upper: x^o, the most samples (that fit in memory); one or per worker. Use `total` where there is no bound.
+        multiple_of: Every share is a multiple of this; `total` must be one, bounds are tightened to the next.
+
+    Returns:
+        The shares, when each worker finishes, and `bound_s`, here the optimum itself.
+
+    Raises:
+        ValueError: if no split keeps the bounds (it names the rank, the bounds and X), or a number is not finite.
+        TypeError: if `total`, `lower`, `upper` or `multiple_of` is not made of integers.
+    """
+    instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
+    units, most = _deal_flat(instance)
+    if instance.units > int(units.sum()):
+        units = _fill(_Grid.of(instance, units, most), instance.units)
+    finish_s = instance.finish_s(units)
+    return Allocation(units * instance.step, finish_s, float(finish_s.max()))
+
+
+def _deal_flat(p: Problem) -> tuple[IntArray, IntArray]:
+    """Lower and upper bounds after the workers of slope zero have taken all they can, and are fixed there."""
+    flat = p.slope_s == 0
+    room = np.where(flat, p.upper - p.lower, 0)
+    left = p.units - int(p.lower.sum())
+    lower = p.lower + np.clip(left - (np.cumsum(room) - room), 0, room)
+    return lower, np.where(flat, lower, p.upper)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """The instance with times in integers: worker i finishes x units at constant_i + slope_i x grid steps."""
+
+    slope: IntArray  # >= 1
+    constant: IntArray
+    lower: IntArray
+    upper: IntArray
+    latest: int  # by now everybody has finished enough
+
+    @classmethod
+    def of(cls, p: Problem, lower: IntArray, upper: IntArray) -> _Grid:
+        room = upper - lower
+        # A spread of all units and some more, each worker in proportion to its room. The margins outdo the rounding.
+        spread = (p.units - int(lower.sum())) / int(room.sum()) * (1 + 2.0**-40)
+        enough = lower + np.minimum(room, (room * spread).astype(np.int64) + 2)
+        slope_s = np.where(room > 0, p.slope_s, 0.0)  # who has no choice would only coarsen the grid
+        with np.errstate(over="ignore"):
+            longest_s = max(float(a.max()) for a in (slope_s * (enough * p.step), np.abs(p.intercept_s), p.comm_s))
+        if longest_s == np.inf:
+            raise ValueError(f"slope times samples must be a finite number of seconds, got slope {slope_s.max():g}")
+        shift = _TIME_BITS - int(np.frexp(longest_s)[1])
+
+        def steps(seconds: FloatArray) -> IntArray:
+            return np.rint(np.ldexp(seconds, shift)).astype(np.int64)
+
+        slope = np.maximum(steps(slope_s), 1) * p.step
+        constant = steps(p.intercept_s) + steps(p.comm_s)
+        return cls(slope, constant, lower, upper, int((constant + slope * enough).max()))
+
+    def finished_by(self, time: int) -> IntArray:
+        """cap(T): the units that each worker may hold so that it finishes by `time`, or its least."""
+        cap: IntArray = np.minimum(np.maximum((time - self.constant) // self.slope, self.lower), self.upper)
+        return cap
+
+
+def _fill(grid: _Grid, units: int) -> IntArray:
+    """The split of `units` by level and ties."""
+    level = _level(grid, units)
+    shares = grid.finished_by(level - 1)
+    at_level = np.flatnonzero(grid.finished_by(level) - shares)  # one unit each, since no slope is zero
+    by_slope = at_level[np.argsort(grid.slope[at_level], kind="stable")]
+    shares[by_slope[: units - int(shares.sum())]] += 1
+    return shares
+
+
+def _level(grid: _Grid, units: int) -> int:
+    """theta, the earliest time by which `units` are finished; `units` is more than the sum of the lower bounds."""
+    early, late = int((grid.constant + grid.slope * grid.lower).min()), grid.latest
+    before, after = grid.finished_by(early), grid.finished_by(late)
+    while int((after - before).sum()) > _WRITTEN_OUT * before.size:
+        middle = (early + late) // 2
+        cap = grid.finished_by(middle)
+        if int(cap.sum()) < units:
+            early, before = middle, cap
+        else:
+            late, after = middle, cap
+    count = after - before
+    rank = np.repeat(np.arange(count.size), count)
+    nth = np.arange(1, rank.size + 1) - np.repeat(np.cumsum(count) - count, count)
+    times = grid.constant[rank] + grid.slope[rank] * (before[rank] + nth)
+    missing = units - int(before.sum())
+    return int(np.partition(times, missing - 1)[missing - 1])
