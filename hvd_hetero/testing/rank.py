@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
         file = os.open(run_file(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
-    # The interpreter's own handler, in C, runs no bytecode: it answers though the main thread be deep in a Horovod call.
+    # The interpreter's own handler runs no bytecode, so it answers though the main thread be deep in a Horovod call.
     stack = open(run_file("stack.new"), "w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
     os.rename(stack.name, run_file("stack"))  # only now: before the handler is there, the signal would kill

@@ -1,0 +1,96 @@
+"""A distributed job that goes wrong ends in time, leaves nothing behind, and says what happened on every rank."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvd_hetero.testing import HangError, RankError, remove_stale_groups
+
+pytestmark = pytest.mark.distributed
+TOKEN = "HVD_HETERO_TEST_TOKEN"
+HANG = Path(__file__).parent / "workers" / "hang.py"
+
+
+@pytest.fixture
+def token():
+    """Goes into the environment of the job's processes, to find them by another mark than the launcher's own."""
+    return {TOKEN: uuid.uuid4().hex}
+
+
+def alive(token):
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(TOKEN) == token[TOKEN]:
+                found.append(process)
+    return found
+
+
+def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch, token):
+    result = launch("hang.py", 2, ["well"], env=token)
+    assert result.stdout == ("rank 0 is done\n", "rank 1 is done\n")
+    assert all(f"rank {rank} warns\n" in result.stderr[rank] for rank in range(2))
+    assert result.reports == ({"rank": 0, "total": [3.0]}, {"rank": 1, "total": [3.0]})
+    assert alive(token) == []
+
+
+def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, token):
+    begin_s = time.monotonic()
+    with pytest.raises(HangError, match=r"hang\.py on 2 ranks: not done after 20 s") as caught:
+        launch("hang.py", 2, ["hang"], timeout_s=20, env=token)
+    assert time.monotonic() - begin_s < 20 + 10  # up to 2 s for being asked to end, and what a busy machine adds
+    assert alive(token) == []
+    stacks = caught.value.stacks
+    assert sorted(stacks) == [0, 1]
+    assert "in wait_inside_horovod" in stacks[0]
+    assert "in synchronize" in stacks[0]  # where Horovod waits, below Python
+    assert "in never_post" in stacks[1]
+    message = str(caught.value)
+    assert message.index("rank 0: pid") < message.index("wait_inside_horovod") < message.index("rank 1: pid")
+    assert message.index("rank 1: pid") < message.index("never_post")
+
+
+def test_a_rank_that_raises_is_reported_with_its_traceback(launch, token):
+    with pytest.raises(RankError) as caught:
+        launch("hang.py", 2, ["raise"], env=token)
+    assert caught.value.exit_codes[1] == 1
+    message = str(caught.value)
+    assert "rank 1 exited with 1" in message
+    assert "in fail_here" in message
+    assert "KeyError: 'the cause of it all'" in message
+    assert caught.value.result.reports[1] == {"rank": 1, "total": [3.0]}  # what it told before is not lost
+    assert alive(token) == []
+
+
+def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch, token):
+    with pytest.raises(RankError, match="rank 1 was ended by SIGKILL") as caught:
+        launch("hang.py", 2, ["kill"], env=token)
+    assert caught.value.exit_codes[1] == -signal.SIGKILL
+    assert alive(token) == []
+    assert remove_stale_groups() == []
+
+
+def test_ranks_do_not_outlive_their_launcher(token):
+    """Killing the launching process outright ends every rank within seconds."""
+    code = f"from hvd_hetero.testing import launch; launch({str(HANG)!r}, 2, ['hang'], on_line=print)"
+    environment = dict(os.environ) | token | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment, stdout=subprocess.PIPE) as launcher:
+        assert b"hanging" in launcher.stdout.readline()
+        assert len(alive(token)) >= 4  # two ranks, horovodrun, the launcher
+        launcher.kill()
+    deadline_s = time.monotonic() + 15
+    while (
+        left := [process for process in alive(token) if process.name() != "sleep"]
+    ) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for process in alive(token):  # the rank's own child: nobody promised that it follows
+        process.kill()
+    assert left == []
