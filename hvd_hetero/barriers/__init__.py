@@ -1,0 +1,8 @@
+"""When to synchronise next: the barrier that makes the fastest worker wait least (ElasticBSP)."""
+
+from hvd_hetero.barriers.barrier import Barrier
+from hvd_hetero.barriers.ends import predict_ends
+from hvd_hetero.barriers.grid_scan import full_grid_scan, grid_scan
+from hvd_hetero.barriers.zipline import zipline
+
+__all__ = ["Barrier", "full_grid_scan", "grid_scan", "predict_ends", "zipline"]

@@ -1,0 +1,112 @@
+"""Graphs of ranks: undirected, without loops and without parallel edges.
+
+The Laplacian of a graph is L = sum over edges (i, j) of (e_i - e_j)(e_i - e_j)'. It is positive semidefinite, L 1 = 0,
+and its second smallest eigenvalue lambda_2, the algebraic connectivity, is positive exactly where the graph is connected.
+
+The base graph of the non-blocking paper (Figure 1a, 8 nodes) is only drawn there, "randomly generated", with no list of
+edges, so it is not offered under a name of its own.
+
+Shapes: n nodes, m edges.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Edge: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """``nodes`` ranks, 0 ... nodes - 1, and ``edges`` (i, j) with i < j, sorted, each once: as ``from_edges`` makes it."""
+
+    nodes: int
+    edges: tuple[Edge, ...]
+
+    def degrees(self) -> NDArray[np.int64]:
+        """The number of neighbours of each node, (n,)."""
+        return np.bincount(np.array(self.edges, dtype=np.int64).ravel(), minlength=self.nodes)
+
+    def neighbors(self, node: int) -> tuple[int, ...]:
+        """The ranks that ``node`` exchanges with, in ascending order."""
+        return tuple(sorted(a + b - node for a, b in self.edges if node in (a, b)))
+
+    def is_connected(self) -> bool:
+        """Whether a path leads from every node to every other."""
+        adjacent: list[list[int]] = [[] for _ in range(self.nodes)]
+        for i, j in self.edges:
+            adjacent[i].append(j)
+            adjacent[j].append(i)
+        seen, ahead = {0}, [0]
+        while ahead:
+            new = set(adjacent[ahead.pop()]) - seen
+            seen |= new
+            ahead.extend(new)
+        return len(seen) == self.nodes
+
+
+def ring(nodes: int) -> Graph:
+    """The cycle 0 - 1 - ... - (n-1) - 0; one edge for two nodes, none for one."""
+    count = _node_count(nodes)
+    return from_edges(((i, (i + 1) % count) for i in range(count if count > 2 else count - 1)), nodes=count)
+
+
+def complete(nodes: int) -> Graph:
+    """Every pair of nodes joined."""
+    count = _node_count(nodes)
+    return from_edges(((i, j) for i in range(count) for j in range(i + 1, count)), nodes=count)
+
+
+def from_edges(edges: Iterable[Sequence[int]], nodes: int | None = None) -> Graph:
+    """The graph of these pairs. ``nodes`` defaults to one more than the largest number that occurs.
+
+    The order of the edges and of the ends of an edge carry no meaning, and an edge given twice counts once.
+    """
+    kept: set[Edge] = set()
+    for edge in edges:
+        if len(edge) != 2:
+            raise ValueError(f"edges must be pairs of ranks, got {edge!r}; write each as (i, j)")
+        i, j = operator.index(edge[0]), operator.index(edge[1])
+        if i == j or min(i, j) < 0:
+            raise ValueError(f"edges must join two different ranks from 0 on, got ({i}, {j}); leave this edge out")
+        kept.add((min(i, j), max(i, j)))
+    needed = max((j for _, j in kept), default=0) + 1
+    count = needed if nodes is None else _node_count(nodes)
+    if count < needed:
+        raise ValueError(
+            f"nodes must be above every rank that edges name, got nodes={count} and an edge with rank {needed - 1}; "
+            f"use nodes={needed} or leave that edge out"
+        )
+    return Graph(count, tuple(sorted(kept)))
+
+
+def laplacian(nodes: int, edges: Sequence[Edge], weights: ArrayLike = 1.0) -> NDArray[np.float64]:
+    """The sum over edges of w_ij (e_i - e_j)(e_i - e_j)', (n, n)."""
+    matrix = np.zeros((nodes, nodes))
+    if edges:
+        i, j = np.array(edges).T
+        matrix[i, j] = matrix[j, i] = -np.broadcast_to(np.asarray(weights, dtype=np.float64), len(edges))
+        np.fill_diagonal(matrix, -matrix.sum(axis=1))
+    return matrix
+
+
+def require_connected(graph: Graph, use: str) -> None:
+    """Refuse a graph whose parts would never learn of each other."""
+    if not graph.is_connected():
+        raise ValueError(
+            f"graph must be connected for {use}, got {graph.nodes} nodes and {len(graph.edges)} edges in several "
+            "parts: their models would never agree; add edges between the parts, or remove the lone nodes"
+        )
+
+
+def _node_count(nodes: SupportsIndex) -> int:
+    count = operator.index(nodes)
+    if count < 1:
+        raise ValueError(f"nodes must be at least 1, got {count}; it is the number of ranks")
+    return count

@@ -1,0 +1,123 @@
+"""MATCHA: mixing over random matchings within a communication budget (Wang et al. 2019; non-blocking-sgd, section 6.1).
+
+1. Split the edges of the base graph into M matchings (``edge_coloring``).
+2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
+3. Choose the weight alpha of W = I - alpha sum_j B_j L_j that makes rho = || E[W'W] - J || least (``alpha``). rho < 1.
+4. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
+
+The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
+share of the time that D-PSGD needs on the same graph.
+
+Agreement. Drawing needs no messages. But p comes out of floating-point eigenvectors, and a p that differs in its last
+digits would, in some rare draw, make two ranks disagree about a matching. Where processors or libraries are not alike,
+compute ``matcha`` on one rank and broadcast the result: it is plain data.
+
+Differences from the paper
+- One alpha for all edges is the paper's, and is what is used unless D-PSGD's weights (Metropolis-Hastings) contract
+  faster than the best alpha does when all edges are used. That occurs where degrees differ by place, as in two cliques
+  of twelve joined by a path, and in about one of a thousand random graphs. There L_j is built from D-PSGD's weights, in
+  steps 2 to 4. So rho at budget 1 never exceeds D-PSGD's: by that choice, or because alpha = 1 is D-PSGD itself.
+- A disconnected graph is an error here; the paper assumes there is none.
+
+Shapes: n nodes, m edges, M matchings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.topology.activation import most_connected
+from hvd_hetero.topology.alpha import best_alpha
+from hvd_hetero.topology.edge_coloring import matching_decomposition
+from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
+from hvd_hetero.topology.mixing import metropolis_weights, mixing_matrix, mixing_rho
+
+
+@dataclass(frozen=True, slots=True)
+class Matcha:
+    """What to do in every round. All of it is plain data.
+
+    ``matchings[j]`` are the edges of matching j and ``weights[j]`` their weights (1 as a rule, see the module);
+    ``probabilities[j]`` is how often it is active; ``alpha`` the mixing weight; ``rho`` the factor by which a round
+    shrinks the mean squared distance from agreement, at worst; ``connectivity`` lambda_2 of the expected graph, and
+    ``connectivity_bound`` what no choice of probabilities within the budget can exceed.
+    """
+
+    nodes: int
+    matchings: tuple[tuple[Edge, ...], ...]
+    weights: tuple[tuple[float, ...], ...]
+    probabilities: tuple[float, ...]
+    alpha: float
+    rho: float
+    connectivity: float
+    connectivity_bound: float
+
+    def active(self, seed: int, round_number: int) -> NDArray[np.bool_]:
+        """Which matchings are used in this round, (M,): the same on every rank, in any order of asking.
+
+        Raw output of a counter-based generator, keyed by the seed and counted by the round: NumPy promises these bits
+        for all versions, which it does not for the distributions built on them.
+        """
+        for name, value, bits in (("seed", seed, 128), ("round_number", round_number, 128)):
+            if not 0 <= value < 2**bits:
+                raise ValueError(f"{name} must be from 0 to 2**{bits} - 1, got {value}; use the same one on every rank")
+        raw = np.random.Philox(key=seed, counter=round_number << 64).random_raw(len(self.matchings))
+        uniform = (np.asarray(raw) >> np.uint64(11)) * 2.0**-53  # exact: 53 bits
+        return uniform < np.array(self.probabilities)
+
+    def partners(self, rank: int, seed: int, round_number: int) -> tuple[tuple[int, float], ...]:
+        """(other rank, weight) of each exchange of ``rank`` in this round; what is left of 1 is its own weight."""
+        return tuple(
+            (i + j - rank, self.alpha * weight)
+            for number in np.flatnonzero(self.active(seed, round_number))
+            for (i, j), weight in zip(self.matchings[number], self.weights[number], strict=True)
+            if rank in (i, j)
+        )
+
+    def mixing(self, seed: int, round_number: int) -> NDArray[np.float64]:
+        """W of this round, (n, n), symmetric with rows that sum to 1."""
+        used = np.flatnonzero(self.active(seed, round_number))
+        edges = [edge for number in used for edge in self.matchings[number]]
+        weights = [weight for number in used for weight in self.weights[number]]
+        return np.eye(self.nodes) - self.alpha * laplacian(self.nodes, edges, weights)
+
+
+def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
+    """The best random mixing on ``graph`` that communicates a share ``budget`` of what D-PSGD does, 0 < budget <= 1."""
+    if not 0.0 < budget <= 1.0:
+        raise ValueError(
+            f"budget must be above 0 and at most 1, got {budget}; "
+            "it is the share of the matchings used in a round, and 1 is D-PSGD"
+        )
+    require_connected(graph, "MATCHA")
+    if graph.nodes == 1:  # nobody to agree with
+        return Matcha(1, (), (), (), alpha=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
+    matchings = matching_decomposition(graph)
+    weight_of = dict(zip(graph.edges, _weights(graph), strict=True))
+    weights = tuple(tuple(weight_of[edge] for edge in matching) for matching in matchings)
+    laplacians = np.array([laplacian(graph.nodes, m, w) for m, w in zip(matchings, weights, strict=True)])
+    activation = most_connected(laplacians, float(budget))
+    alpha, rho = best_alpha(laplacians, activation.probabilities)
+    assert rho < 1.0, f"a connected graph must contract, got rho = {rho}"
+    return Matcha(
+        graph.nodes,
+        matchings,
+        weights,
+        tuple(activation.probabilities.tolist()),
+        alpha,
+        rho,
+        activation.connectivity,
+        activation.bound,
+    )
+
+
+def _weights(graph: Graph) -> list[float]:
+    """1 for every edge, or D-PSGD's weights where they contract faster on their own."""
+    values = np.linalg.eigvalsh(laplacian(graph.nodes, graph.edges))
+    equal_rho = ((values[-1] - values[1]) / (values[-1] + values[1])) ** 2  # best_alpha's at budget 1
+    if equal_rho <= mixing_rho(mixing_matrix(graph)) + 1e-12:  # beyond rounding
+        return [1.0] * len(graph.edges)
+    return [float(weight) for weight in metropolis_weights(graph)]
