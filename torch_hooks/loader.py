@@ -31,8 +31,21 @@ class BalancedLoader:
 
     A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it.
 
-    ``len()`` is the number of rounds of an epoch, the same on every rank. To stop early, leave the loop when
-    ``balance.rounds`` has reached a number: it is the same on every rank, while the count of micro-batches may not be.
+    ``len()`` is the number of rounds of an epoch, the same on every rank.
+
+    Parameters
+    ----------
+    dataset
+        Anything with ``__len__`` and ``__getitem__``.
+    balance
+        The ``LoadBalance`` of this training.
+    shuffle, seed
+        Whether each epoch has an order of its own, drawn from the seed and the epoch's number.
+    stop_at
+        End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
+        ``break`` in the loop's body stops only the ranks whose body runs.
+    collate_fn, num_workers, prefetch_factor, loader_options
+        As in ``DataLoader``.
     """
 
     def __init__(
@@ -42,6 +55,7 @@ class BalancedLoader:
         *,
         shuffle: bool = False,
         seed: int = 0,
+        stop_at: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -60,6 +74,7 @@ class BalancedLoader:
                 "LoadBalance(global_batch=…), shuffle and seed instead"
             )
         self.epoch = 0
+        self.stop_at = stop_at
         self._balance = balance
         self._order = SharedPermutation(len(dataset), shuffle=shuffle, seed=seed)
         self._pending: deque[MicroBatch] = deque()
@@ -89,7 +104,7 @@ class BalancedLoader:
         self._order.start(self.epoch)
         self.epoch += 1
         batches = iter(self._loader)
-        while True:
+        while self.stop_at is None or balance.rounds < self.stop_at:
             asked_at = time.perf_counter()
             try:
                 batch = next(batches)

@@ -1,0 +1,179 @@
+"""One rank of the exactness test: trains under several policies and compares with a plain single-process run.
+
+Every sample is its own index, so what was visited is written down from the batches themselves. The oracle shares no code
+with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union, round by
+round, with plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch.nn import functional
+
+from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.testing import report
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+ROUNDS = 50
+GLOBAL_BATCH = 12
+SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
+FEATURES = 6
+
+
+class EveryRoundAnother(Policy):
+    """Splits that change every round, several micro-batches, and now and then a rank without data."""
+
+    name = "every-round-another"
+
+    def __init__(self) -> None:
+        self.round = 0
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return self._plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+        self.round += 1
+        return self._plan(plan.workers, plan.total)
+
+    def _plan(self, workers: int, total: int) -> RoundPlan:
+        rng = np.random.default_rng(self.round)
+        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
+        samples = np.diff(cuts, prepend=0, append=total)
+        return RoundPlan(
+            tuple(int(x) for x in samples), tuple(int(rng.integers(1, min(x, 4) + 1)) if x else 0 for x in samples)
+        )
+
+
+class Indexed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Net(torch.nn.Module):
+    """Dense layers around a convolution, one parameter that no loss reaches, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(FEATURES, 8)
+        self.convolution = torch.nn.Conv1d(1, 2, 3)
+        self.outer = torch.nn.Linear(12, 1)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.frozen = torch.nn.Parameter(torch.full((8,), 0.5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.inner(x) + self.frozen)
+        return self.outer(torch.tanh(self.convolution(hidden[:, None])).flatten(1))
+
+
+OPTIMIZERS: dict[str, Callable] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+@dataclass
+class Outcome:
+    net: Net
+    seen: list[list[int]]
+    """this rank's samples, per round"""
+    idle: int
+    sizes: list[int]
+
+
+def samples(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+    return x.to(dtype), torch.sin(x.sum(1, keepdim=True)).to(dtype)
+
+
+def train(policy: Policy, optimizer_name: str, dtype: torch.dtype) -> Outcome:
+    torch.manual_seed(100 + hvd.rank())  # ranks start apart: the broadcast has something to do
+    net = Net().to(dtype)
+    x, y = samples(dtype)
+    balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
+    loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS)
+    optimizer = DistributedOptimizer(OPTIMIZERS[optimizer_name](net.parameters()), balance, net.named_parameters())
+    seen: list[list[int]] = [[] for _ in range(ROUNDS)]
+    sizes = []
+    while balance.rounds < ROUNDS:
+        for index in loader:
+            seen[balance.rounds] += index.tolist()
+            sizes.append(len(index))
+            optimizer.zero_grad()
+            functional.mse_loss(net(x[index]), y[index]).backward()
+            optimizer.step()
+    return Outcome(net, seen, sum(not s for s in seen), sizes)
+
+
+def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) -> Net:
+    torch.manual_seed(100)
+    net = Net().to(dtype)
+    x, y = samples(dtype)
+    optimizer = OPTIMIZERS[optimizer_name](net.parameters())
+    net.unused.grad = torch.zeros_like(net.unused)  # ranks agree on zero where Horovod synchronises it
+    for index in rounds:
+        optimizer.zero_grad(set_to_none=False)
+        functional.mse_loss(net(x[index]), y[index]).backward()
+        optimizer.step()
+    return net
+
+
+def difference(a: Net, b: Net) -> float:
+    """The largest relative difference over the parameter tensors."""
+    with torch.no_grad():
+        return max(
+            float((p - q).abs().max() / q.abs().max().clamp(min=1e-300))
+            for p, q in zip(a.parameters(), b.parameters(), strict=True)
+        )
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    n = hvd.size()
+    policies = {
+        "bsp": BSP,
+        "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
+        "lb-bsp": LBBSP,
+        "static": lambda: StaticAllocation([3, 1, 2][:n]),
+        "static, one rank without data": lambda: StaticAllocation([0, 3, 1][:n]),
+        "every round another": EveryRoundAnother,
+    }
+    cases = [(p, "momentum", torch.float64) for p in policies]
+    cases += [("every round another", "adam", torch.float64)]
+    cases += [(p, "momentum", torch.float32) for p in ("bsp", "static", "every round another")]
+    results = []
+    for policy, optimizer_name, dtype in cases:
+        outcome = train(policies[policy](), optimizer_name, dtype)
+        parts = hvd.allgather_object(outcome.seen)
+        rounds = [[i for part in parts for i in part[r]] for r in range(ROUNDS)]
+        flat = torch.cat([p.detach().flatten() for p in outcome.net.parameters()])
+        everywhere = hvd.allgather(flat[None].contiguous(), name="parameters")
+        results.append(
+            {
+                "policy": policy,
+                "optimizer": optimizer_name,
+                "dtype": str(dtype),
+                "difference": difference(outcome.net, reference(rounds, optimizer_name, dtype)),
+                "between_ranks": float((everywhere - everywhere[0]).abs().max()),
+                "rounds": [sorted(r) for r in rounds],
+                "idle": hvd.allgather_object(outcome.idle),
+                "sizes": hvd.allgather_object(sorted(set(outcome.sizes))),
+            }
+        )
+    if hvd.rank() == 0:
+        report({"rounds_per_epoch": math.ceil(SAMPLES / GLOBAL_BATCH), "samples": SAMPLES, "cases": results})
+
+
+if __name__ == "__main__":
+    main()
