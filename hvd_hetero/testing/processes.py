@@ -29,7 +29,7 @@ def job_processes(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def end_job(run_dir: Path, root: int, patience_s: float = 2.0, limit_s: float = 15.0) -> list[psutil.Process]:
+def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 15.0) -> list[psutil.Process]:
     """Ask all processes of the job to end, kill those that did not within ``patience_s``; returns the unkillable."""
 
     def alive() -> list[psutil.Process]:

@@ -42,12 +42,16 @@ def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch
     assert alive(token) == []
 
 
+@pytest.mark.distributed(timeout_s=300)
 def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, token):
-    begin_s = time.monotonic()
-    with pytest.raises(HangError, match=r"hang\.py on 2 ranks: not done after 20 s") as caught:
-        launch("hang.py", 2, ["hang"], timeout_s=20, env=token)
-    assert time.monotonic() - begin_s < 20 + 10  # up to 2 s for being asked to end, and what a busy machine adds
-    assert alive(token) == []
+    for timeout_s in (15, 45, 120):  # on a busy machine the ranks may not even have met in the first
+        begin_s = time.monotonic()
+        with pytest.raises(HangError, match=rf"hang\.py on 2 ranks: not done after {timeout_s} s") as caught:
+            launch("hang.py", 2, ["hang"], timeout_s=timeout_s, env=token)
+        assert time.monotonic() - begin_s < timeout_s + 15
+        assert alive(token) == []
+        if caught.value.result.stdout[1] == "hanging\n":
+            break
     stacks = caught.value.stacks
     assert sorted(stacks) == [0, 1]
     assert "in wait_inside_horovod" in stacks[0]

@@ -1,0 +1,261 @@
+"""The launcher, with a horovodrun of our own that starts the ranks and says how they ended, in the same words."""
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+import psutil
+import pytest
+
+from hvd_hetero.testing import HangError, LaunchError, RankError, launch, report
+from hvd_hetero.testing.processes import stacks
+from hvd_hetero.testing.rank import RUN_DIR
+
+HOROVODRUN = """
+import os, subprocess, sys
+arguments = sys.argv[1:]
+ranks = int(arguments[arguments.index("-np") + 1])
+command = arguments[next(i for i, a in enumerate(arguments) if a.endswith("python")):]
+print("options:", *arguments[: len(arguments) - len(command)])
+if "--refuse" in arguments:
+    sys.exit("horovodrun: no slots")
+started = [
+    subprocess.Popen(command, env=dict(os.environ, HOROVOD_RANK=str(rank)), start_new_session=True)
+    for rank in range(ranks)
+]
+codes = [process.wait() for process in started]
+for rank, code in enumerate(codes):
+    if code:
+        print(f"Process {rank} exit with status code {code if code > 0 else 128 - code}.")
+sys.exit(int(any(codes)))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Launch a script given as text."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, command in (("python", ""), ("horovodrun", f" {folder}/horovodrun.py")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable}{command} "$@"\n')
+        (folder / name).chmod(0o755)
+    (folder / "horovodrun.py").write_text(HOROVODRUN)
+
+    def launch_text(text, ranks=2, *args, **keywords):
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + textwrap.dedent(text)
+        )
+        return launch(keywords.pop("target", script), ranks, args, python=str(folder / "python"), **keywords)
+
+    return launch_text
+
+
+def test_each_rank_keeps_its_output_to_itself_even_from_below_python(run):
+    result = run("print('hello', rank, *sys.argv[1:]); os.write(1, b'raw\\n'); os.write(2, b'oops\\n')", 2, "a b", 7)
+    assert result.stdout == ("hello 0 a b 7\nraw\n", "hello 1 a b 7\nraw\n")
+    assert result.stderr == ("oops\n", "oops\n")
+    assert result.reports == (None, None)
+    assert (result.ranks, result.wall_s > 0) == (2, True)
+
+
+def test_the_ranks_get_the_environment_of_a_calm_job_and_what_the_caller_adds(run, monkeypatch):
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    names = ["OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "HOROVOD_GLOO_TIMEOUT_SECONDS", "HOROVOD_CYCLE_TIME", "MINE"]
+    result = run(
+        f"from hvd_hetero.testing.reports import report; report([os.environ.get(name) for name in {names}])",
+        1,
+        env={"MINE": "x", "OMP_NUM_THREADS": "2"},
+    )
+    assert result.reports == (["2", "1", "60", None, "x"],)
+
+
+def test_hosts_are_named_unless_a_discovery_script_finds_them(run):
+    assert "options: -np 2 --gloo -H localhost:2 --network-interface lo" in run("").launcher_output
+    elastic = run("", options=["--host-discovery-script", "hosts.sh"]).launcher_output
+    assert "options: -np 2 --gloo --network-interface lo --host-discovery-script hosts.sh" in elastic
+
+
+def test_a_module_runs_like_a_script(run, tmp_path):
+    (tmp_path / "some_job.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    result = run("", 1, "x", target="some_job", env={"PYTHONPATH": str(tmp_path)})
+    assert result.stdout == ("__main__ ['x']\n",)
+
+
+def test_lines_are_handed_over_while_the_job_runs(run):
+    """The job ends only once the test has seen its first line, so a line that comes at the end comes too late."""
+    seen = []
+
+    def on_line(rank, line):
+        seen.append((rank, line))
+        if line.startswith("go "):
+            with open(line.removeprefix("go "), "w"):
+                pass
+
+    run(
+        """
+        flag = os.path.join(os.environ["HVD_HETERO_RUN_DIR"], "seen")
+        print("go", flag)
+        while not os.path.exists(flag):
+            time.sleep(0.01)
+        sys.stdout.write("last, without an end")
+        """,
+        1,
+        on_line=on_line,
+        timeout_s=20,
+    )
+    assert [line.split()[0] for _, line in seen] == ["go"]
+
+
+def test_a_rank_that_fails_is_named_with_its_code_and_the_end_of_its_error_output(run):
+    with pytest.raises(RankError) as caught:
+        run("if rank: print(*range(100), sep='\\n', file=sys.stderr); sys.exit(3)")
+    assert caught.value.exit_codes == {1: 3}
+    assert "job.py on 2 ranks: failed; rank 1 exited with 3" in str(caught.value)
+    assert "rank 1, standard error (last 40 of 100 lines):\n60\n" in str(caught.value)
+
+
+def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
+    with pytest.raises(RankError, match="rank 0 was ended by SIGKILL") as caught:
+        run("if not rank: os.kill(os.getpid(), signal.SIGKILL)")
+    assert caught.value.exit_codes == {0: -signal.SIGKILL}
+
+
+def test_a_launch_that_fails_before_any_rank_shows_what_horovodrun_said(run):
+    with pytest.raises(RankError, match=r"horovodrun exited with 1\n(.|\n)*horovodrun: no slots") as caught:
+        run("", options=["--refuse"])
+    assert caught.value.exit_codes == {}
+
+
+class JumpingClock:
+    """The clock of the launcher, which may be moved on, so that a test neither waits for a limit nor races with it."""
+
+    def __init__(self):
+        self.ahead_s = 0.0
+        self.sleep = time.sleep
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead_s
+
+
+def test_a_job_that_hangs_is_ended_with_all_threads_of_all_living_ranks_in_the_message(run, monkeypatch):
+    """Rank 1 has ended, rank 0 waits in its main thread and in another, ignores SIGTERM, and has hidden a child."""
+    clock = JumpingClock()
+    monkeypatch.setattr(sys.modules["hvd_hetero.testing.launch"], "time", clock)
+    with pytest.raises(HangError) as caught:
+        run(
+            """
+            import subprocess, threading
+            def in_a_thread(child):
+                print(child, os.getpid())
+                threading.Event().wait()
+            def in_main():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                child = subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+                threading.Thread(target=in_a_thread, args=(child,), daemon=True).start()
+                threading.Event().wait()
+            if rank == 0:
+                in_main()
+            """,
+            timeout_s=60,
+            on_line=lambda rank, line: setattr(clock, "ahead_s", 60.0),
+        )
+    assert caught.value.result.wall_s > 60
+    message = str(caught.value)
+    assert "not done after 60 s" in message
+    assert "in in_a_thread" in caught.value.stacks[0]
+    assert "in in_main" in caught.value.stacks[0]
+    assert caught.value.stacks[0] in message
+    assert "die_with_launcher" not in message
+    pids = [int(pid) for pid in caught.value.result.stdout[0].split()]
+    assert len(pids) == 2
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # ended; reaping it is init's business
+
+
+def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
+    """Rank 0 is stopped, as a debugger would; rank 1 has ended before rank 0 says so."""
+    clock = JumpingClock()
+    monkeypatch.setattr(sys.modules["hvd_hetero.testing.launch"], "time", clock)
+    monkeypatch.setattr(sys.modules["hvd_hetero.testing.launch"], "stacks", partial(stacks, patience_s=0.3))
+    with pytest.raises(HangError) as caught:
+        run(
+            """
+            from pathlib import Path
+            run_dir = Path(os.environ["HVD_HETERO_RUN_DIR"])
+            if rank == 1:
+                (run_dir / "pid").with_suffix(".new").write_text(str(os.getpid()))
+                (run_dir / "pid").with_suffix(".new").rename(run_dir / "pid")
+                sys.exit()
+            while not (run_dir / "pid").exists() or " Z " not in Path(
+                "/proc", (run_dir / "pid").read_text(), "stat"
+            ).read_text():
+                time.sleep(0.01)
+            print("stopping")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            """,
+            timeout_s=60,
+            on_line=lambda rank, line: setattr(clock, "ahead_s", 60.0),
+        )
+    assert "gave no answer" in caught.value.stacks[0]
+    assert "rank 1: no process; it ended, or never started" in str(caught.value)
+
+
+def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
+    """An exception in on_line stands for any, KeyboardInterrupt among them."""
+    pids = []
+
+    def on_line(rank, line):
+        pids.append(int(line))
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(pids[0]).status() == psutil.STATUS_ZOMBIE
+
+
+def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
+        launch("module", 0)
+    with pytest.raises(ValueError, match="timeout_s must be positive, got nan"):
+        launch("module", 1, timeout_s=float("nan"))
+    with pytest.raises(ValueError, match=r"there is no file 'not/there\.py'"):
+        launch("not/there.py", 1)
+
+
+def test_a_python_without_horovod_is_told_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="hvd-hetero build-horovod"):
+        launch("module", 1, python=str(tmp_path / "python"))
+
+
+def test_the_errors_are_one_family_that_carries_the_result():
+    assert issubclass(HangError, LaunchError)
+    assert issubclass(RankError, LaunchError)
+
+
+def test_a_report_is_plain_json_with_arrays_as_lists_and_the_last_one_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN_DIR, str(tmp_path))
+    monkeypatch.setenv("HOROVOD_RANK", "3")
+    report("first")
+    report({"x": np.arange(3), "y": np.float32(0.5)})
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"3.{os.getpid()}.report"
+    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}
+    with pytest.raises(TypeError, match="got object"):
+        report(object())
+    assert json.loads(file.read_text()) == {"x": [0, 1, 2], "y": 0.5}  # what cannot be reported spoils nothing
+
+
+def test_a_report_outside_a_launch_says_what_it_is_for(monkeypatch):
+    monkeypatch.delenv(RUN_DIR, raising=False)
+    with pytest.raises(RuntimeError, match=r"started.*HVD_HETERO_RUN_DIR is not set"):
+        report(1)

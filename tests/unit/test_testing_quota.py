@@ -1,0 +1,295 @@
+"""Processor quotas: their real effect where control groups may be written, and both layouts on a tree of our own."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import CpuQuota, QuotaUnavailableError, cgroups, quota, quota_available, remove_stale_groups
+
+needs_quota = pytest.mark.skipif(not quota_available(), reason=f"control groups: {quota_available().why}")
+PYTHON_ENV = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def busy_share(seconds):
+    """CPU seconds per wall second of a busy loop."""
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begin_s < seconds:
+        pass
+    return (time.process_time() - cpu_s) / (time.perf_counter() - begin_s)
+
+
+@needs_quota
+def test_a_busy_loop_gets_the_share_it_was_given_and_a_new_one_while_it_runs():
+    """Only the upper bounds are the quota's own; the lower ones are loose, for the machine may be busy with others."""
+    with CpuQuota(0.5) as held:
+        assert 0.15 < busy_share(0.3) < 0.56
+        held.share = 0.1  # needs a period longer than 5 ms, for the kernel's least quota is 1 ms
+        assert 0.04 < busy_share(0.3) < 0.14
+        held.share = None
+        assert (held.group / "cpu.stat").read_text().split("nr_throttled ")[1][0] != "0"
+
+
+@needs_quota
+def test_leaving_restores_the_former_group_and_removes_ours():
+    controller = cgroups.find_controller()
+    before = controller.group_of(os.getpid())
+    with CpuQuota(0.9) as held:
+        group = held.group
+        assert controller.group_of(os.getpid()) == group
+        assert held.start() is held  # already held: nothing happens
+    assert controller.group_of(os.getpid()) == before
+    assert not group.exists()
+    assert held.group is None
+    held.close()  # a second time does nothing
+
+
+@needs_quota
+def test_another_process_is_held_with_its_children_and_both_come_back():
+    """The child is started after the quota, so it is in the group; closing moves both out."""
+    controller = cgroups.find_controller()
+    with subprocess.Popen(["sh", "-c", "read line; sleep 100 & wait"], stdin=subprocess.PIPE) as shell:
+        held = CpuQuota(0.9, pid=shell.pid).start()
+        shell.stdin.write(b"go\n")
+        shell.stdin.flush()
+        deadline_s = time.monotonic() + 2
+        while len(cgroups.members(held.group)) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        pids = cgroups.members(held.group)
+        assert len(pids) == 2
+        assert shell.pid in pids
+        origin = controller.group_of(os.getpid())
+        held.close()
+        assert [controller.group_of(pid) for pid in pids] == [origin, origin]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+@needs_quota
+def test_a_process_that_ends_without_closing_leaves_no_group():
+    code = "from hvd_hetero.testing import CpuQuota; print(CpuQuota(0.9).start().group)"
+    group = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=PYTHON_ENV, capture_output=True, text=True
+    ).stdout
+    assert not Path(group.strip()).exists()
+
+
+@needs_quota
+def test_the_group_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_is_not():
+    code = "from hvd_hetero.testing import CpuQuota; print(CpuQuota(0.9).start().group, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=PYTHON_ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        group = Path(holder.stdout.readline().strip())
+        assert group not in remove_stale_groups()
+        assert group.exists()
+        holder.kill()
+    deadline_s = time.monotonic() + 2
+    while group not in (removed := remove_stale_groups()) and group.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    assert group in removed
+    assert not group.exists()
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, float("nan"), float("inf")])
+def test_a_share_that_is_no_number_of_cores_is_refused(share):
+    with pytest.raises(ValueError, match="share must be a number of cores"):
+        CpuQuota(share)
+
+
+def test_a_period_that_the_kernel_does_not_know_is_refused():
+    with pytest.raises(ValueError, match="period_us must be from 1000 to 1000000"):
+        CpuQuota(0.5, period_us=500)
+
+
+class FakeKernel:
+    """A mount table and a tree of groups in a folder, in which new groups get their files, as in the real one."""
+
+    def __init__(self, root, monkeypatch):
+        self.proc, self.mount, self.groups = root / "proc", root / "cgroup", []
+        self.mount.mkdir()
+        for pid in (str(os.getpid()), "self"):
+            (self.proc / pid).mkdir(parents=True)
+        stat = Path(f"/proc/{os.getpid()}/stat").read_text()
+        (self.proc / str(os.getpid()) / "stat").write_text(stat)
+        real_mkdir, real_rmdir = os.mkdir, os.rmdir
+
+        def mkdir(path, *args, **keywords):
+            real_mkdir(path, *args, **keywords)
+            if Path(path).is_relative_to(self.mount):
+                self._populate(Path(path))
+
+        def rmdir(path, *args, **keywords):
+            if Path(path).is_relative_to(self.mount):
+                for file in Path(path).iterdir():
+                    file.unlink()
+            real_rmdir(path, *args, **keywords)
+
+        monkeypatch.setattr(os, "mkdir", mkdir)
+        monkeypatch.setattr(os, "rmdir", rmdir)
+
+    def v1(self, path="/", root="/"):
+        self.files = ["cgroup.procs", "cpu.cfs_period_us", "cpu.cfs_quota_us"]
+        self._mounts(f"31 23 0:28 {root} {self.mount} rw - cgroup cgroup rw,cpuacct,cpu")
+        return self._own(f"5:memory:/elsewhere\n3:cpuacct,cpu:{path}\n0::/\n", path, root)
+
+    def v2(self, path="/"):
+        self.files = ["cgroup.procs", "cgroup.subtree_control"]
+        (self.mount / "cgroup.controllers").write_text("cpuset cpu io memory\n")
+        self._mounts(f"31 23 0:28 / {self.mount} rw,relatime shared:9 - cgroup2 cgroup2 rw")
+        own = self._own(f"0::{path}\n", path, "/")
+        (self.mount / "cgroup.subtree_control").write_text("cpu")
+        return own
+
+    def _mounts(self, line):
+        (self.proc / "self" / "mountinfo").write_text(f"30 23 0:27 / /tmp rw - tmpfs tmpfs rw\n{line}\n")
+
+    def _own(self, text, path, root):
+        (self.proc / str(os.getpid()) / "cgroup").write_text(text)
+        own = self.mount / os.path.relpath(path, root)
+        own.mkdir(parents=True, exist_ok=True)
+        return own
+
+    def _populate(self, group):
+        self.groups.append(group)
+        for name in self.files:
+            (group / name).write_text("")
+        control = group.parent / "cgroup.subtree_control"
+        if control.exists() and "cpu" in control.read_text():
+            (group / "cpu.max").write_text("max 100000")
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    return FakeKernel(tmp_path, monkeypatch)
+
+
+def test_v1_writes_period_and_quota_below_our_own_group(kernel):
+    """A container sees its hierarchy from its own root on, which the path in /proc still contains."""
+    own = kernel.v1(path="/docker/abc/job", root="/docker/abc")
+    controller = cgroups.find_controller(kernel.proc)
+    group = controller.create()
+    assert (controller.version, group.parent) == (1, own)
+    controller.limit(group, 0.5, 5_000)
+    assert (group / "cpu.cfs_period_us").read_text() == "5000"
+    assert (group / "cpu.cfs_quota_us").read_text() == "2500"
+    controller.limit(group, None, 5_000)
+    assert (group / "cpu.cfs_quota_us").read_text() == "-1"
+
+
+def test_v2_writes_cpu_max_below_the_root_where_the_controller_is_on(kernel):
+    kernel.v2("/")
+    controller = cgroups.find_controller(kernel.proc)
+    group = controller.create()
+    assert (controller.version, group.parent) == (2, kernel.mount)
+    controller.limit(group, 1.5, 5_000)
+    assert (group / "cpu.max").read_text() == "7500 5000"
+    controller.limit(group, None, 5_000)
+    assert (group / "cpu.max").read_text() == "max 5000"
+
+
+def test_v2_switches_the_controller_on_for_the_children_of_our_group(kernel):
+    own = kernel.v2("/job")
+    group = cgroups.find_controller(kernel.proc).create()
+    assert group.parent == own
+    assert (own / "cgroup.subtree_control").read_text() == "+cpu"
+
+
+def test_v2_goes_beside_our_group_where_the_kernel_does_not_let_it_have_children(kernel, monkeypatch):
+    """A group that holds processes may not hand controllers down: the kernel says EBUSY."""
+    own = kernel.v2("/user/job")
+    kernel._own("0::/user/job\n", "/user/job", "/")
+    (own.parent / "cgroup.subtree_control").write_text("cpu")
+
+    def busy(parent):
+        if parent == own:
+            raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(cgroups, "_switch_on_cpu", busy)
+    assert cgroups.find_controller(kernel.proc).create().parent == own.parent
+
+
+def test_where_no_group_can_be_made_the_error_says_what_each_place_said(kernel, monkeypatch):
+    own = kernel.v2("/job")
+
+    def read_only(parent):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(cgroups, "_switch_on_cpu", read_only)
+    with pytest.raises(QuotaUnavailableError, match="Read-only file system") as caught:
+        cgroups.find_controller(kernel.proc).create()
+    assert str(own) in str(caught.value)
+    assert str(own.parent) in str(caught.value)
+
+
+def test_a_group_that_gets_no_processor_files_is_given_up_and_removed(kernel, monkeypatch):
+    kernel.v2("/job")
+    monkeypatch.setattr(cgroups, "_switch_on_cpu", lambda parent: None)
+    (kernel.mount / "cgroup.subtree_control").write_text("memory")
+    with pytest.raises(QuotaUnavailableError, match=r"a new group gets no cpu\.max"):
+        cgroups.find_controller(kernel.proc).create()
+    assert not any(group.exists() for group in kernel.groups if group.name.startswith(cgroups.PREFIX))
+
+
+def test_small_shares_lengthen_the_period_until_the_kernel_takes_the_quota(kernel):
+    """The product is kept: 0.05 of a core is 1 ms in every 20, and the least share 1 ms in the longest period, 1 s."""
+    kernel.v2("/")
+    controller = cgroups.find_controller(kernel.proc)
+    group = controller.create()
+    controller.limit(group, 0.05, 5_000)
+    assert (group / "cpu.max").read_text() == "1000 20000"
+    controller.limit(group, 0.001, 5_000)
+    assert (group / "cpu.max").read_text() == "1000 1000000"
+
+
+def test_stale_groups_are_those_of_the_dead_that_hold_nobody(kernel):
+    """A pid that was given to another process since is told apart by its start time."""
+    kernel.v2("/")
+    controller = cgroups.find_controller(kernel.proc)
+    ours = controller.create()
+    recycled, dead, held = (
+        kernel.mount / f"{cgroups.PREFIX}.{owner}" for owner in (f"{os.getpid()}.1.0", "999999999.5.0", "999999999.5.1")
+    )
+    other = kernel.mount / "somebody.999999999.5.0"
+    for group in (recycled, dead, held, other):
+        group.mkdir()
+    (held / "cgroup.procs").write_text("0\n")
+    assert sorted(controller.remove_stale()) == sorted([recycled, dead])
+    assert all(group.exists() for group in (ours, held, other))
+
+
+def test_a_machine_without_control_groups_says_so_and_holds_nothing(tmp_path, monkeypatch):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mountinfo").write_text("30 23 0:27 / /tmp rw - tmpfs tmpfs rw\n")
+    monkeypatch.setattr(quota, "find_controller", lambda: cgroups.find_controller(tmp_path))
+    support = quota_available()
+    assert not support
+    assert "no cpu controller is mounted" in support.why
+    assert remove_stale_groups() == []
+    with pytest.raises(QuotaUnavailableError, match="no cpu controller is mounted"):
+        CpuQuota(0.5).start()
+
+
+def test_a_share_that_the_kernel_refuses_is_an_error_that_says_where_and_leaves_no_group(kernel, monkeypatch):
+    own = kernel.v1()
+    monkeypatch.setattr(quota, "find_controller", lambda: cgroups.find_controller(kernel.proc))
+
+    def refuse(*args):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(cgroups.CpuController, "limit", refuse)
+    with pytest.raises(QuotaUnavailableError, match=r"share of 0\.7.*a group above it may allow less"):
+        CpuQuota(0.7).start()
+    assert not any(own.glob(f"{cgroups.PREFIX}.*"))
+
+
+def test_groups_of_one_process_do_not_share_a_name(kernel):
+    kernel.v2("/")
+    controller = cgroups.find_controller(kernel.proc)
+    for first, second in itertools.pairwise(controller.create() for _ in range(3)):
+        assert first != second
