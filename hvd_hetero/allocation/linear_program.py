@@ -23,8 +23,6 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
 
 from hvd_hetero.allocation._checks import FloatArray, IntArray
 from hvd_hetero.allocation.problem import Allocation, Problem, SolverFailure, problem
@@ -58,6 +56,10 @@ def minimax_lp(
     Returns:
         The rounded split, or what HiGHS said where it did not reach an optimum.
     """
+    # Imported here: it is most of the start-up time of this package, for a reference that no training step calls.
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
     n = instance.lower.size
     finish = csr_array(
