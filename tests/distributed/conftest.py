@@ -11,9 +11,8 @@ from hvd_hetero import testing
 
 WORKERS = Path(__file__).parent / "workers"
 TIMEOUT_S = 180.0  # arbitrary; more by @pytest.mark.distributed(timeout_s=...)
-LAST_RESORT_S = (
-    30.0  # later than the limit: a main thread in C code does not run the handler, only the interpreter's C does
-)
+# Later than the limit, for a main thread in C code that never comes back to run the handler of the limit.
+LAST_RESORT_S = 30.0
 
 
 @pytest.fixture(scope="session")

@@ -98,3 +98,29 @@ def test_ranks_do_not_outlive_their_launcher(token):
     for process in alive(token):  # the rank's own child: nobody promised that it follows
         process.kill()
     assert left == []
+
+
+def test_a_test_that_hangs_without_a_launch_fails_at_its_limit_and_one_stuck_for_good_ends_pytest(tmp_path):
+    """The folder's conftest, on two tests that hang: one in Python code, one where the interpreter takes no signals."""
+    conftest = (Path(__file__).parent / "conftest.py").read_text()
+    shorter = conftest.replace("LAST_RESORT_S = 30.0", "LAST_RESORT_S = 0.5")
+    assert shorter != conftest
+    (tmp_path / "conftest.py").write_text(shorter)
+    (tmp_path / "test_hanging.py").write_text(
+        "import pytest, signal, time\n"
+        "@pytest.mark.distributed(timeout_s=0.5)\n"
+        "def test_in_python():\n    time.sleep(60)\n"
+        "def test_next():\n    pass\n"
+        "@pytest.mark.distributed(timeout_s=0.5)\n"
+        "def test_stuck():\n    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n    time.sleep(60)\n"
+    )
+    marker = "markers=distributed: as here"
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", marker, "--rootdir", tmp_path, tmp_path],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))), capture_output=True, text=True,
+        timeout=50, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "test_in_python FAILED" in ended.stdout
+    assert "test_next PASSED" in ended.stdout  # a hanging test does not take the others with it
+    assert "in test_stuck" in ended.stderr
+    assert ended.returncode == 1
