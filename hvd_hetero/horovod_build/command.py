@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sdist", type=Path, metavar="FILE", help="use this source distribution; download nothing")
     parser.add_argument("--print-path", action="store_true", help="print the wheel's path, and nothing else, on stdout")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--check-tools", action="store_true", help="only look for the compiler, CMake and the rest")
 
 
 def _positive(text: str) -> int:
@@ -38,6 +39,9 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> int:
     """Run the command."""
+    if args.check_tools:
+        find_toolchain(environ)
+        return 0
     plan = make_plan(find_frameworks(environ), environ)
     cache = WheelCache(cache_root(environ))
     jobs = args.jobs if args.jobs is not None else default_jobs()
@@ -45,8 +49,10 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         reporter.note(plan.title)
         wheel = ensure_wheel(plan, cache, environ, reporter, jobs=jobs, force=args.force, sdist=args.sdist)
         if args.install and not is_installed(wheel):
-            reporter.stage("install")
-            install(wheel, plan, cache.entry(plan) / "install.log")
+            with cache.locked(reporter.note):  # two installations at once would trip over each other
+                if not is_installed(wheel):
+                    reporter.stage("install")
+                    install(wheel, plan, cache.entry(plan) / "install.log")
         reporter.note(f"{'installed' if args.install else 'ready'}: {wheel}")
     if args.print_path:
         sys.stdout.write(f"{wheel}\n")

@@ -1,8 +1,8 @@
 """What is to be built, and the name under which the result is cached.
 
 A wheel of Horovod is good for exactly one combination of Horovod, torch, TensorFlow, interpreter and C library, since
-its extensions link against the frameworks' own C++ libraries. All of these, and a digest of the edits and of the build's
-switches, make the key: whatever changes the binary changes the key.
+its extensions link against the frameworks' own C++ libraries. All of these, and a digest of the edits and of the
+build's switches, make the key: whatever changes the binary changes the key.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ _BUILD_PREFIXES = (
     "HOROVOD_BUILD_",
 )
 
-# gcc 13 stopped including <cstdint> from other standard headers, which sources of 2023 relied on. Including it everywhere
-# needs no list of the files that do, and is harmless to older compilers (gcc 12 is the one it was tried with).
+# gcc 13 stopped including <cstdint> from other standard headers, which sources of 2023 relied on. Including it
+# everywhere needs no list of the files that do, and is harmless to older compilers (it was tried with gcc 12 only).
 _CXXFLAGS = "-include cstdint"
 
 

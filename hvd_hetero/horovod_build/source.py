@@ -124,6 +124,7 @@ def apply_edits(tree: Path, edits: tuple[Edit, ...] = EDITS) -> None:
         if (places := text.count(edit.old)) != 1:
             raise HorovodBuildError(
                 f"{edit.path} of Horovod {HOROVOD_VERSION} must contain {edit.old.strip()!r} exactly once, "
-                f"to be edited because {edit.reason}; it was found {places} times. This is not the source that the edits are for"
+                f"to be edited because {edit.reason}; it was found {places} times. "
+                "This is not the source that the edits are for"
             )
         path.write_text(text.replace(edit.old, edit.new))
