@@ -1,7 +1,7 @@
 """Graphs of ranks: undirected, without loops and without parallel edges.
 
 The Laplacian of a graph is L = sum over edges (i, j) of (e_i - e_j)(e_i - e_j)'. It is positive semidefinite, L 1 = 0,
-and its second smallest eigenvalue lambda_2, the algebraic connectivity, is positive exactly where the graph is connected.
+and its second smallest eigenvalue lambda_2, the algebraic connectivity, is positive exactly for connected graphs.
 
 The base graph of the non-blocking paper (Figure 1a, 8 nodes) is only drawn there, "randomly generated", with no list of
 edges, so it is not offered under a name of its own.
@@ -24,7 +24,7 @@ Edge: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """``nodes`` ranks, 0 ... nodes - 1, and ``edges`` (i, j) with i < j, sorted, each once: as ``from_edges`` makes it."""
+    """``nodes`` ranks, 0 ... nodes - 1, and ``edges`` (i, j) with i < j, sorted, each once; ``from_edges`` makes it."""
 
     nodes: int
     edges: tuple[Edge, ...]

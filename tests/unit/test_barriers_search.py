@@ -1,0 +1,167 @@
+"""ZipLine and the grid scans against brute force, the paper's algorithms written out, and each other."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.barriers import full_grid_scan, grid_scan, zipline
+
+
+def random_ends(rng, workers, lookahead, tied=False):
+    """Predicted ends; tied ones are small integers, so that equal times and equal waits abound."""
+    intervals = rng.integers(1, 4, (workers, lookahead)) if tied else rng.uniform(0.5, 1.5, (workers, lookahead))
+    return np.cumsum(intervals, axis=1)
+
+
+def brute_force(ends):
+    """The least wait over every choice, and of the choices that reach it the earliest barrier."""
+    choices = (list(z) for z in itertools.product(*ends.tolist()))
+    return min((max(z) - min(z), max(z)) for z in choices)
+
+
+def algorithm_2(ends):
+    """The paper's, with Z a dict in order of insertion, which is the order of time."""
+    omega = sorted((end, p, i) for p, row in enumerate(ends.tolist()) for i, end in enumerate(row))
+    z, best, best_z = {}, np.inf, None
+    for end, p, i in omega:
+        z.pop(p, None)
+        z[p] = (end, i)
+        if len(z) == len(ends):
+            wait = end - next(iter(z.values()))[0]
+            if wait < best:
+                best, best_z = wait, dict(z)
+    return best, [best_z[p][1] for p in range(len(ends))]
+
+
+def algorithm_1(ends, row):
+    """The paper's GridScan with its designated row given, by looking at every end."""
+    best, best_z = np.inf, None
+    for e in ends[row]:
+        z = [int(np.abs(other - e).argmin()) for other in ends]
+        times = ends[np.arange(len(ends)), z]
+        if times.max() - times.min() < best:
+            best, best_z = times.max() - times.min(), z
+    return best, best_z
+
+
+def consistent(ends, barrier):
+    """The wait and time that are stated are those of the ends that are chosen."""
+    times = ends[np.arange(len(ends)), barrier.index]
+    assert barrier.time == times.max()
+    assert barrier.wait == times.max() - times.min()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_zipline_equals_brute_force(seed):
+    """The least wait, and the earliest barrier that has it, ties or none."""
+    rng = np.random.default_rng(seed)
+    ends = random_ends(rng, rng.integers(1, 5), rng.integers(1, 6), tied=seed % 2 == 0)
+    barrier = zipline(ends)
+    consistent(ends, barrier)
+    assert (barrier.wait, barrier.time) == brute_force(ends)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("workers", "lookahead"), [(1, 1), (1, 9), (9, 1), (2, 40), (30, 7), (100, 15)])
+def test_zipline_equals_algorithm_2(workers, lookahead, tied):
+    """The same set Z as the paper's scan, index by index."""
+    for seed in range(5):
+        ends = random_ends(np.random.default_rng(seed), workers, lookahead, tied)
+        wait, index = algorithm_2(ends)
+        barrier = zipline(ends)
+        assert barrier.wait == wait
+        assert barrier.index.tolist() == index
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("workers", "lookahead"), [(1, 1), (1, 5), (6, 1), (5, 12), (12, 5)])
+def test_grid_scans_equal_algorithm_1(workers, lookahead, tied):
+    """The same choice as the paper's scan over all ends; the full scan is the first best of all designated rows."""
+    for seed in range(5):
+        ends = random_ends(np.random.default_rng(seed), workers, lookahead, tied)
+        expected = [algorithm_1(ends, row) for row in range(workers)]
+        one, full = grid_scan(ends), full_grid_scan(ends)
+        for barrier, (wait, index) in (
+            (one, expected[int(ends[:, 0].argmin())]),
+            (full, min(expected, key=lambda found: found[0])),
+        ):
+            consistent(ends, barrier)
+            assert barrier.wait == wait
+            assert barrier.index.tolist() == index
+
+
+def test_zipline_waits_least_of_the_three():
+    """Wait(ZipLine) <= wait(FullGridScan) <= wait(GridScan), and somewhere each is strictly better."""
+    better = {"full": 0, "zipline": 0}
+    for seed in range(40):
+        ends = random_ends(np.random.default_rng(seed), 8, 6)
+        best, full, one = zipline(ends).wait, full_grid_scan(ends).wait, grid_scan(ends).wait
+        assert best <= full <= one
+        better["full"] += full < one
+        better["zipline"] += best < full
+    assert min(better.values()) > 0
+
+
+def test_first_of_equals():
+    """Two barriers with the same wait, as d_6 and d_10 in the paper's Figure 3: the earlier is chosen."""
+    barrier = zipline([[10, 20, 30], [13, 23, 33]])
+    assert (barrier.wait, barrier.time, barrier.index.tolist()) == (3.0, 13.0, [0, 0])
+    assert grid_scan([[10, 20, 30], [13, 23, 33]]).index.tolist() == [0, 0]
+    assert grid_scan([[10, 20], [8, 12]]).index.tolist() == [0, 0]  # 8 and 12 are equally near to 10
+
+
+def test_equal_workers_synchronise_at_once():
+    """Nobody waits for anybody, so the first end of all is the barrier."""
+    barrier = zipline(np.tile([2.0, 4.0, 6.0], (5, 1)))
+    assert (barrier.wait, barrier.time, barrier.index.tolist()) == (0.0, 2.0, [0] * 5)
+
+
+def test_twice_as_fast_does_twice_as_many():
+    """A worker of double speed does two iterations to the other's one."""
+    barrier = zipline([[1.0, 2.0, 3.0], [2.1, 4.2, 6.3]])
+    assert (barrier.index + 1).tolist() == [2, 1]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6), st.integers(-50, 50), st.integers(1, 9))
+def test_zipline_invariances(workers, lookahead, seed, shift, scale):
+    """Shifting or scaling the clock moves the barrier with it; reordering the workers reorders their indices."""
+    rng = np.random.default_rng(seed)
+    ends = rng.permuted(np.arange(1, workers * lookahead + 1)).reshape(workers, lookahead)
+    ends.sort(axis=1)  # all different, so that no tie depends on the order of the workers
+    barrier, order = zipline(ends), rng.permutation(workers)
+    moved = zipline(ends * scale + shift)
+    assert moved.index.tolist() == barrier.index.tolist()
+    assert (moved.wait, moved.time) == (barrier.wait * scale, barrier.time * scale + shift)
+    assert zipline(ends[order]).index.tolist() == barrier.index[order].tolist()
+
+
+def test_integers_stay_exact():
+    """Ends in nanoseconds, beyond what a float tells apart, are compared as the integers that they are."""
+    start = 2**60
+    assert zipline([[start, start + 1000], [start + 3, start + 1001]]).index.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("search", [zipline, grid_scan, full_grid_scan])
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([1.0, 2.0], r"matrix \(workers, R\)"),
+        (np.empty((0, 3)), "at least one worker"),
+        (np.empty((3, 0)), "at least one worker"),
+        ([[1.0, 2.0], [2.0, 2.0]], "strictly increasing numbers, got 2.0 and then 2.0 at worker 1"),
+        ([[1.0, np.nan, 3.0]], "strictly increasing"),
+        ([[1.0], [np.nan]], "finite, got nan to nan at worker 1"),
+        ([[1.0, np.inf]], "finite, got 1.0 to inf at worker 0"),
+        ([[-np.inf, 1.0]], "finite"),
+    ],
+)
+def test_bad_ends_are_refused(search, ends, message):
+    """Each search names the rule, the value and the worker."""
+    with pytest.raises(ValueError, match=message):
+        search(ends)

@@ -1,0 +1,237 @@
+"""MATCHA: probabilities, mixing weight, activations."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize, minimize_scalar
+
+from hvd_hetero.topology import complete, from_edges, matcha, mixing_matrix, mixing_rho, ring
+
+BUDGETS = (0.05, 0.5, 0.9, 1.0)
+
+
+def barbell(clique, path):
+    """Two cliques joined by a path of so many further nodes: dense ends, a thin middle."""
+    first = list(itertools.combinations(range(clique), 2))
+    middle = [(clique - 1 + i, clique + i) for i in range(path + 1)]
+    last = list(itertools.combinations(range(clique + path, 2 * clique + path), 2))
+    return from_edges([*first, *middle, *last])
+
+
+def connected_graphs():
+    rng = np.random.default_rng(7)
+    graphs = [ring(2), ring(3), ring(8), ring(9), complete(6), from_edges([(0, i) for i in range(1, 9)]), barbell(5, 2)]
+    graphs += [barbell(12, 5)]  # where D-PSGD's weights are taken
+    while len(graphs) < 28:
+        nodes, density = int(rng.integers(3, 13)), rng.uniform(0.2, 0.9)
+        graph = from_edges([(i, j) for i in range(nodes) for j in range(i) if rng.random() < density], nodes=nodes)
+        if graph.is_connected():
+            graphs.append(graph)
+    return graphs
+
+
+GRAPHS = connected_graphs()
+
+
+def laplacians(m):
+    """Each matching's weighted Laplacian, built edge by edge."""
+    out = np.zeros((len(m.matchings), m.nodes, m.nodes))
+    for number, edges in enumerate(m.matchings):
+        for (i, j), weight in zip(edges, m.weights[number], strict=True):
+            d = np.zeros(m.nodes)
+            d[i], d[j] = 1, -1
+            out[number] += weight * np.outer(d, d)
+    return out
+
+
+def connectivity(parts, p):
+    return np.linalg.eigvalsh(np.tensordot(p, parts, 1))[1]
+
+
+def rho_by_enumeration(m, alpha):
+    """|| E[W'W] - J || by summing over all 2^M activations."""
+    parts, expected = laplacians(m), 0.0
+    for active in itertools.product([0, 1], repeat=len(parts)):
+        chance = np.prod([p if b else 1 - p for p, b in zip(m.probabilities, active, strict=True)])
+        w = np.eye(m.nodes) - alpha * np.tensordot(np.array(active, dtype=float), parts, 1)
+        expected = expected + chance * (w.T @ w)
+    return np.linalg.norm(expected - 1 / m.nodes, 2)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_invariants(budget):
+    """Edges partitioned, probabilities within 0 and 1, the budget spent in full, rho below 1, the optimum certified."""
+    for graph in GRAPHS:
+        m = matcha(graph, budget)
+        assert sorted(itertools.chain(*m.matchings)) == list(graph.edges)
+        assert len(m.matchings) <= graph.degrees().max() + 1
+        assert all(0 <= p <= 1 for p in m.probabilities)
+        assert sum(m.probabilities) == pytest.approx(budget * len(m.matchings), rel=1e-12)
+        assert 0 <= m.rho < 1
+        assert m.connectivity == pytest.approx(connectivity(laplacians(m), m.probabilities), rel=1e-9)
+        assert m.connectivity <= m.connectivity_bound * (1 + 1e-12)
+        assert m.connectivity_bound <= m.connectivity * (1 + 2e-6)
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.6])
+def test_no_other_probabilities_connect_better(budget):
+    """Neither SLSQP nor 200 random feasible points exceed the connectivity, nor its bound."""
+    rng = np.random.default_rng(3)
+    for graph in GRAPHS[8:14]:
+        m = matcha(graph, budget)
+        parts, count = laplacians(m), len(m.matchings)
+        found = minimize(
+            lambda p, parts=parts: -connectivity(parts, p),
+            np.full(count, budget),
+            method="SLSQP",
+            bounds=[(0, 1)] * count,
+            constraints={"type": "eq", "fun": lambda p, count=count: p.sum() - budget * count},
+        )
+        spread = budget + rng.uniform(-1, 1, (200, count)) * min(budget, 1 - budget)
+        spread -= spread.mean(axis=1, keepdims=True) - budget
+        others = [found.x, *spread[((spread >= 0) & (spread <= 1)).all(axis=1)]]
+        assert len(others) > 20
+        best = max(connectivity(parts, np.clip(p, 0, 1)) for p in others)
+        assert best <= m.connectivity_bound + 1e-7
+        assert best <= m.connectivity * (1 + 1e-5)
+
+
+def test_a_bridge_is_used_most():
+    """The one matching that joins the two cliques gets the highest probability, more than twice the average."""
+    m = matcha(barbell(5, 0), 0.4)
+    (bridge,) = (j for j, edges in enumerate(m.matchings) if (4, 5) in edges)
+    assert m.probabilities[bridge] == max(m.probabilities)
+    assert m.probabilities[bridge] > 2 * 0.4
+
+
+def test_alike_matchings_are_used_alike():
+    """The matchings of rings and complete graphs cannot be told apart, so each gets the budget."""
+    for graph in (ring(8), ring(9), complete(6), complete(7)):
+        assert matcha(graph, 0.3).probabilities == pytest.approx([0.3] * len(matcha(graph, 0.3).matchings), abs=1e-3)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_rho_is_that_of_every_activation_summed(budget):
+    """The closed form equals the expectation over all 2^M outcomes, and no other alpha gives less."""
+    for graph in [g for g in GRAPHS if g.degrees().max() <= 6]:
+        m = matcha(graph, budget)
+        assert m.rho == pytest.approx(rho_by_enumeration(m, m.alpha), abs=1e-12)
+        for alpha in m.alpha * np.array([0.5, 0.99, 1.01, 2.0]):
+            assert rho_by_enumeration(m, alpha) >= m.rho - 1e-12
+
+
+def test_alpha_by_scipy():
+    """scipy's bounded search finds no lower rho, and the same alpha."""
+    for graph in GRAPHS[2:7]:
+        m = matcha(graph, 0.5)
+        found = minimize_scalar(lambda a, m=m: rho_by_enumeration(m, a), bounds=(0, 2), options={"xatol": 1e-9})
+        assert m.rho <= found.fun + 1e-12
+        assert m.alpha == pytest.approx(found.x, abs=1e-5)
+
+
+def test_budget_one_is_no_worse_than_d_psgd():
+    """rho at most that of the Metropolis-Hastings matrix, and alpha = 2 / (l_2 + l_n) of the Laplacian."""
+    kinds = set()
+    for graph in GRAPHS:
+        m = matcha(graph, 1.0)
+        assert m.probabilities == (1.0,) * len(m.matchings)
+        assert m.rho <= mixing_rho(mixing_matrix(graph)) + 1e-12
+        values = np.linalg.eigvalsh(laplacians(m).sum(axis=0))
+        assert m.alpha == pytest.approx(2 / (values[1] + values[-1]))
+        assert m.rho == pytest.approx(((values[-1] - values[1]) / (values[-1] + values[1])) ** 2, abs=1e-12)
+        kinds.add(len(set(itertools.chain(*m.weights))) == 1)
+    assert kinds == {True, False}  # both weightings were met
+
+
+def test_more_budget_never_mixes_worse_on_a_ring():
+    """rho falls as the budget grows, down to D-PSGD's best constant weight."""
+    rhos = [matcha(ring(8), budget).rho for budget in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)]
+    assert rhos == sorted(rhos, reverse=True)
+
+
+def test_one_node():
+    """Nobody to agree with: no matching, and agreement from the start."""
+    m = matcha(ring(1))
+    assert (m.matchings, m.probabilities, m.rho) == ((), (), 0.0)
+    assert m.mixing(0, 0).tolist() == [[1.0]]
+    assert m.partners(0, 0, 0) == ()
+
+
+def test_activations_depend_on_seed_and_round_alone():
+    """Two ranks that ask in different orders, or after a restart, get the same; other seeds and rounds differ."""
+    here = matcha(complete(8), 0.5)
+    there = pickle.loads(pickle.dumps(here))
+    assert here == there
+    first = [here.active(5, k).tolist() for k in range(50)]
+    assert first == [there.active(5, k).tolist() for k in reversed(range(50))][::-1]
+    assert first != [here.active(6, k).tolist() for k in range(50)]
+    assert len({tuple(row) for row in first}) > 20
+
+
+def test_activation_bits_are_pinned():
+    """The draws of this seed, so that a change of generator, which would part old ranks from new ones, is seen."""
+    m = matcha(complete(8), 0.5)
+    drawn = ["".join(str(int(b)) for b in m.active(2024, k)) for k in (7, 8)]
+    assert drawn == ["0111110", "0000101"]
+
+
+def test_activations_have_their_probabilities_and_are_independent():
+    """Over 4,000 rounds each matching's share is p within 4 standard deviations, and so is each pair's joint share."""
+    m = matcha(GRAPHS[12], 0.4)
+    p, rounds = np.array(m.probabilities), 4000
+    drawn = np.array([m.active(1, k) for k in range(rounds)], dtype=float)
+    joint, expected = drawn.T @ drawn / rounds, np.outer(p, p)
+    np.fill_diagonal(expected, p)
+    assert (np.abs(joint - expected) <= 4 * np.sqrt(expected * (1 - expected) / rounds) + 1e-3).all()
+
+
+def test_mixing_and_partners_say_the_same():
+    """W is symmetric with unit row sums, and its rows are what the partners of each rank list."""
+    for graph in (GRAPHS[10], barbell(12, 5)):
+        m = matcha(graph, 0.5)
+        for k in range(5):
+            w = m.mixing(3, k)
+            assert np.array_equal(w, w.T)
+            assert np.allclose(w.sum(axis=1), 1.0)
+            for rank in range(graph.nodes):
+                listed = m.partners(rank, 3, k)
+                row = np.zeros(graph.nodes)
+                row[rank] = 1 - sum(weight for _, weight in listed)
+                for other, weight in listed:
+                    row[other] = weight
+                assert np.allclose(row, w[rank])
+
+
+def test_repeated_mixing_shrinks_disagreement_at_rho():
+    """Averaged over rounds, one step's squared distance from agreement stays below rho times the last one's."""
+    m, rng = matcha(ring(8), 0.5), np.random.default_rng(0)
+    x = rng.normal(size=(8, 400))
+    x -= x.mean(axis=0)
+    ratio = np.mean([((m.mixing(0, k) @ x) ** 2).sum(axis=0) / (x**2).sum(axis=0) for k in range(600)], axis=0)
+    assert ratio.max() <= m.rho * 1.03
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.1, 1.01, float("nan")])
+def test_bad_budgets_are_refused(budget):
+    """A share that is not above 0 and at most 1 is an error that says what a budget is."""
+    with pytest.raises(ValueError, match="budget must be above 0 and at most 1, got"):
+        matcha(ring(4), budget)
+
+
+def test_disconnected_graphs_are_refused():
+    """Parts that never exchange never agree: an error, with the counts."""
+    with pytest.raises(ValueError, match="graph must be connected for MATCHA, got 4 nodes and 2 edges"):
+        matcha(from_edges([(0, 1), (2, 3)]))
+
+
+@pytest.mark.parametrize(
+    ("seed", "round_number", "name"), [(-1, 0, "seed"), (0, -1, "round_number"), (2**128, 0, "seed")]
+)
+def test_bad_seeds_are_refused(seed, round_number, name):
+    """Seed and round are counters of 128 bits."""
+    with pytest.raises(ValueError, match=f"{name} must be from 0"):
+        matcha(ring(4)).active(seed, round_number)
