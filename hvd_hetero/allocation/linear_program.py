@@ -27,8 +27,6 @@ from numpy.typing import ArrayLike
 from hvd_hetero.allocation._checks import FloatArray, IntArray
 from hvd_hetero.allocation.problem import Allocation, Problem, SolverFailure, problem
 
-_FEASIBILITY = 1e-6  # ten times the tolerance of HiGHS; what is this close below an integer is that integer
-
 
 def minimax_lp(
     slope: ArrayLike,
@@ -89,9 +87,9 @@ def minimax_lp(
 
 def _rounded(p: Problem, units: FloatArray) -> IntArray:
     """Whole units near the real ones, by the rule at the top of this file."""
-    whole = np.clip(np.floor(units + _FEASIBILITY).astype(np.int64), p.lower, p.upper)
+    whole = np.clip(np.floor(units).astype(np.int64), p.lower, p.upper)
     missing = p.units - int(whole.sum())
-    with_room = np.flatnonzero(whole < p.upper)  # at least all that were rounded down, so enough of them
+    with_room = np.flatnonzero(whole < p.upper)  # at least all that were rounded down, so there are enough of them
     earliest = np.argsort(p.finish_s(whole + 1)[with_room], kind="stable")
     whole[with_room[earliest[:missing]]] += 1
     return whole
