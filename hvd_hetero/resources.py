@@ -6,9 +6,11 @@ With ``A`` the number of cores that this process may run on (its affinity within
     memory = min over limits l of (limit_l - used_l)  /  min over limits l of limit_l             in [0, 1]
 
 - ``o``: cores' worth of time that everybody else used on those ``A`` cores (stolen time included): the busy time of
-  the cores in ``/proc/stat`` minus this process's own time, per second, over the last ``window_s``.
+  the cores in ``/proc/stat`` minus this process's own time, per second, over the last ``window_s``. What niced
+  processes used is left out unless this one is niced itself: they give way.
 - ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
-  ``o_l``: cores' worth used by the other members of that group. A stricter quota lowers ``cpu``.
+  ``o_l``: cores' worth used by the other members of that group, where its account can be read. A stricter quota
+  lowers ``cpu``.
 - limits: the host (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control group,
   whose use counts without the inactive file cache, which the kernel gives back first.
 
@@ -90,6 +92,7 @@ class ResourceMeter:
         self._told: set[str] = set()
         self._read_at_s = -math.inf
         self._latest = Resources(math.nan, math.nan)
+        self._niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         groups = _Groups(self._proc / "self" / "cgroup", Path(cgroup))
         self._quotas_v1, self._quotas_v2 = groups.levels("cpu"), groups.levels("")
@@ -118,9 +121,7 @@ class ResourceMeter:
 
     def _cpu(self, now_s: float) -> float:
         cores = self._cores()
-        quotas = dict(q for q in map(_quota_v1, self._quotas_v1) if q) | dict(
-            q for q in map(_quota_v2, self._quotas_v2) if q
-        )
+        quotas = dict([*filter(None, map(_quota_v1, self._quotas_v1)), *filter(None, map(_quota_v2, self._quotas_v2))])
         new = _Used(now_s, self._busy_s(), self._own_s(), {path: self._group_s(path) for path in quotas})
         old = self._remember(new)
         free = [float(len(cores)), *quotas.values()]
@@ -158,10 +159,9 @@ class ResourceMeter:
             if not line.startswith("cpu"):
                 break  # the cores come first
             name, user, nice, system, _idle, _iowait, *rest = line.split()
-            ticks = (
-                int(user) + int(nice) + int(system) + sum(map(int, rest[:3]))
-            )  # irq, softirq, steal; guest is in user
-            busy[int(name[3:])] = ticks * self._tick_s
+            ticks = int(user) + int(system) + sum(map(int, rest[:3]))  # irq, softirq, steal; guest is in user
+            busy_ticks = ticks + (int(nice) if self._niced else 0)
+            busy[int(name[3:])] = busy_ticks * self._tick_s
         return busy
 
     def _own_s(self) -> float:
@@ -220,19 +220,15 @@ class _Groups:
         """The group and those around it, innermost first; empty where this controller is not mounted."""
         if controller not in self._paths:
             return []
-        mounts = [self._root, self._root / "unified"] if controller == "" else sorted(self._root.glob("*"))
-        wanted = (
-            [m for m in mounts if (m / "cgroup.controllers").exists()]
-            if controller == ""
-            else [m for m in mounts if controller in m.name.split(",")]
-        )
+        if controller:
+            wanted = [m for m in sorted(self._root.glob("*")) if controller in m.name.split(",")]
+        else:
+            wanted = [m for m in (self._root, self._root / "unified") if (m / "cgroup.controllers").exists()]
         if not wanted:
             return []
         parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
         while parts and not wanted[0].joinpath(*parts).is_dir():
-            parts = parts[
-                1:
-            ]  # in a container the path may be told as the host sees it, and the mount begins further in
+            parts = parts[1:]  # in a container the path may be the host's, and the mount begins further in
         return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]
 
 

@@ -1,8 +1,24 @@
 """Prediction of each rank's speed (samples per second) in the round to come; lb-bsp sections 3.2.1, 4.2 and 5.4."""
 
+from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
+from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
+from hvd_hetero.prediction.mixture import Mixture
+from hvd_hetero.prediction.narx import NARX
 from hvd_hetero.prediction.registry import PREDICTORS, predictor
+from hvd_hetero.prediction.simple_rnn import SimpleRNN
 
-__all__ = ["EMA", "PREDICTORS", "Memoryless", "Predictor", "predictor"]
+__all__ = [
+    "ARIMA",
+    "EMA",
+    "LSTM",
+    "NARX",
+    "PREDICTORS",
+    "Memoryless",
+    "Mixture",
+    "Predictor",
+    "SimpleRNN",
+    "predictor",
+]

@@ -2,8 +2,8 @@
 
 A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k``
 and ``m^k`` that were read *before* that round (`hvd_hetero.resources`), and says before round ``k+1`` what ``v^{k+1}``
-will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does not
-grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
+will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
+not grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 
 Contract, checked by the conformance suite for every member of the family:
 

@@ -23,7 +23,7 @@ class EMA(Predictor):
     def __init__(self, alpha: float = 0.2) -> None:
         super().__init__()
         if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"alpha: the weight of the latest speed must be in (0, 1], got {alpha!r}; 1 is Memoryless")
+            raise ValueError(f"alpha: the weight of the latest speed must be in (0, 1], got {alpha!r}")
         self.alpha = float(alpha)
         self._mean = 0.0
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
+from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
+from hvd_hetero.prediction.mixture import Mixture
+from hvd_hetero.prediction.narx import NARX
+from hvd_hetero.prediction.simple_rnn import SimpleRNN
 
-PREDICTORS: dict[str, type[Predictor]] = {cls.name: cls for cls in (Memoryless, EMA)}
+PREDICTORS: dict[str, type[Predictor]] = {
+    cls.name: cls for cls in (Memoryless, EMA, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
+}
 
 
 def predictor(which: str | Predictor | type[Predictor], **options: Any) -> Predictor:

@@ -1,0 +1,226 @@
+"""Record this machine: a real training step whose CPU and memory others take away, speed and drivers per round.
+
+    python benchmarks/record_traces.py --schedule TRACES/google_cpu_memory_200.csv.gz
+
+One process ("the rank"), pinned to one core, trains a small convolutional network on one thread. Before each round the
+controller sets what other tasks leave it: the CPU quota of the rank's control group (5 ms period, which is smooth;
+the kernel's smallest quota of 1 ms makes 20 % the least), and the memory that a second process in the rank's memory
+group holds. Then the rank reads its drivers with `hvd_hetero.resources`, as it would in training, and does its round.
+
+The schedule emulates a machine that hosts tasks which come and go (lb-bsp section 5.3: faked tasks with the start and
+end times and the consumption of recorded ones). Three slots; a slot is idle with probability 1/4, else it runs one of
+the 200 recorded series from a random step on; either lasts a geometric number of points, 12 on average. A point lasts
+4 rounds. What is left to the rank is 1 - the sum of the CPU shares, at least 0.2. All drawn from ``--seed`` + the
+number of the series. These numbers were chosen before the first recording and not changed afterwards.
+
+Needs write access to control groups (root in most containers): version 1 `cpu` and `memory`, or version 2. The groups
+are made inside the ones this process is in, and removed at the end. Memory pressure does not slow this step down:
+there is no swap, and the limit is never reached. So the memory series are real, but hold no information about the
+speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+PERIOD_US, LEAST_SHARE = 5000, 0.2
+SLOTS, IDLE, MEAN_POINTS, POINT_ROUNDS = 3, 0.25, 12, 4
+MEMORY_LIMIT_MIB, HELD_MIB = 1024, 320  # of the rank's group; of the holder when others use 100 %
+BATCH, CHANNELS, PIXELS = 64, 16, 32
+WARM_UP_ROUNDS = 10
+
+
+def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
+    """Share of the CPU left to the rank, and share of memory that others use, for each round."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        table = np.array(
+            [
+                [float(row[k]) for k in ("series", "step", "cpu_percent", "memory_percent")]
+                for row in csv.DictReader(file)
+            ]
+        )
+    ids = np.unique(table[:, 0])
+    tasks = np.stack([table[table[:, 0] == i][:, 2:] for i in ids]) / 100.0  # (series, steps, 2)
+    rng = np.random.default_rng(seed)
+    points = math.ceil(rounds / POINT_ROUNDS)
+    used = np.zeros((points, 2))
+    for _ in range(SLOTS):
+        at = 0
+        while at < points:
+            length = min(int(rng.geometric(1 / MEAN_POINTS)), points - at)
+            task, first = tasks[rng.integers(len(tasks))], int(rng.integers(tasks.shape[1]))
+            if rng.random() >= IDLE:
+                used[at : at + length] += np.take(task, range(first, first + length), axis=0, mode="wrap")
+            at += length
+    left = np.clip(1.0 - used[:, 0], LEAST_SHARE, 1.0)
+    each = [(float(c), float(min(1.0, m))) for c, m in zip(left, used[:, 1], strict=True)]
+    return [each[k // POINT_ROUNDS] for k in range(rounds)]
+
+
+class Groups:
+    """The two control groups of a recording, made inside those of this process."""
+
+    def __init__(self) -> None:
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+        mine = {controller: path.lstrip("/") for _, names, path in lines for controller in names.split(",")}
+        root, name = Path("/sys/fs/cgroup"), f"hvd-hetero-record-{os.getpid()}"
+        self.version = 1 if (root / "cpu").is_dir() else 2
+        if self.version == 1:
+            self.cpu, self.memory = (root / c / mine[c] / name for c in ("cpu", "memory"))
+        else:
+            self.cpu = self.memory = root / mine[""] / name
+            (root / mine[""] / "cgroup.subtree_control").write_text("+cpu +memory")
+
+    def __enter__(self) -> Groups:
+        for path in {self.cpu, self.memory}:
+            path.mkdir()
+        limit = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+        (self.memory / limit).write_text(str(MEMORY_LIMIT_MIB << 20))
+        if self.version == 1:
+            (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in {self.cpu, self.memory}:
+            path.rmdir()
+
+    def put(self, pid: int, *, limit_cpu: bool) -> None:
+        """Move a process into the memory group, and into the CPU group too where asked (one group in version 2)."""
+        for path in {self.memory, self.cpu} if limit_cpu else {self.memory}:
+            (path / "cgroup.procs").write_text(str(pid))
+
+    def share(self, fraction: float) -> None:
+        """Set the quota of the CPU group, as a fraction of one core."""
+        quota_us = round(fraction * PERIOD_US)
+        if self.version == 1:
+            (self.cpu / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (self.cpu / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+
+
+def rank(pipe: Connection, core: int) -> None:
+    """Wait for a word, read the drivers, do a round, answer (speed, cpu, memory); an empty word ends it."""
+    import torch
+
+    from hvd_hetero.resources import ResourceMeter
+
+    pipe.recv()  # not before the groups hold us
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, CHANNELS, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(CHANNELS, 2 * CHANNELS, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(32 * CHANNELS, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    x, y = torch.randn(BATCH, 3, PIXELS, PIXELS), torch.randint(0, 10, (BATCH,))
+    meter = ResourceMeter(time.monotonic, interval_s=0.0)
+    while pipe.recv():
+        drivers = meter.read()
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        pipe.send((BATCH / (time.perf_counter() - began), drivers.cpu, drivers.memory))
+
+
+def holder(pipe: Connection) -> None:
+    """Hold as many MiB as told; 0 or more, None ends it."""
+    held = bytearray()
+    while (mib := pipe.recv()) is not None:
+        del held
+        held = bytearray(mib << 20)
+        held[::4096] = b"\1" * len(held[::4096])  # touched, so that it is really there
+        pipe.send(len(held))
+
+
+@contextmanager
+def child(target: object, *args: object) -> Iterator[tuple[Connection, int]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *args), daemon=True)  # type: ignore[arg-type]
+    process.start()
+    try:
+        yield ours, int(process.pid or 0)
+    finally:
+        process.terminate()
+        process.join()
+
+
+def record(left: list[tuple[float, float]], core: int) -> list[tuple[float, float, float]]:
+    """One series: (samples per second, cpu, memory) of each round of the schedule."""
+    rounds = []
+    with Groups() as groups, child(rank, core) as (worker, worker_pid), child(holder) as (memory, memory_pid):
+        groups.share(1.0)
+        groups.put(worker_pid, limit_cpu=True)
+        groups.put(memory_pid, limit_cpu=False)
+        worker.send("the groups hold you")
+        now: tuple[float, float] | None = None
+        for k, wanted in enumerate([left[0]] * WARM_UP_ROUNDS + left):
+            if wanted != now:
+                groups.share(wanted[0])
+                memory.send(round(wanted[1] * HELD_MIB))
+                memory.recv()
+                now = wanted
+            worker.send("round")
+            measured = worker.recv()
+            if k >= WARM_UP_ROUNDS:
+                rounds.append(measured)
+    return rounds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--schedule", type=Path, required=True, help="csv.gz with series, step, cpu_percent, memory_percent"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "data" / "traces")
+    parser.add_argument("--series", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=360)
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=2020)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, core {options.core}, load {os.getloadavg()[0]:.1f}", flush=True
+    )
+    for number in range(options.series):
+        began = time.monotonic()
+        left = schedule(options.schedule, options.rounds, options.seed + number)
+        series = record(left, options.core)
+        path = options.out / f"series_{number}.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("samples_per_s", "cpu", "memory"))
+            writer.writerows((f"{v:.1f}", f"{c:.3f}", f"{m:.3f}") for v, c, m in series)
+        shares, speeds = [c for c, _ in left], [v for v, _, _ in series]
+        print(
+            f"{path.name}: {len(series)} rounds in {time.monotonic() - began:.0f} s, "
+            f"samples/s {min(speeds):.0f} to {max(speeds):.0f}, median {statistics.median(speeds):.0f}; "
+            f"share left {min(shares):.2f} to {max(shares):.2f}; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

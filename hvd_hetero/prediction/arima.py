@@ -1,0 +1,111 @@
+"""ARIMA (2, 2, 1), a baseline (lb-bsp sections 3.2.1 and 5.4): statsmodels estimates, a recurrence forecasts.
+
+With ``z^k = v^k - 2 v^{k-1} + v^{k-2}`` (the second difference) and innovations ``e^k``,
+
+    z^k = φ1 z^{k-1} + φ2 z^{k-2} + e^k + θ e^{k-1}
+    v̂^{k+1} = 2 v^k - v^{k-1} + φ1 z^k + φ2 z^{k-1} + θ e^k
+
+(φ1, φ2, θ) are estimated by maximum likelihood on the last ``window`` (200) rounds, first at round ``refit_every`` +
+5 and then every ``refit_every`` (50) rounds; in between the recurrence costs O(1). Until the first estimate: the last
+speed. An estimate takes some 50 to 500 milliseconds *inside* ``update``: this predictor is for comparison, not for
+the training path.
+
+A second difference has no memory of a level: a forecast may fall below zero, and is then replaced by the last speed
+(`Predictor.rejected` counts those).
+
+Differences from the paper: the re-fit schedule and the window (not stated there).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.prediction.base import Predictor
+
+log = logging.getLogger(__name__)
+
+
+class ARIMA(Predictor):
+    """Predicts by an autoregressive integrated moving average of order (2, 2, 1); needs statsmodels."""
+
+    name = "arima"
+
+    def __init__(self, *, window: int = 200, refit_every: int = 50) -> None:
+        super().__init__()
+        if window < 20:
+            raise ValueError(f"window: must be at least 20 rounds to estimate three parameters, got {window!r}")
+        if refit_every < 10:
+            raise ValueError(f"refit_every: must be at least 10 rounds, an estimate being slow, got {refit_every!r}")
+        try:
+            import statsmodels.tsa.arima.model  # noqa: F401  (here, so that its absence is known before training)
+        except ImportError as error:
+            raise ImportError("ARIMA needs statsmodels: pip install 'hvd-hetero[prediction]'") from error
+        self._refit_every = refit_every
+        self._speeds: deque[float] = deque(maxlen=window + 2)
+        self._parameters: tuple[float, float, float] | None = None  # φ1, φ2, θ
+        self._z = (0.0, 0.0)  # latest first
+        self._innovation = 0.0
+
+    def _observe(self, speed: float, cpu: float, memory: float) -> None:
+        if len(self._speeds) >= 2:
+            z = speed - 2.0 * self._speeds[-1] + self._speeds[-2]
+            if self._parameters is not None:
+                self._innovation = z - self._next_z()
+            self._z = (z, self._z[0])
+        self._speeds.append(speed)
+        if self.rounds + 1 >= 5 + self._refit_every and (self.rounds + 1 - 5) % self._refit_every == 0:
+            self._estimate()
+
+    def _forecast(self, cpu: float, memory: float) -> float:
+        if self._parameters is None:
+            return self._last
+        return 2.0 * self._speeds[-1] - self._speeds[-2] + self._next_z()
+
+    def _next_z(self) -> float:
+        assert self._parameters is not None
+        phi1, phi2, theta = self._parameters
+        return phi1 * self._z[0] + phi2 * self._z[1] + theta * self._innovation
+
+    def _estimate(self) -> None:
+        from statsmodels.tsa.arima import model
+
+        speeds = np.array(self._speeds)
+        z = np.diff(speeds, n=2)
+        scale = float(np.std(z))
+        if scale < 1e-9 * float(np.mean(speeds)):
+            return  # a straight line: its own extrapolation, nothing to estimate
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # about starting values and convergence; a bad estimate shows in the error
+                fitted = model.ARIMA(z / scale, order=(2, 0, 1), trend="n").fit()
+        except (np.linalg.LinAlgError, ValueError) as error:
+            log.warning("ARIMA keeps its parameters, the estimate failed: %r", error)
+            return
+        phi1, phi2, theta = (float(p) for p in fitted.params[:3])
+        self._parameters = (phi1, phi2, theta)
+        self._innovation = float(fitted.resid[-1]) * scale
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "speeds": list(self._speeds),
+            "parameters": None if self._parameters is None else list(self._parameters),
+            "z": list(self._z),
+            "innovation": self._innovation,
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        parameters = state["parameters"]
+        if parameters is not None and len(parameters) != 3:
+            raise ValueError(f"state: parameters must be phi1, phi2 and theta, got {parameters!r}")
+        self._parameters = None if parameters is None else (parameters[0], parameters[1], parameters[2])
+        self._speeds = deque(map(float, state["speeds"]), maxlen=self._speeds.maxlen)
+        self._z = (float(state["z"][0]), float(state["z"][1]))
+        self._innovation = float(state["innovation"])
