@@ -82,10 +82,12 @@ def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch
     assert remove_stale_groups() == []
 
 
-def test_ranks_do_not_outlive_their_launcher(token):
+def test_ranks_do_not_outlive_their_launcher(token, tmp_path):
     """Killing the launching process outright ends every rank within seconds."""
     code = f"from hvd_hetero.testing import launch; launch({str(HANG)!r}, 2, ['hang'], on_line=print)"
-    environment = dict(os.environ) | token | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Its run directory is what a launcher that is killed leaves behind, so let that be where pytest cleans up.
+    environment = dict(os.environ) | token | {"TMPDIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment, stdout=subprocess.PIPE) as launcher:
         assert b"hanging" in launcher.stdout.readline()
         assert len(alive(token)) >= 4  # two ranks, horovodrun, the launcher
