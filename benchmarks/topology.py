@@ -1,0 +1,162 @@
+"""Does MATCHA keep its promises? Prints them for known graphs, and checks them on 300 random ones.
+
+For every graph and budget: the matchings partition the edges and are at most max degree + 1; the expected communication
+equals the budget; rho < 1; the connectivity is within a millionth of a proven bound; and at budget 1 rho is no worse
+than that of D-PSGD's mixing matrix (Metropolis-Hastings). rho is also measured: the mean of W'W over drawn rounds.
+
+    python benchmarks/topology.py [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from hvd_hetero.topology import Graph, Matcha, complete, from_edges, matcha, mixing_matrix, mixing_rho, ring
+
+BUDGETS = (0.1, 0.5, 0.9, 1.0)
+RANDOM = 300
+ROUNDS = 4000
+
+
+def barbell(clique: int, path: int) -> Graph:
+    """Two cliques joined by a path of so many further nodes."""
+    first = itertools.combinations(range(clique), 2)
+    middle = [(clique - 1 + i, clique + i) for i in range(path + 1)]
+    last = itertools.combinations(range(clique + path, 2 * clique + path), 2)
+    return from_edges([*first, *middle, *last])
+
+
+def random_graph(rng: np.random.Generator, most: int = 32) -> Graph:
+    while True:
+        nodes, density = int(rng.integers(2, most + 1)), rng.uniform(0.1, 1.0)
+        graph = from_edges([(i, j) for i in range(nodes) for j in range(i) if rng.random() < density], nodes=nodes)
+        if graph.is_connected():
+            return graph
+
+
+def known_graphs() -> dict[str, Graph]:
+    rng = np.random.default_rng(8)
+    grid = [(4 * r + c, 4 * r + c + 1) for r in range(4) for c in range(3)]
+    grid += [(4 * r + c, 4 * r + c + 4) for r in range(3) for c in range(4)]
+    return {
+        "ring of 8": ring(8),
+        "ring of 9": ring(9),
+        "complete, 8": complete(8),
+        "star of 9": from_edges([(0, i) for i in range(1, 9)]),
+        "grid 4 x 4": from_edges(grid),
+        "two cliques of 6": barbell(6, 0),
+        "two cliques of 12, path": barbell(12, 5),
+        "random, 16": random_graph(rng, 16),
+        "ring of 256": ring(256),
+        "complete, 64": complete(64),
+    }
+
+
+def broken(graph: Graph, m: Matcha, budget: float) -> list[str]:
+    """Which promises this solution breaks."""
+    spread = [edge for matching in m.matchings for edge in matching]
+    ends = [[node for edge in matching for node in edge] for matching in m.matchings]
+    promises = {
+        "partition": sorted(spread) == list(graph.edges) and all(len(e) == len(set(e)) for e in ends),
+        "number": len(m.matchings) <= graph.degrees().max() + 1,
+        "budget": abs(sum(m.probabilities) / len(m.matchings) - budget) <= 1e-9,
+        "range": all(0.0 <= p <= 1.0 for p in m.probabilities),
+        "rho": m.rho < 1.0,
+        "certificate": m.connectivity_bound - m.connectivity <= 1e-6 * m.connectivity_bound,
+        "d-psgd": budget < 1.0 or m.rho <= mixing_rho(mixing_matrix(graph)) + 1e-12,
+    }
+    return [name for name, kept in promises.items() if not kept]
+
+
+def drawn(m: Matcha) -> tuple[float, float]:
+    """Share of matchings used, and || mean of W'W - J ||, over drawn rounds."""
+    used, second = 0.0, np.zeros((m.nodes, m.nodes))
+    for k in range(ROUNDS):
+        w = m.mixing(2024, k)
+        used += m.active(2024, k).mean()
+        second += w @ w
+    return used / ROUNDS, float(np.linalg.norm(second / ROUNDS - 1 / m.nodes, 2))
+
+
+def known() -> tuple[str, int]:
+    lines = [
+        "| graph | max degree | matchings | budget | drawn | rho | drawn | D-PSGD's rho | alpha | gap to bound | ms |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    bad = 0
+    for name, graph in track(known_graphs().items(), "known graphs"):
+        for budget in BUDGETS:
+            start = perf_counter()
+            m = matcha(graph, budget)
+            took = perf_counter() - start
+            bad += bool(broken(graph, m, budget))
+            share, rho = drawn(m) if graph.nodes <= 32 else (float("nan"), float("nan"))
+            gap = 1 - m.connectivity / m.connectivity_bound
+            weighted = " (weights)" if m.weights[0][0] != 1.0 else ""
+            lines.append(
+                f"| {name} | {graph.degrees().max()} | {len(m.matchings)} | {budget} | {share:.4f} | {m.rho:.5f} "
+                f"| {rho:.5f} | {mixing_rho(mixing_matrix(graph)):.5f} | {m.alpha:.4f}{weighted} | {max(gap, 0):.0e} "
+                f"| {took * 1e3:.1f} |"
+            )
+    return "\n".join(lines), bad
+
+
+def randoms() -> tuple[str, int]:
+    rng = np.random.default_rng(0)
+    bad, at_delta, times = 0, 0, []
+    for _ in track(range(RANDOM), "random graphs"):
+        graph = random_graph(rng)
+        for budget in BUDGETS:
+            start = perf_counter()
+            m = matcha(graph, budget)
+            times.append(perf_counter() - start)
+            bad += bool(broken(graph, m, budget))
+        at_delta += len(m.matchings) == graph.degrees().max()
+    text = (
+        f"{RANDOM} random connected graphs of 2 to 32 nodes x {len(BUDGETS)} budgets: {bad} broke a promise; "
+        f"{at_delta} split into max degree matchings, the others into one more; "
+        f"median {median(times) * 1e3:.1f} ms, most {max(times) * 1e3:.0f} ms."
+    )
+    return text, bad
+
+
+def per_round() -> str:
+    m = matcha(random_graph(np.random.default_rng(5)), 0.5)
+    times = []
+    for k in range(2000):
+        start = perf_counter()
+        m.active(1, k)
+        times.append(perf_counter() - start)
+    return f"Drawing one round's activations: median {median(times) * 1e6:.0f} µs."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="store the tables as benchmarks/results/topology.md")
+    write = parser.parse_args().write
+    table, bad = known()
+    summary, worse = randoms()
+    text = (
+        f"{table}\n\nDrawn: over {ROUNDS:,} rounds of one seed. (weights): D-PSGD's edge weights times alpha, where they "
+        f"contract faster than one alpha for all edges.\n\n{summary} {per_round()}\n\n"
+        f"Every promise kept on every graph: {'NO' if bad + worse else 'yes'}."
+    )
+    print(text)
+    if write:
+        from _report import write_result
+
+        write_result("topology", text)
+    sys.exit(bool(bad + worse))
+
+
+if __name__ == "__main__":
+    main()
