@@ -155,7 +155,7 @@ def make_venv() -> int:
 def install(name: str) -> int:
     """Install one of the files in requirements/, at the versions of constraints.txt."""
     wanted, pinned = ROOT / "requirements" / f"{name}.txt", ROOT / "requirements" / "constraints.txt"
-    # --no-compile: bytecode for all of torch and TensorFlow would take half of the time, and a fraction of it is imported.
+    # --no-compile: bytecode for all of torch and TensorFlow takes half of the time, and a fraction of it is imported.
     return pip("install", "--no-compile", "--requirement", str(wanted), "--constraint", str(pinned), log=name)
 
 

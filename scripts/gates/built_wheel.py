@@ -1,0 +1,117 @@
+"""Gate: the wheel that would be published is complete and works without this checkout.
+
+A source distribution is built from a copy of the checkout, a wheel from that source distribution, and the wheel is
+installed into a fresh environment with the core's dependencies alone. From an empty directory, every module of the core
+must import, and the command line must answer. Exit code 0 or 1.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
+PACKAGES = ("hvd_hetero", "torch_hooks", "keras_callbacks")
+NOT_SOURCE = shutil.ignore_patterns(".*", "build", "dist", "out", "*.egg-info", "__pycache__")
+
+# Runs in the fresh environment. sys.argv: where the package must be.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import hvd_hetero
+assert hvd_hetero.__file__.startswith(sys.argv[1]), hvd_hetero.__file__
+names = [module.name for module in pkgutil.walk_packages(hvd_hetero.__path__, "hvd_hetero.")]
+for name in names:
+    importlib.import_module(name)
+for name in ("horovod", "torch", "tensorflow", "keras"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(f"{name} is there: this environment is not bare")
+print(len(names))
+"""
+
+
+class GateError(Exception):
+    """The gate is closed; the message says why."""
+
+
+def run(*argv: str, cwd: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command without anything of this environment's own, and insist on its exit code."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    environ = {name: value for name, value in os.environ.items() if name not in hidden} | {"PYTHONNOUSERSITE": "1"}
+    done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode != expected:
+        raise GateError(f"{' '.join(argv)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+    return done
+
+
+def build(work: Path) -> Path:
+    """Build the wheel from a source distribution of a copy, so that nothing generated in the checkout can get in."""
+    shutil.copytree(ROOT, work / "source", ignore=NOT_SOURCE)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), cwd=work / "source")
+    (wheel,) = (work / "dist").glob("*.whl")
+    return wheel
+
+
+def check_contents(wheel: Path) -> None:
+    """Every module and data file of the packages must be inside, with the types' marks and the licence."""
+    present = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    wanted = {
+        file.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    if absent := sorted(wanted - present):
+        raise GateError(f"not in the wheel (see [tool.setuptools] in pyproject.toml): {', '.join(absent)}")
+    for package in PACKAGES:
+        if (ROOT / package).exists() and f"{package}/py.typed" not in present:
+            raise GateError(f"{package}/py.typed does not exist")
+    if not any(name.endswith(".dist-info/licenses/LICENSE") for name in present):
+        raise GateError("the wheel has no licence")
+    if strange := sorted(n for n in present if not n.startswith(PACKAGES) and ".dist-info/" not in n):
+        raise GateError(f"in the wheel, but of no package: {', '.join(strange)}")
+
+
+def check_installed(wheel: Path, work: Path) -> int:
+    """Install the wheel elsewhere, use it from an empty directory, and return how many modules were imported."""
+    environment, empty = work / "environment", work / "empty"
+    empty.mkdir()
+    run(sys.executable, "-m", "venv", str(environment), cwd=empty)
+    python, command = str(environment / "bin" / "python"), str(environment / "bin" / "hvd-hetero")
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile")
+    run(*pip, str(wheel), "--constraint", str(CONSTRAINTS), cwd=empty)
+    imported = int(run(python, "-c", IMPORT_ALL, str(environment.resolve()), cwd=empty).stdout)
+    version = run(command, "--version", cwd=empty).stdout.split()
+    if version[0] != "hvd-hetero" or f"-{version[1]}-" not in wheel.name:
+        raise GateError(f"hvd-hetero --version says {version}, but the wheel is {wheel.name}")
+    said = run(command, "build-horovod", cwd=empty, expected=1).stderr
+    if "neither torch nor tensorflow is installed" not in said or "Traceback" in said:
+        raise GateError(f"build-horovod must say in one line that no framework is installed, but it says:\n{said}")
+    return imported
+
+
+def main() -> int:
+    """Run the gate."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    with tempfile.TemporaryDirectory(prefix="hvd-hetero-wheel-") as directory:
+        work = Path(directory).resolve()
+        try:
+            wheel = build(work)
+            check_contents(wheel)
+            imported = check_installed(wheel, work)
+        except GateError as problem:
+            print(problem)
+            return 1
+    print(f"{wheel.name}: {imported} modules imported without the checkout, and the command line answers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Run lint, types, unit tests, gates and distributed tests, all of them whatever fails, and count what ran.
+
+    python scripts/run_tests.py [STAGE ...] [-k EXPRESSION]
+
+The last line is ``N passed, N failed`` (and ``, N skipped``). Each test of pytest counts as one, and so does each
+linter, the type check and each gate. The exit code is 0 if nothing failed.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+GATES = "scripts/gates"
+# A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test.
+LIMIT_S = 45 * 60.0
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "PYTHONNOUSERSITE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Count(NamedTuple):
+    """How many tests ended how."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed" + (f", {self.skipped} skipped" if self.skipped else "")
+
+
+def main() -> int:
+    """Run the stages and return the exit code."""
+    stages: dict[str, Callable[[str], list[Count]]] = {
+        "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
+        "types": lambda _: [checked("mypy")],
+        "unit": lambda only: [pytest("tests/unit", only)],
+        "gates": lambda _: import_gates(),
+        "distributed": lambda only: [pytest("tests/distributed", only)],
+        "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
+    }
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"which of {', '.join(stages)} (default: all)")
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest: only tests that match")
+    args = parser.parse_args()
+    if unknown := set(args.stages) - set(stages):
+        parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {', '.join(stages)}")
+
+    counts: dict[str, Count] = {}
+    for name in args.stages or stages:
+        start_s = time.monotonic()
+        say(f"\n=== {name} ===")
+        counts[name] = total(stages[name](args.k))
+        say(f"--- {name}: {counts[name]} ({time.monotonic() - start_s:.0f} s)")
+    overall = total(counts.values())
+    if overall.failed:
+        say("\nfailed: " + ", ".join(name for name, count in counts.items() if count.failed))
+    say(f"\n{overall}")
+    return 1 if overall.failed or not overall.passed else 0
+
+
+def pytest(folder: str, only: str) -> Count:
+    """Run the tests of a folder and count them from pytest's own record."""
+    if not any((ROOT / folder).rglob("test_*.py")):
+        say(f"{folder}: absent, it has no tests")
+        return Count()
+    with tempfile.TemporaryDirectory() as directory:
+        record = Path(directory, "record.xml")
+        code = run("python", "-m", "pytest", folder, "-q", f"--junitxml={record}", *(["-k", only] if only else []))
+        try:
+            suites = ElementTree.parse(record).getroot().iter("testsuite")
+            count = total(counted(suite.attrib) for suite in suites)
+        except (OSError, ElementTree.ParseError) as reason:
+            say(f"pytest left no record of what it ran ({reason})")
+            count = Count()
+    nothing_matched = code == 5 and bool(only)
+    if code != 0 and not count.failed and not nothing_matched:
+        say(f"pytest ended with exit code {code}, which counts as a failure")
+        return total([count, Count(failed=1)])
+    return count
+
+
+def counted(suite: dict[str, str]) -> Count:
+    """Read a suite's attributes; an error in a fixture or on import is a failure too."""
+    failed, skipped = int(suite["failures"]) + int(suite["errors"]), int(suite["skipped"])
+    return Count(int(suite["tests"]) - failed - skipped, failed, skipped)
+
+
+def import_gates() -> list[Count]:
+    """Import the core with nothing, and each adapter that there is with its own framework alone."""
+    adapters = [name for name in ("torch_hooks", "keras_callbacks") if any((ROOT / name).glob("*.py"))]
+    gates = [checked("python", f"{GATES}/bare_import.py")]
+    return gates + [checked("python", f"{GATES}/adapter_alone.py", name) for name in adapters]
+
+
+def checked(program: str, *arguments: str) -> Count:
+    """Run a program that counts as one test."""
+    say(f"$ {' '.join((program, *arguments))}")
+    return Count(passed=1) if run(program, *arguments) == 0 else Count(failed=1)
+
+
+def run(program: str, *arguments: str) -> int:
+    """Run a program of this environment, end it with all that it started after the limit, and return its exit code."""
+    executable = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
+    process = subprocess.Popen(
+        [executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        say(f"{program} did not end within {LIMIT_S / 60:.0f} minutes")
+        return 124
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def total(counts: Iterable[Count]) -> Count:
+    """Add counts."""
+    result = Count()
+    for count in counts:
+        result = Count(*(a + b for a, b in zip(result, count, strict=True)))
+    return result
+
+
+def say(text: str) -> None:
+    """Write a line at once: the programs that are run write to the same place."""
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
