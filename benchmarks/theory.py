@@ -43,8 +43,9 @@ def simulate(workers: int, rng: np.random.Generator) -> dict[str, float]:
 
 def means() -> tuple[str, float]:
     lines = [
-        "| P | E[X_1:P] (7, 9) | ratio (8) | E[X_P:P] (10) | epoch, non-blocking (11, 13) | epoch, synchronous (12, 14) "
-        "| samples per round (16) | synchronous samples/s (17) | long-run speed-up | furthest off |",
+        "| P | E[X_1:P] (7, 9) | ratio (8) | E[X_P:P] (10) | epoch, non-blocking (11, 13) "
+        "| epoch, synchronous (12, 14) | samples per round (16) | synchronous samples/s (17) "
+        "| long-run speed-up | furthest off |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     rng, worst = np.random.default_rng(0), 0.0
@@ -108,7 +109,8 @@ def main() -> None:
     given, off_given = counted()
     good = max(off, off_given) <= WITHIN
     text = (
-        f"{table}\n\nrate {RATE}, D = {DATASET:,}, B = {BATCH}; in brackets how far from the mean of {ROUNDS:,} rounds.\n\n"
+        f"{table}\n\nrate {RATE}, D = {DATASET:,}, B = {BATCH}; in brackets: how far"
+        f" from the mean of {ROUNDS:,} rounds.\n\n"
         f"{given}\n\nFor one draw of times per P, against counting batches over a thousand of the slowest's.\n\n"
         f"{stability()}\n\n"
         f"All within {WITHIN:.0%} of Monte Carlo: {'yes' if good else 'NO'} (furthest {max(off, off_given):.2%})."
