@@ -204,10 +204,10 @@ def main() -> None:
     text = (
         f"{exact}\n\n{table}\n\n"
         "Medians, all in turns on the same instances, where the first two were compared again. "
-        "Table II: the paper's, on its own machine. Literal: Algorithm 2 as printed, in Python; hashed: the same with Z a dict. "
-        "Ratios: over `zipline`.\n\n"
-        f"Equal everywhere: {'yes' if equal else 'NO'}. "
-        f"Below Table II in every cell, and at 1,000 workers x 150 ends at least {RATIO_AT_LEAST:.0f} times sooner than the literal version: {'yes' if fast else 'NO'}."
+        "Table II: the paper's, on its own machine. Literal: Algorithm 2 as printed, in Python; "
+        "hashed: the same with Z a dict. Ratios: over `zipline`.\n\n"
+        f"Equal everywhere: {'yes' if equal else 'NO'}. Below Table II in every cell, and at 1,000 workers x 150 ends "
+        f"at least {RATIO_AT_LEAST:.0f} times sooner than the literal version: {'yes' if fast else 'NO'}."
     )
     print(text)
     if write:

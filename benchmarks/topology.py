@@ -147,8 +147,8 @@ def main() -> None:
     summary, worse = randoms()
     text = (
         f"{table}\n\nDrawn: over {ROUNDS:,} rounds, for up to 32 nodes (the norm of a mean over few rounds is a little "
-        "high). (weights): D-PSGD's edge weights times alpha, where they contract faster than one alpha for all edges.\n\n{summary} {per_round()}\n\n"
-        f"Every promise kept on every graph: {'NO' if bad + worse else 'yes'}."
+        "high). (weights): D-PSGD's edge weights times alpha, where they contract faster than one alpha for all edges."
+        f"\n\n{summary} {per_round()}\n\nEvery promise kept on every graph: {'NO' if bad + worse else 'yes'}."
     )
     print(text)
     if write:
