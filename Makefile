@@ -24,8 +24,9 @@ help:
 setup:
 	@"$(PYTHON)" scripts/setup.py
 
+# make demo SLOW=3 slows the last rank to a third
 demo: setup
-	@$(BIN)/python examples/demo.py
+	@$(BIN)/python examples/demo.py $(if $(SLOW),--slow $(SLOW))
 
 test: setup
 	@$(BIN)/python scripts/run_tests.py
@@ -40,5 +41,5 @@ format: setup
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .setup build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .setup out build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
