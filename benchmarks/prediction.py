@@ -31,17 +31,18 @@ from pathlib import Path
 import numpy as np
 from train_narx import TRACES, Series, fit, read, warm_start
 
-from hvd_hetero.prediction import ARIMA, EMA, LSTM, NARX, Memoryless, Mixture, Predictor, SimpleRNN
+from hvd_hetero.prediction import ARIMA, EMA, LSTM, NARX, Memoryless, Mixture, Predictor, Reverting, SimpleRNN
 
 NAN = float("nan")
 CONFIGURATION = {
     "Memoryless": "-",
     "EMA": "alpha = 0.2",
+    "Reverting": "not in the paper; member of the mixture",
     "ARIMA": "(p,d,q) = (2,2,1)",
     "SimpleRNN": "look-back = 2",
     "LSTM": "look-back = 2",
     "NARX": "look-back = 2",
-    "Mixture": "memoryless, EMA 0.5 and 0.2, NARX",
+    "Mixture": "memoryless, EMA 0.5, reverting, NARX",
 }
 NARX_TARGET, MIXTURE_TARGET, COST_TARGET_US = 0.61, 1.02, 50.0
 
@@ -52,8 +53,8 @@ def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
     def narx() -> NARX:
         return NARX(warm_start=warm, background=False)
 
-    mixture = Mixture([Memoryless(), EMA(0.5), EMA(), narx()])
-    members: list[Predictor] = [Memoryless(), EMA(), ARIMA(), SimpleRNN(), LSTM(), narx(), mixture]
+    mixture = Mixture([Memoryless(), EMA(0.5), Reverting(), narx()])
+    members: list[Predictor] = [Memoryless(), EMA(), Reverting(), ARIMA(), SimpleRNN(), LSTM(), narx(), mixture]
     return {type(member).__name__: member for member in members}
 
 
@@ -159,6 +160,7 @@ def main() -> None:
     makers: dict[str, Callable[[], Predictor]] = {
         "Memoryless": Memoryless,
         "EMA": EMA,
+        "Reverting": Reverting,
         "NARX": NARX,
         "Mixture": Mixture,
     }

@@ -2,21 +2,22 @@
 
     python benchmarks/record_traces.py --schedule TRACES/google_cpu_memory_200.csv.gz
 
-One process ("the rank"), pinned to one core, trains a small convolutional network on one thread. Before each round the
-controller sets what other tasks leave it: the CPU quota of the rank's control group (5 ms period, which is smooth;
-the kernel's smallest quota of 1 ms makes 20 % the least), and the memory that a second process in the rank's memory
-group holds. Then the rank reads its drivers with `hvd_hetero.resources`, as it would in training, and does its round.
+One process ("the rank"), pinned to one core, trains a small convolutional network on one thread. Before each round it
+sets what other tasks leave it: the CPU quota of its control group (5 ms period, which is smooth; the kernel's smallest
+quota of 1 ms makes 20 % the least), and the memory that a second process in its memory group holds. Then it reads its
+drivers with `hvd_hetero.resources`, as it would in training, and does its round.
 
 The schedule emulates a machine that hosts tasks which come and go (lb-bsp section 5.3: faked tasks with the start and
 end times and the consumption of recorded ones). Three slots; a slot is idle with probability 1/4, else it runs one of
 the 200 recorded series from a random step on; either lasts a geometric number of points, 12 on average. A point lasts
 4 rounds. What is left to the rank is 1 - the sum of the CPU shares, at least 0.2. All drawn from ``--seed`` + the
-number of the series. These numbers were chosen before the first recording and not changed afterwards.
+number of the series. These numbers of the schedule were chosen before the first recording and not changed afterwards.
 
-Needs write access to control groups (root in most containers): version 1 `cpu` and `memory`, or version 2. The groups
-are made inside the ones this process is in, and removed at the end. Memory pressure does not slow this step down:
-there is no swap, and the limit is never reached. So the memory series are real, but hold no information about the
-speed.
+The rank's group has the highest weight, so that what else runs on the machine disturbs it less; what disturbs it
+still is noise, and is in the series. Needs write access to control groups (root in most containers): version 1 `cpu`
+and `memory`, or version 2 (written by the documentation, not tried). The groups are made inside the ones this process
+is in, and removed at the end. Memory pressure does not slow this step down: there is no swap, and the limit is never
+reached. So the memory series are real, but hold no information about the speed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -96,6 +97,9 @@ class Groups:
         (self.memory / limit).write_text(str(MEMORY_LIMIT_MIB << 20))
         if self.version == 1:
             (self.cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self.cpu / "cpu.shares").write_text("262144")
+        else:
+            (self.cpu / "cpu.weight").write_text("10000")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,8 +120,8 @@ class Groups:
             (self.cpu / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
 
 
-def rank(pipe: Connection, core: int) -> None:
-    """Wait for a word, read the drivers, do a round, answer (speed, cpu, memory); an empty word ends it."""
+def rank(pipe: Connection, memory: Connection, groups: Groups, left: list[tuple[float, float]], core: int) -> None:
+    """Go through the schedule without a pause: set what is left, read the drivers, do the round."""
     import torch
 
     from hvd_hetero.resources import ResourceMeter
@@ -135,33 +139,38 @@ def rank(pipe: Connection, core: int) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     x, y = torch.randn(BATCH, 3, PIXELS, PIXELS), torch.randint(0, 10, (BATCH,))
     meter = ResourceMeter(time.monotonic, interval_s=0.0)
-    while pipe.recv():
+    rounds, now = [], None
+    for wanted in [left[0]] * WARM_UP_ROUNDS + left:
+        if wanted != now:
+            groups.share(wanted[0])
+            memory.send(round(wanted[1] * HELD_MIB))  # not waited for: others take memory when it suits them
+            now = wanted
         drivers = meter.read()
         began = time.perf_counter()
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-        pipe.send((BATCH / (time.perf_counter() - began), drivers.cpu, drivers.memory))
+        rounds.append((BATCH / (time.perf_counter() - began), drivers.cpu, drivers.memory))
+    pipe.send(rounds[WARM_UP_ROUNDS:])
 
 
 def holder(pipe: Connection) -> None:
-    """Hold as many MiB as told; 0 or more, None ends it."""
+    """Hold as many MiB as told last."""
     held = bytearray()
-    while (mib := pipe.recv()) is not None:
+    while True:
+        mib = pipe.recv()
         del held
         held = bytearray(mib << 20)
         held[::4096] = b"\1" * len(held[::4096])  # touched, so that it is really there
-        pipe.send(len(held))
 
 
 @contextmanager
-def child(target: object, *args: object) -> Iterator[tuple[Connection, int]]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *args), daemon=True)  # type: ignore[arg-type]
+def child(target: Callable[..., None], *args: object) -> Iterator[int]:
+    """A process that ends with the block; its number."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
     process.start()
     try:
-        yield ours, int(process.pid or 0)
+        yield int(process.pid or 0)
     finally:
         process.terminate()
         process.join()
@@ -169,24 +178,14 @@ def child(target: object, *args: object) -> Iterator[tuple[Connection, int]]:
 
 def record(left: list[tuple[float, float]], core: int) -> list[tuple[float, float, float]]:
     """One series: (samples per second, cpu, memory) of each round of the schedule."""
-    rounds = []
-    with Groups() as groups, child(rank, core) as (worker, worker_pid), child(holder) as (memory, memory_pid):
-        groups.share(1.0)
-        groups.put(worker_pid, limit_cpu=True)
-        groups.put(memory_pid, limit_cpu=False)
-        worker.send("the groups hold you")
-        now: tuple[float, float] | None = None
-        for k, wanted in enumerate([left[0]] * WARM_UP_ROUNDS + left):
-            if wanted != now:
-                groups.share(wanted[0])
-                memory.send(round(wanted[1] * HELD_MIB))
-                memory.recv()
-                now = wanted
-            worker.send("round")
-            measured = worker.recv()
-            if k >= WARM_UP_ROUNDS:
-                rounds.append(measured)
-    return rounds
+    ours, ranks = multiprocessing.Pipe()
+    commands, obeys = multiprocessing.Pipe()
+    with Groups() as groups, child(rank, ranks, commands, groups, left, core) as worker, child(holder, obeys) as memory:
+        groups.put(worker, limit_cpu=True)
+        groups.put(memory, limit_cpu=False)
+        ours.send("the groups hold you")
+        rounds: list[tuple[float, float, float]] = ours.recv()
+        return rounds
 
 
 def main() -> None:

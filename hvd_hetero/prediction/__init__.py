@@ -8,6 +8,7 @@ from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture import Mixture
 from hvd_hetero.prediction.narx import NARX
 from hvd_hetero.prediction.registry import PREDICTORS, predictor
+from hvd_hetero.prediction.reverting import Reverting
 from hvd_hetero.prediction.simple_rnn import SimpleRNN
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Memoryless",
     "Mixture",
     "Predictor",
+    "Reverting",
     "SimpleRNN",
     "predictor",
 ]

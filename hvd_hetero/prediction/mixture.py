@@ -1,31 +1,37 @@
 """A mixture that follows whichever predictor is best now, with a bound.
 
-Members ``k = 1..K`` forecast ``x_k``, the measurement is ``y``, all as logarithms of speeds (so that errors are
-relative, and the mixture of positive speeds is positive). The mixture forecasts ``q = Σ_k w_k x_k``; its loss is ``(q
-- y)²``. With the slope of the loss at q, ``r_k = 2 (q - y)(q - x_k)`` is member k's advantage over the mixture, to
-first order, and
+Members ``k = 1..K`` forecast ``x_k``, the measurement is ``y``, all as logarithms of speeds (so errors are relative,
+and a mixture of positive speeds is positive). The mixture forecasts ``q = Σ_k w_k x_k``; its loss is ``(q - y)²``.
+With the slope of the loss at q, ``r_k = 2 (q - y)(q - x_k)`` is member k's advantage over the mixture, to first
+order. Bernstein online aggregation (Wintenberger, "Optimal learning with Bernstein online aggregation", 2017), with a
+fixed share (Herbster and Warmuth, 1998) so that a member that was bad for long can come back:
 
-    R_k <- γ R_k + r_k        V_k <- γ² V_k + r_k²        B <- max(γ² B, max_k r_k²)
-    η_k = 1 / (B + V_k)       w_k ∝ η_k max(R_k, 0)       (uniform while no R_k is positive)
+    w_k ∝ η_k e_k                                   (uniform before the first error)
+    B_k <- max(B_k, |r_k|)     V_k <- V_k + r_k²    η'_k = min(1 / (2 B_k), sqrt(ln K / V_k))
+    e_k <- exp(η'_k (log(e_k) / η_k + r_k - h_k r_k²))                with h_k = min(η_k, 1 / (2 B_k))
+    e_k <- (1 - α) e_k + α mean(e)
 
-This is polynomially weighted averaging with one learning rate per member (ML-Poly: Gaillard, Stoltz, van Erven, "A
-second-order bound with excess losses", COLT 2014; Gaillard's thesis, 2015), made scale-free by B and forgetful by γ.
+Bound. Let ``W = mean(e)``. By convexity of the loss its excess over any fixed convex combination u of the members is at
+most ``Σ_k u_k R_k``, ``R_k = Σ_t r_k``; and unrolling the update, at every time T and for every member,
 
-Bound. Let ``Φ = Σ_k η_k max(R_k, 0)²``. From max(a + b, 0)² <= max(a, 0)² + 2 max(a, 0) b + b², and because the weights
-make ``Σ_k η_k max(R_k, 0) r_k = 0``, one round gives ``Φ' <= c (γ² Φ + Σ_k η_k r_k²)`` with ``c = max_k η'_k / η_k``.
-So with ``C <- c (γ² C + Σ_k η_k r_k²)``, started at the first round that has an error, at every time and for every
-member
+    R_k <= (ln K + ln W + T ln(1 / (1 - α))) / η_k + Σ_t h_k r_k².
 
-    R_k <= sqrt((B + V_k) C),
+W stays small: exp(x - x²) <= 1 + x for x >= -1/2 and the weights make ``Σ_k η_k e_k r_k = 0``, so the learning step
+does not raise it; the change of rate raises it by at most ``mean_k(η_k / η'_k - 1) / e`` (because x <= x^p + (p -
+1)/e for p >= 1); the share leaves it as it is. Only a round with a record, an |r_k| above all before it, may break
+the first of these, and multiplies W by at most e^{1/4}. So ``ln W <= N/4 + ln(1 + Σ_t mean_k(η_k / η'_k - 1) / e)``
+with N records, which grows like the logarithm of T, and R_k is of the order ``sqrt(V_k ln K) + B_k ln K + αT/η_k``:
+small where a member is nearly as good as the mixture. `Mixture.bound` gives the right-hand side; tests hold both
+against random and adversarial series.
 
-and by convexity of the loss, for every fixed convex combination u of the members, the discounted excess loss over it,
-``Σ_t γ^{T-t} [(q_t - y_t)² - (Σ_k u_k x_{k,t} - y_t)²]``, is at most ``Σ_k u_k R_k``. Without discount ``c <= 1``
-and, once no r exceeds the largest before it, C grows like ``K (1 + ln T)``: the excess is of order ``sqrt(K ln T ·
-V_k)``, and V_k is small where the member is nearly as good as the mixture. With discount and steady noise C stays
-about K. `Mixture.bound` gives the right-hand side; a test holds it against random and adversarial series.
+α = 0.001 (arbitrary: about one change of the best member in a thousand rounds).
 
-γ = 0.998 (arbitrary, between following and certainty): what happened 500 rounds ago counts a third, as long as NARX's
-window.
+The members by default: memoryless, EMA 0.5, `Reverting`, and NARX, which is EMA 0.2 where no driver is known. So the
+mixture is a good default with drivers or without, and no member is there twice.
+
+Alternatives tried: weights from exp(-squared error / variance) follow one member at a time, and lose what averaging
+several gains; ML-Poly (Gaillard, Stoltz and van Erven, 2014) has a simpler bound and was a little worse on every
+trace; forgetting by discount instead of a share, worse at every rate.
 
 Cost: the members' (each predicts once more inside ``update``), and O(K).
 """
@@ -40,104 +46,123 @@ from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.narx import NARX
+from hvd_hetero.prediction.reverting import Reverting
+
+_ALPHA = 0.001
 
 
 class Mixture(Predictor):
-    """Predicts by the weighted geometric mean of its members; by default memoryless, EMA (0.5 and 0.2) and NARX.
-
-    NARX is what makes use of drivers; without any it is one more EMA, so the mixture is a good default either way.
-    """
+    """Predicts by the weighted geometric mean of its members."""
 
     name = "mixture"
 
-    def __init__(self, members: Sequence[Predictor] | None = None, *, discount: float = 0.998) -> None:
+    def __init__(self, members: Sequence[Predictor] | None = None, *, share: float = _ALPHA) -> None:
         super().__init__()
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"discount: must be in (0, 1], 1 for no forgetting, got {discount!r}")
-        self.members = (Memoryless(), EMA(0.5), EMA(), NARX()) if members is None else tuple(members)
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"share: must be in [0, 1), 0 for the best member of all time, got {share!r}")
+        self.members = (Memoryless(), EMA(0.5), Reverting(), NARX()) if members is None else tuple(members)
         if not self.members or any(not isinstance(m, Predictor) for m in self.members):
             raise ValueError(f"members: must be one predictor or more, got {members!r}")
         if len({id(m) for m in self.members}) < len(self.members):
             raise ValueError("members: must be different objects, since each holds its own history")
-        self.discount = float(discount)
-        k = len(self.members)
-        self._regret, self._squares, self._largest, self._c = [0.0] * k, [0.0] * k, 0.0, 0.0
+        self.share = float(share)
+        zeros = (0.0,) * len(self.members)
+        self._regret, self._spent = zeros, zeros  # R_k, Σ h_k r_k²
+        self._largest, self._squares = zeros, zeros  # B_k, V_k
+        self._log_e, self._rates = zeros, zeros  # log(e_k), η_k (0: no error yet)
+        self._learnt = 0  # T, rounds with a rate
 
     @property
     def weights(self) -> tuple[float, ...]:
         """What each member counts for in the next forecast; they sum to 1."""
-        raw = [max(r, 0.0) * eta for r, eta in zip(self._regret, self._rates(), strict=True)]
+        if not any(self._rates):
+            return (1.0 / len(self.members),) * len(self.members)
+        top = max(self._log_e)
+        raw = [eta * math.exp(e - top) for eta, e in zip(self._rates, self._log_e, strict=True)]
         total = sum(raw)
-        if total > 0.0:
-            return tuple(x / total for x in raw)
-        return (1.0 / len(raw),) * len(raw)
+        return tuple(x / total for x in raw)
 
     @property
     def regret(self) -> tuple[float, ...]:
-        """``R_k``: to first order, by how much better each member would have done so far (discounted)."""
-        return tuple(self._regret)
+        """``R_k``: to first order, by how much each member would have done better so far, in squared logarithms."""
+        return self._regret
+
+    @property
+    def log_potential(self) -> float:
+        """``ln W``."""
+        top = max(self._log_e)
+        return top + math.log(sum(math.exp(e - top) for e in self._log_e) / len(self._log_e))
 
     @property
     def bound(self) -> tuple[float, ...]:
-        """The bound on `regret` that holds now, ``sqrt((B + V_k) C)``."""
-        return tuple(math.sqrt((self._largest + v) * self._c) for v in self._squares)
+        """The bound on `regret` that holds now (infinite before the first error)."""
+        price = math.log(len(self.members)) + self.log_potential - self._learnt * math.log1p(-self.share)
+        pairs = zip(self._rates, self._spent, strict=True)
+        return tuple(price / eta + spent if eta > 0.0 else math.inf for eta, spent in pairs)
 
     def close(self) -> None:
         """Close every member."""
         for member in self.members:
             member.close()
 
-    def _rates(self) -> list[float]:
-        # 1e-200: after very many rounds without any error B fades towards 0, where 1 / B is no number.
-        return [1.0 / (self._largest + v) if self._largest + v > 1e-200 else 0.0 for v in self._squares]
-
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         if self.rounds > 0:
-            forecasts = [math.log(m.predict(cpu, memory)) for m in self.members]
-            mixed = sum(w * x for w, x in zip(self.weights, forecasts, strict=True))
-            self._score(mixed - math.log(speed), [mixed - x for x in forecasts])
+            y, xs = math.log(speed), [math.log(m.predict(cpu, memory)) for m in self.members]
+            q = sum(w * x for w, x in zip(self.weights, xs, strict=True))
+            advantage = [2.0 * (q - y) * (q - x) for x in xs]
+            if any(abs(r) > _NOTHING for r in advantage) or any(self._rates):
+                self._score(advantage)
         for member in self.members:
             member.update(speed, cpu, memory)
 
-    def _score(self, error: float, ahead: Sequence[float]) -> None:
-        """One round of the recurrences; ``error`` is q - y and ``ahead`` q - x_k."""
-        g, before = self.discount, self._rates()
-        advantage = [2.0 * error * a for a in ahead]
-        energy = sum(eta * r * r for eta, r in zip(before, advantage, strict=True))
-        self._regret = [g * total + r for total, r in zip(self._regret, advantage, strict=True)]
-        self._squares = [g * g * v + r * r for v, r in zip(self._squares, advantage, strict=True)]
-        self._largest = max(g * g * self._largest, *(r * r for r in advantage))
-        after = self._rates()
-        if not any(before):  # the first round with an error: C is what Φ is
-            self._c = sum(eta * max(r, 0.0) ** 2 for eta, r in zip(after, self._regret, strict=True))
-        else:
-            growth = max(new / old for new, old in zip(after, before, strict=True))
-            self._c = growth * (g * g * self._c + energy)
+    def _score(self, advantage: Sequence[float]) -> None:
+        """One round of the recurrences."""
+        ln_k = math.log(max(2, len(advantage)))  # a single member needs no rate, but one above 0
+        self._largest = tuple(max(b, abs(r), _NOTHING) for b, r in zip(self._largest, advantage, strict=True))
+        self._squares = tuple(v + r * r for v, r in zip(self._squares, advantage, strict=True))
+        after = tuple(
+            min(0.5 / b, math.sqrt(ln_k / v) if v > 0.0 else math.inf)
+            for b, v in zip(self._largest, self._squares, strict=True)
+        )
+        rates = self._rates if any(self._rates) else after
+        steps = tuple(min(eta, 0.5 / b) for eta, b in zip(rates, self._largest, strict=True))
+        cost = tuple(h * r * r for h, r in zip(steps, advantage, strict=True))
+        log_e = [
+            new * (e / old + r - c)
+            for new, e, old, r, c in zip(after, self._log_e, rates, advantage, cost, strict=True)
+        ]
+        top = max(log_e)
+        mean = sum(math.exp(e - top) for e in log_e) / len(log_e)
+        keep, give = 1.0 - self.share, self.share * mean
+        self._log_e = tuple(top + math.log(max(keep * math.exp(e - top) + give, 1e-300)) for e in log_e)
+        self._regret = tuple(total + r for total, r in zip(self._regret, advantage, strict=True))
+        self._spent = tuple(total + c for total, c in zip(self._spent, cost, strict=True))
+        self._rates, self._learnt = after, self._learnt + 1
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        return math.exp(
-            sum(
-                w * math.log(m.predict(cpu, memory)) for w, m in zip(self.weights, self.members, strict=True) if w > 0.0
-            )
-        )
+        pairs = zip(self.weights, self.members, strict=True)
+        return math.exp(sum(w * math.log(m.predict(cpu, memory)) for w, m in pairs if w > 0.0))
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "members": [member.state_dict() for member in self.members],
-            "regret": list(self._regret),
-            "squares": list(self._squares),
-            "largest": self._largest,
-            "c": self._c,
-        }
+        own = {name: list(getattr(self, f"_{name}")) for name in _COLUMNS}
+        return {"members": [member.state_dict() for member in self.members], "learnt": self._learnt, **own}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         saved = [member["predictor"] for member in state["members"]]
         mine = [member.name for member in self.members]
         if saved != mine:
             raise ValueError(
-                f"state: members must be {mine} to load here, got {saved}; build the mixture with those members"
+                f"state: members must be {mine}, got {saved}; build the mixture with the members it was saved with"
             )
+        columns = {name: tuple(map(float, state[name])) for name in _COLUMNS}
+        if any(len(column) != len(mine) or not all(map(math.isfinite, column)) for column in columns.values()):
+            raise ValueError(f"state: {', '.join(_COLUMNS)} must each hold {len(mine)} finite numbers, got {columns}")
         for member, one in zip(self.members, state["members"], strict=True):
             member.load_state_dict(one)
-        self._regret, self._squares = list(map(float, state["regret"])), list(map(float, state["squares"]))
-        self._largest, self._c = float(state["largest"]), float(state["c"])
+        for name, column in columns.items():
+            setattr(self, f"_{name}", column)
+        self._learnt = int(state["learnt"])
+
+
+_COLUMNS = ("regret", "spent", "largest", "squares", "log_e", "rates")
+_NOTHING = 1e-100  # an advantage below this is none: its square is no number any more

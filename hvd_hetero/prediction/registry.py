@@ -16,10 +16,11 @@ from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture import Mixture
 from hvd_hetero.prediction.narx import NARX
+from hvd_hetero.prediction.reverting import Reverting
 from hvd_hetero.prediction.simple_rnn import SimpleRNN
 
 PREDICTORS: dict[str, type[Predictor]] = {
-    cls.name: cls for cls in (Memoryless, EMA, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
+    cls.name: cls for cls in (Memoryless, EMA, Reverting, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
 }
 
 
