@@ -10,7 +10,7 @@ import numpy as np
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["Policy", "equal_plan"]
+__all__ = ["Policy", "checked_micro_batch", "equal_plan"]
 
 
 class Policy(ABC):
@@ -38,6 +38,13 @@ class Policy(ABC):
     def predictor(self) -> Predictor:
         """A fresh predictor for one rank's speed. Policies that do not predict report the latest measurement."""
         return predictor("memoryless")
+
+
+def checked_micro_batch(size: int | None) -> int | None:
+    """The largest micro-batch allowed, if it is one."""
+    if size is not None and size < 1:
+        raise ValueError(f"max_micro_batch must be at least 1 or None, got {size}; None sets no limit")
+    return size
 
 
 def equal_plan(workers: int, global_batch: int, max_micro_batch: int | None = None) -> RoundPlan:

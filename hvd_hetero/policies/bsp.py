@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
 __all__ = ["BSP"]
@@ -20,7 +20,7 @@ class BSP(Policy):
     measures: ClassVar[bool] = False
 
     def __init__(self, *, max_micro_batch: int | None = None) -> None:
-        self.max_micro_batch = max_micro_batch
+        self.max_micro_batch = checked_micro_batch(max_micro_batch)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Equal shares."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation.largest_remainder import quantise
-from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
@@ -61,12 +61,10 @@ class LBBSP(Policy):
             raise ValueError(f"multiple_of must be at least 1, got {multiple_of}")
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
-        if max_micro_batch is not None and max_micro_batch < 1:
-            raise ValueError(f"max_micro_batch must be at least 1 or None, got {max_micro_batch}")
         self.minimum = minimum
         self.multiple_of = multiple_of
         self.tolerance = tolerance
-        self.max_micro_batch = max_micro_batch
+        self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self.predictor()  # a wrong name is an error here and not in the first round
 

@@ -1,0 +1,117 @@
+"""See load balancing make a real Horovod job faster: two ranks on this machine, one of them slowed down.
+
+    make demo                    one rank at half speed
+    make demo SLOW=3             at a third
+
+Trains a small convolutional network under BSP, under LB-BSP, and with stock Horovod whose split is set by hand
+(the oracle), and ends with a table and a picture. Takes two to three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hvd_hetero.plots import rounds_figure
+from hvd_hetero.telemetry import Run, read_run
+from hvd_hetero.testing import LaunchError, launch
+
+RANKS = 2
+WARM_UP_ROUNDS = 5
+PHASES = {"bsp": "BSP", "lb-bsp": "LB-BSP", "oracle": "oracle"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slow", type=float, default=2.0, help="how many times slower the last rank is (default 2)")
+    parser.add_argument("--rounds", type=int, default=120, help="rounds of each training (default 120)")
+    parser.add_argument("--global-batch", type=int, default=128, help="samples per round (default 128)")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where telemetry and picture go")
+    options = parser.parse_args()
+    if options.slow < 1 or options.rounds < 2 * WARM_UP_ROUNDS or options.global_batch < 2 * RANKS:
+        parser.error("--slow must be at least 1, --rounds at least 10, --global-batch at least 4")
+    options.out.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    console.print(f"Two ranks by horovodrun, the last one [b]{options.slow:g} times slower[/b]; {options.rounds} rounds
+    of "
+                  f"{options.global_batch} samples under each scheme.")  # fmt: skip
+    try:
+        results, batches, slowness = run(options, console)
+    except LaunchError as error:
+        console.print(f"[red]The job failed.[/red] {error}", highlight=False)
+        return 1
+    runs = {phase: read_run(options.out / f"{phase}.jsonl").after(WARM_UP_ROUNDS) for phase in ("bsp", "lb-bsp")}
+    console.print(table(results, batches, runs))
+    ratio = results["lb-bsp"]["samples_per_s"] / results["bsp"]["samples_per_s"]
+    close = results["lb-bsp"]["samples_per_s"] / results["oracle"]["samples_per_s"]
+    limit = (RANKS - 1 + 1 / options.slow) / (RANKS / options.slow)  # all speeds, over the slowest everywhere
+    console.print(f"LB-BSP is [b]{ratio:.2f} times[/b] as fast as BSP (the limit is {limit:.2f}), "
+                  f"[b]{close:.3f}[/b] of the oracle.")  # fmt: skip
+    console.print("The oracle is stock Horovod, its split set by hand to the speeds that the ranks showed under BSP.")
+    console.print(f"Slowed by: {slowness[-1]}. Figures without the first {WARM_UP_ROUNDS} rounds of each training.")
+    picture = options.out / "rounds.png"
+    whole = {PHASES[phase]: read_run(options.out / f"{phase}.jsonl") for phase in runs}
+    rounds_figure(whole, f"Two ranks, rank 1 slowed {options.slow:g} times").savefig(picture, dpi=110)
+    console.print(f"Picture: {picture}    telemetry: {options.out}/*.jsonl")
+    summary = {"slow": options.slow, "ratio_to_bsp": ratio, "ratio_to_oracle": close, "phases": results}
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return 0
+
+
+def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, dict], dict[str, list[int]], list[str]]:
+    """Launch the ranks and draw their progress. What each phase ended with, its last batches, how ranks were slowed."""
+    results: dict[str, dict] = {}
+    batches: dict[str, list[int]] = {}
+    slowness: list[str] = []
+    columns = (TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("{task.fields[batch]}"))  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+        start = progress.add_task("starting the ranks", total=None, batch="")
+        tasks = {p: progress.add_task(t, total=options.rounds, start=False, batch="") for p, t in PHASES.items()}
+
+        def on_line(rank: int, line: str) -> None:
+            if rank != 0 or not line.startswith("{"):
+                return
+            event = json.loads(line)
+            if "slowness" in event:
+                slowness.extend(event["slowness"])
+                progress.update(start, visible=False)
+            elif "round" in event:
+                phase = event["phase"]
+                progress.start_task(tasks[phase])
+                batches[phase] = event["batch"]
+                progress.update(tasks[phase], completed=event["round"], batch=f"batches {event['batch']}")
+            else:
+                results[event["phase"]] = event
+
+        arguments = [f"--{k.replace('_', '-')}={v}" for k, v in vars(options).items()]
+        launch(Path(__file__).parent / "demo_rank.py", RANKS, arguments, timeout_s=240, on_line=on_line)
+    return results, batches, slowness
+
+
+def table(results: dict[str, dict], batches: dict[str, list[int]], runs: dict[str, Run]) -> Table:
+    base = results["bsp"]["samples_per_s"]
+    drawn = Table(title="What it did", title_justify="left")
+    drawn.add_column("")
+    for heading in ("samples/s", "times BSP", "waiting share", "batch sizes", "final loss"):
+        drawn.add_column(heading, justify="right")
+    for phase, name in PHASES.items():
+        waiting = " ".join(f"{share:.0%}" for share in runs[phase].waiting_share) if phase in runs else "—"
+        drawn.add_row(
+            name,
+            f"{results[phase]['samples_per_s']:.0f}",
+            f"{results[phase]['samples_per_s'] / base:.2f}",
+            waiting,
+            " + ".join(map(str, batches[phase])),
+            f"{results[phase]['loss']:.3f}",
+        )
+    return drawn
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

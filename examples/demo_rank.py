@@ -1,0 +1,178 @@
+"""One rank of the demo (see ``demo.py``): the same training three times, on ranks of unequal speed.
+
+First BSP, then LB-BSP, both by hvd-hetero; then the oracle: stock Horovod with the split that a person would set who
+knew how fast each rank is. Rank 0 prints one JSON object per line, which the demo's front draws as progress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from hvd_hetero.allocation import proportional
+from hvd_hetero.telemetry import read_run
+from hvd_hetero.testing import SlowDown, pin_to_core, slow_down
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+CLASSES, SIDE = 10, 32
+TRAIN_SAMPLES, TEST_SAMPLES = 2500, 500
+WARM_UP_ROUNDS = 5
+SEED = 0
+
+
+def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Generated pictures of ten classes: a smooth pattern per class, shifted at random, under noise."""
+    rng = np.random.default_rng(1)
+    waves = rng.normal(size=(CLASSES, 3, 4, 4)) / 3
+    grid = np.arange(SIDE) * 2 * np.pi / SIDE
+    basis = np.stack([np.sin(grid), np.cos(grid), np.sin(2 * grid), np.cos(2 * grid)])
+    patterns = np.einsum("kcij,ix,jy->kcxy", waves, basis, basis)
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(CLASSES, size=count)
+    shifts = rng.integers(-2, 3, size=(count, 2))
+    x = np.stack([np.roll(patterns[k], s, axis=(1, 2)) for k, s in zip(labels, shifts, strict=True)])
+    return torch.from_numpy(x + rng.normal(scale=3.5, size=x.shape)).float(), torch.from_numpy(labels)
+
+
+def network() -> torch.nn.Module:
+    """A small convolutional network; the same weights on every call."""
+    torch.manual_seed(SEED)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(32, 96, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(96, 96, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(96 * (SIDE // 4) ** 2, CLASSES),
+    )  # fmt: skip
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+class Pace:
+    """Lets a rank pay for its slowness between the forward and the backward pass, where the quota cannot be set.
+
+    It pays for the forward pass just done and for the backward pass to come, whose cost per sample it has measured.
+    """
+
+    def __init__(self, slowness: SlowDown) -> None:
+        self._slowness = slowness
+        self._backward_s_per_sample = 0.0
+
+    @contextlib.contextmanager
+    def backward(self, samples: int, forward_s: float) -> Iterator[None]:
+        self._slowness.after_compute(forward_s + self._backward_s_per_sample * samples)
+        began = time.perf_counter()
+        yield
+        self._backward_s_per_sample = (time.perf_counter() - began) / samples
+
+
+class Rank:
+    """What the phases share: the data, how fast this rank is, and how to tell of progress."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.data = TensorDataset(*images(TRAIN_SAMPLES, seed=2))
+        self.test = images(TEST_SAMPLES, seed=3)
+        slow = hvd.rank() == hvd.size() - 1
+        self.slowness = slow_down(options.slow if slow else 1.0)
+        self.pace = Pace(self.slowness)
+
+    def say(self, **event: object) -> None:
+        if hvd.rank() == 0:
+            print(json.dumps(event), flush=True)
+
+    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
+        began = time.perf_counter()
+        loss = functional.cross_entropy(model(x), y) * scale
+        with self.pace.backward(len(x), time.perf_counter() - began):
+            loss.backward()
+
+    def finish(self, phase: str, model: torch.nn.Module, ends: list[float]) -> None:
+        """Tell how it went: throughput after the warm-up, loss on unseen data."""
+        with torch.no_grad():
+            loss = functional.cross_entropy(model(self.test[0]), self.test[1]).item()
+        seconds = ends[-1] - ends[WARM_UP_ROUNDS - 1]
+        rounds = len(ends) - WARM_UP_ROUNDS
+        self.say(phase=phase, loss=loss, samples_per_s=rounds * self.options.global_batch / seconds)
+        hvd.allreduce(torch.zeros(1), name=f"end of {phase}")
+
+    def balanced(self, policy: str) -> None:
+        """The training loop of a user of hvd-hetero."""
+        options = self.options
+        model = network()
+        balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=options.out / f"{policy}.jsonl")
+        loader = BalancedLoader(self.data, balance, shuffle=True, seed=SEED, stop_at=options.rounds)
+        optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
+        ends: list[float] = []
+        while balance.rounds < options.rounds:
+            for x, y in loader:
+                optimizer.zero_grad()
+                self.gradient(model, x, y)
+                optimizer.step()
+                ends.append(time.perf_counter())
+                self.say(phase=policy, round=balance.rounds, batch=balance.balancer.plan().samples)
+        balance.close()
+        self.finish(policy, model, ends)
+
+    def oracle(self) -> None:
+        """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP."""
+        options = self.options
+        # Named, because Horovod names an object after its type, and None is of another type than a list.
+        split = self.hand_set_split() if hvd.rank() == 0 else None
+        shares = hvd.broadcast_object(split, root_rank=0, name="shares")
+        mine = slice(sum(shares[: hvd.rank()]), sum(shares[: hvd.rank() + 1]))
+        order = np.random.default_rng(SEED)
+        lists: list[list[int]] = []
+        while len(lists) < options.rounds:
+            epoch = order.permutation(TRAIN_SAMPLES)
+            starts = range(0, TRAIN_SAMPLES - options.global_batch + 1, options.global_batch)
+            lists += [epoch[s : s + options.global_batch][mine].tolist() for s in starts]
+        model = network()
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Sum)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        ends: list[float] = []
+        for x, y in DataLoader(self.data, batch_sampler=lists[: options.rounds]):
+            optimizer.zero_grad()
+            self.gradient(model, x, y, scale=len(x) / options.global_batch)
+            optimizer.step()
+            ends.append(time.perf_counter())
+            self.say(phase="oracle", round=len(ends), batch=shares)
+        self.finish("oracle", model, ends)
+
+    def hand_set_split(self) -> list[int]:
+        run = read_run(self.options.out / "bsp.jsonl").after(WARM_UP_ROUNDS)
+        speeds = np.median(run.samples / (run.compute_s + run.input_s), axis=0)
+        return [int(x) for x in proportional(speeds, self.options.global_batch)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slow", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--global-batch", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    hvd.init()
+    torch.set_num_threads(1)
+    pin_to_core(hvd.rank())
+    rank = Rank(parser.parse_args())
+    described = hvd.allgather_object(rank.slowness.describe())
+    rank.say(slowness=described)
+    with rank.slowness:
+        rank.balanced("bsp")
+        rank.balanced("lb-bsp")
+        rank.oracle()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Pictures of recorded runs. Needs matplotlib, the extra ``hvd-hetero[report]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_hetero.telemetry import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["rounds_figure"]
+
+# Okabe and Ito's palette, which people who confuse red and green can tell apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+def rounds_figure(runs: Mapping[str, Run], title: str = "") -> Figure:
+    """Batch sizes and waiting times over the rounds: one column per run, one line per rank, shared scales."""
+    from matplotlib.figure import Figure  # not pyplot: no window system, no global state
+
+    figure = Figure(figsize=(5.2 * len(runs) + 0.8, 6.0), layout="constrained")
+    axes = figure.subplots(2, len(runs), sharex="col", sharey="row", squeeze=False)
+    for column, (name, run) in enumerate(runs.items()):
+        batches, waits = axes[0, column], axes[1, column]
+        for rank in range(run.workers):
+            style = {"color": _COLOURS[rank % len(_COLOURS)], "label": f"rank {rank}", "linewidth": 1.8}
+            batches.step(run.round, run.samples[:, rank], where="mid", **style)
+            waits.plot(run.round, 1e3 * run.wait_s[:, rank], **style)
+        batches.set_title(f"{name}:  {run.throughput:.0f} samples/s", fontsize=12)
+        waits.set_xlabel("round")
+        for axis in (batches, waits):
+            axis.grid(alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+        waits.text(
+            0.98, 0.95, f"waiting share  {_shares(run)}", transform=waits.transAxes, ha="right", va="top", fontsize=10
+        )
+    axes[0, 0].set_ylabel("samples per round")
+    axes[0, 0].set_ylim(bottom=0)
+    axes[1, 0].set_ylabel("waiting, ms per round")
+    # The first rounds pay for start-up; a scale that shows them hides all the others.
+    settled = [1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])] for run in runs.values()]
+    top = max((float(np.percentile(s, 99)) for s in settled if s.size), default=1.0)
+    axes[1, 0].set_ylim(0, 1.3 * top)
+    axes[0, 0].legend(loc="lower left")
+    if title:
+        figure.suptitle(title, fontsize=13)
+    return figure
+
+
+def _shares(run: Run) -> str:
+    return "  ".join(f"rank {rank}: {share:.0%}" for rank, share in enumerate(run.waiting_share))

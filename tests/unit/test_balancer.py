@@ -1,0 +1,201 @@
+"""The state machine of a round, driven by hand: two balancers, a fake clock, and a sum instead of Horovod."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_hetero.balancer import Balancer, FinishedRound, MicroBatch
+from hvd_hetero.errors import PlanMismatchError, RoundStateError
+from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.rounds import RoundPlan
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Job:
+    """Ranks whose speed in samples per second is given; they work one after the other on one clock each."""
+
+    def __init__(self, policy, speeds, global_batch, **options) -> None:
+        self.clocks = [Clock() for _ in speeds]
+        self.speeds = speeds
+        self.finished: list[FinishedRound] = []
+        self.balancers = [
+            Balancer(policy, rank, len(speeds), global_batch, clock=clock, **options)
+            for rank, clock in enumerate(self.clocks)
+        ]
+        self.balancers[0].observer = self.finished.append
+
+    def round(self, input_s: float = 0.0, used: dict[int, int] | None = None) -> list[float]:
+        vectors = []
+        for rank, (balancer, clock) in enumerate(zip(self.balancers, self.clocks, strict=True)):
+            plan = balancer.plan()
+            sizes = (used[rank],) if used and rank in used else plan.sizes(rank) or (0,)
+            for i, size in enumerate(sizes, start=1):
+                balancer.begin(MicroBatch(plan, size, i == len(sizes)), input_s)
+                clock.now += size / self.speeds[rank]
+                if i < len(sizes):
+                    balancer.pause()
+            vectors.append(balancer.report())
+        end = max(clock.now for clock in self.clocks) + 0.01
+        for clock in self.clocks:
+            clock.now = end
+        return [balancer.agree(sum(vectors)) for balancer in self.balancers]
+
+
+def test_all_ranks_hold_the_same_plans_and_reach_equal_times():
+    job = Job(LBBSP(), [300.0, 100.0, 200.0], 120)
+    for _ in range(6):
+        job.round()
+        assert len({balancer.plan() for balancer in job.balancers}) == 1
+    assert job.balancers[0].plan().samples == (60, 20, 40)
+    assert np.ptp(job.finished[-1].table.busy_s) < 1e-9
+
+
+def test_computing_is_timed_without_waiting_and_waiting_is_told_one_round_later():
+    job = Job(BSP(), [200.0, 100.0], 100)
+    job.round()
+    job.round()
+    table = job.finished[1].table
+    assert table.column("compute_s") == pytest.approx([0.25, 0.5])
+    assert table.column("wait_s") == pytest.approx([0.26, 0.01])
+    assert np.isnan(job.finished[0].table.column("wait_s")).all()
+    assert job.finished[1].elapsed_s == pytest.approx(0.51)
+
+
+def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
+    job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
+    job.round()
+    job.balancers[0].applied(0.25)
+    job.balancers[1].applied(0.0)
+    job.round(input_s=0.25)
+    table = job.finished[1].table
+    assert table.column("input_s") == pytest.approx([0.25, 0.25])
+    assert table.column("compute_s") == pytest.approx([0.75, 0.5])
+    assert table.column("samples_per_s") == pytest.approx([50.0, 50 / 0.75])
+
+
+def test_the_first_round_predicts_nothing():
+    job = Job(LBBSP(), [300.0, 100.0], 40)
+    job.round()
+    assert np.isnan(job.finished[0].table.column("samples_per_s")).all()
+    assert job.balancers[0].plan().samples == (20, 20)
+
+
+def test_with_a_lead_a_change_shows_that_many_rounds_later():
+    job = Job(LBBSP("memoryless"), [300.0, 100.0], 40)
+    for balancer in job.balancers:
+        balancer.set_lead(2)
+    shares = []
+    for _ in range(6):
+        shares.append(job.balancers[0].plan().samples)
+        job.round()
+    # The table of round 1 is the first with speeds; its plan is that of round 1 + 1 + 2.
+    assert shares == [(20, 20)] * 4 + [(30, 10)] * 2
+
+
+def test_weights_and_rescaling_give_the_mean_over_all_samples():
+    """Gradients 1, 2, 3, … of single samples, accumulated as the frameworks do, give their plain mean."""
+    plan = RoundPlan((5, 3), (3, 1))
+    samples = np.arange(1.0, 9.0)
+    clock = Clock()
+    total = 0.0
+    for rank in range(2):
+        balancer = Balancer(BSP(), rank, 2, 8, clock=clock)
+        mine = samples[plan.start(rank) : plan.start(rank) + plan.samples[rank]]
+        accumulated, sizes = 0.0, plan.sizes(rank)
+        for i, size in enumerate(sizes, start=1):
+            balancer.begin(MicroBatch(plan, size, i == len(sizes)))
+            assert balancer.rescale <= 1.0
+            assert balancer.accumulating == (i > 1)
+            accumulated = accumulated * balancer.rescale + mine[:size].mean()
+            mine = mine[size:]
+            if i < len(sizes):
+                balancer.pause()
+        assert balancer.closing
+        total += accumulated * balancer.weight
+    assert total == pytest.approx(samples.mean(), rel=1e-14)
+
+
+def test_samples_off_the_plan_are_corrected_by_what_was_really_used():
+    job = Job(BSP(), [100.0, 100.0], 100)
+    assert job.round(used={0: 25}) == [pytest.approx(100 / 75)] * 2
+    assert job.round() == [1.0, 1.0]
+
+
+def test_a_round_in_which_nobody_had_data_changes_nothing():
+    job = Job(BSP(), [100.0, 100.0], 100)
+    assert job.round(used={0: 0, 1: 0}) == [1.0, 1.0]
+
+
+def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them():
+    balancers = [Balancer(BSP(), rank, 3, 9, clock=Clock()) for rank in range(3)]
+    vectors = []
+    for rank, balancer in enumerate(balancers):
+        balancer.begin(MicroBatch(balancer.plan(), 3, data=77 if rank == 2 else 5))
+        vectors.append(balancer.report())
+    with pytest.raises(PlanMismatchError, match=r"ranks \[2\] follow another plan or another order of the data"):
+        balancers[0].agree(sum(vectors))
+
+
+def test_an_abandoned_round_leaves_no_trace():
+    job = Job(BSP(max_micro_batch=10), [100.0, 100.0], 40)
+    balancer = job.balancers[0]
+    balancer.begin(MicroBatch(balancer.plan(), 10, last=False))
+    balancer.pause()
+    balancer.abandon()
+    assert not balancer.in_round
+    job.round()
+    assert job.finished[0].table.column("samples").tolist() == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (["begin", "begin"], r"call optimizer.step\(\) after backward"),
+        (["begin", "report", "begin"], "synchronised but not used"),
+        (["report"], "expected to be computing a micro-batch, but this rank is between two rounds"),
+        (["pause"], "expected to be computing"),
+        (["begin", "report", "abandon"], "cannot be abandoned"),
+    ],
+)
+def test_calls_out_of_order_say_what_was_expected(calls, message):
+    balancer = Balancer(BSP(), 0, 1, 4, clock=Clock())
+    steps = {
+        "begin": lambda: balancer.begin(MicroBatch(balancer.plan(), 4)),
+        "report": balancer.report,
+        "pause": balancer.pause,
+        "abandon": balancer.abandon,
+    }
+    for call in calls[:-1]:
+        steps[call]()
+    with pytest.raises(RoundStateError, match=message):
+        steps[calls[-1]]()
+
+
+def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
+    job = Job(BSP(), [1.0], 4)
+    with pytest.raises(RoundStateError, match="known up to 0 rounds ahead, asked for 1"):
+        job.balancers[0].plan(1)
+    job.round()
+    with pytest.raises(RoundStateError, match="cannot change once training has begun"):
+        job.balancers[0].set_lead(1)
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "error", "message"),
+    [
+        (3, ValueError, "at least the number of ranks.*got 3 for 4 ranks"),
+        (2.5, TypeError, "must be an integer number of samples, got 2.5"),
+        (True, TypeError, "must be an integer number of samples, got True"),
+    ],
+)
+def test_an_impossible_global_batch_is_named(global_batch, error, message):
+    with pytest.raises(error, match=message):
+        Balancer(BSP(), 0, 4, global_batch, clock=Clock())

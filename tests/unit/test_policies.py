@@ -1,0 +1,147 @@
+"""Policies are pure, decide alike everywhere, and give each rank what it can finish in the same time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_policy
+from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+
+
+def table(speeds: list[float]) -> RoundTable:
+    known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
+    with np.errstate(invalid="ignore"):
+        return RoundTable(sum(rows), len(speeds))
+
+
+@pytest.mark.parametrize("policy", [BSP(), LBBSP(), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
+def test_every_policy_keeps_the_global_batch_and_answers_alike_twice(policy):
+    plan = policy.first(3, 100)
+    assert plan.total == 100
+    measured = table([3.0, 1.0, 2.0])
+    assert policy.next(plan, measured) == policy.next(plan, measured)
+    assert policy.next(plan, measured).total == 100
+
+
+def test_bsp_gives_equal_shares_whatever_was_measured():
+    plan = BSP().first(3, 100)
+    assert plan.samples == (34, 33, 33)
+    assert BSP().next(plan, table([9.0, 1.0, 1.0])) == plan
+
+
+def test_bsp_cuts_shares_for_the_memory():
+    assert BSP(max_micro_batch=10).first(2, 50).micro_batches == (3, 3)
+
+
+def test_static_allocation_does_its_weights_in_micro_batches_of_one_size():
+    plan = StaticAllocation([3, 7]).first(2, 500)
+    assert plan.samples == (150, 350)
+    assert plan.micro_batches == (3, 7)
+    assert {size for rank in range(2) for size in plan.sizes(rank)} == {50}
+
+
+def test_static_allocation_allows_a_rank_without_data():
+    assert StaticAllocation([0, 4]).first(2, 8).samples == (0, 8)
+
+
+def test_static_allocation_keeps_the_batch_where_the_weights_do_not_divide_it():
+    plan = StaticAllocation([3, 7]).first(2, 512)
+    assert plan.total == 512
+    assert all(51 <= size <= 52 for rank in range(2) for size in plan.sizes(rank))
+
+
+def test_lb_bsp_divides_in_proportion_to_the_predicted_speeds():
+    policy = LBBSP()
+    assert policy.next(policy.first(3, 60), table([3.0, 1.0, 2.0])).samples == (30, 10, 20)
+
+
+def test_lb_bsp_leaves_a_split_that_is_good_enough():
+    policy = LBBSP(tolerance=0.05)
+    plan = policy.first(2, 200)
+    assert policy.next(plan, table([1.02, 1.0])) == plan
+    assert policy.next(plan, table([1.2, 1.0])) != plan
+
+
+def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
+    """Measured speeds x / (m x + b) lead to equal times, not to shares in proportion to 1 / m."""
+    policy = LBBSP(tolerance=0.0)
+    slope, cost = np.array([1.0, 3.0]), np.array([50.0, 20.0])
+    plan = policy.first(2, 1000)
+    for _ in range(100):
+        x = np.array(plan.samples)
+        plan = policy.next(plan, table(list(x / (slope * x + cost))))
+    times = slope * np.array(plan.samples) + cost
+    assert np.ptp(times) <= 2 * slope.max()
+
+
+@pytest.mark.parametrize("unknown", [float("nan"), 0.0, -5.0, float("inf")])
+def test_lb_bsp_keeps_the_share_of_a_rank_without_a_usable_speed(unknown):
+    policy = LBBSP()
+    plan = policy.first(3, 90)
+    assert policy.next(plan, table([2.0, unknown, 1.0])).samples == (40, 30, 20)
+    assert policy.next(plan, table([unknown, unknown, 1.0])) == plan
+
+
+def test_lb_bsp_decides_in_integers_so_the_last_bit_of_a_speed_does_not_matter():
+    policy = LBBSP(tolerance=0.0)
+    speeds = np.array([3.1, 1.7, 2.9, 0.3])
+    plan = policy.first(4, 997)
+    assert policy.next(plan, table(list(speeds))) == policy.next(plan, table(list(np.nextafter(speeds, 9))))
+
+
+def test_lb_bsp_keeps_minimum_and_multiple():
+    policy = LBBSP(minimum=8, multiple_of=8)
+    plan = policy.next(policy.first(2, 128), table([1000.0, 1.0]))
+    assert plan.samples == (120, 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LBBSP(minimum=0), "minimum must be at least 1.*got 0"),
+        (lambda: LBBSP(multiple_of=0), "multiple_of must be at least 1, got 0"),
+        (lambda: LBBSP(tolerance=1.5), "tolerance must be a share.*got 1.5"),
+        (lambda: LBBSP(max_micro_batch=0), "max_micro_batch must be at least 1 or None, got 0"),
+        (lambda: LBBSP(predictor="emma"), "did you mean 'ema'"),
+        (lambda: BSP(max_micro_batch=0), "max_micro_batch must be at least 1 or None, got 0"),
+        (lambda: StaticAllocation([1, -2]), r"weights\[1\] must not be negative, got -2"),
+        (lambda: StaticAllocation([0, 0]), "at least one positive"),
+        (lambda: StaticAllocation([1, 2]).first(3, 90), "got 2 for 3 ranks"),
+        (lambda: StaticAllocation([10, 20]).first(2, 20), "at least the sum of the weights, 30.*got 20"),
+        (lambda: resolve_policy("lb_bps"), "did you mean 'lb-bsp'"),
+        (lambda: resolve_policy("static"), r"write StaticAllocation\("),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StaticAllocation([1, 2.5]), r"weights\[1\] must be an integer.*got 2.5"),
+        (lambda: resolve_policy(LBBSP), r"write LBBSP\("),
+        (lambda: resolve_policy(3), "name or a Policy object, got 3"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_policy_is_found_by_name_or_taken_as_it_is():
+    assert isinstance(resolve_policy("bsp"), BSP)
+    assert isinstance(resolve_policy("lb-bsp"), LBBSP)
+    own = StaticAllocation([1])
+    assert resolve_policy(own) is own
+    assert isinstance(own, Policy)
+
+
+def test_plans_of_a_thousand_ranks_are_decided_quickly_enough_to_use():
+    """A sanity check of growth, not a benchmark: quadratic work would take seconds here."""
+    policy = LBBSP(tolerance=0.0)
+    plan = policy.first(1000, 100_000)
+    assert isinstance(policy.next(plan, table(list(np.linspace(1, 2, 1000)))), RoundPlan)

@@ -1,0 +1,106 @@
+"""Plans keep their sums, rows survive the sum over ranks, and plans that differ have different fingerprints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES, RoundPlan, RoundReport, RoundTable
+
+plans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), min_size=1, max_size=6).map(
+    lambda rows: RoundPlan(tuple(x for x, _ in rows), tuple(min(x, k) for x, k in rows))
+)
+
+
+def row(**figures: float) -> RoundReport:
+    known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    return RoundReport(**{**known, **figures})
+
+
+@given(plans)
+@settings(derandomize=True, max_examples=200)
+def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_smaller_first(plan):
+    for rank in range(plan.workers):
+        sizes = plan.sizes(rank)
+        assert sum(sizes) == plan.samples[rank]
+        assert len(sizes) == plan.micro_batches[rank]
+        assert list(sizes) == sorted(sizes)
+        assert not sizes or sizes[-1] - sizes[0] <= 1
+
+
+@given(plans, st.integers(0, 200))
+@settings(derandomize=True, max_examples=200)
+def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan, total):
+    if plan.total == 0:
+        return
+    short = plan.shrink(total)
+    assert short.total == min(total, plan.total)
+    for rank in range(plan.workers):
+        assert max(short.sizes(rank), default=0) <= max(plan.sizes(rank), default=0)
+        if plan.samples[rank] == 0:
+            assert short.samples[rank] == 0, "a rank that was to have nothing gets nothing"
+    if total >= sum(x > 0 for x in plan.samples):
+        assert all((a > 0) == (b > 0) for a, b in zip(short.samples, plan.samples, strict=True)), "nobody sits idle"
+
+
+def test_a_rank_starts_where_the_ranks_before_it_end():
+    plan = RoundPlan.of([3, 0, 5])
+    assert [plan.start(rank) for rank in range(3)] == [0, 3, 3]
+
+
+def test_micro_batches_are_at_most_as_large_as_asked_for():
+    assert RoundPlan.of([10, 4, 0], micro_batch=4).micro_batches == (3, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "micro_batches", "message"),
+    [
+        ((1, 2), (1,), "as many ranks as samples, 2; got 1"),
+        ((3,), (4,), "rank 0: 3 samples cannot be cut into 4"),
+        ((0, 1), (1, 1), "rank 0: 0 samples cannot be cut into 1"),
+        ((5, 4), (1, 0), "rank 1: 4 samples cannot be cut into 0"),
+        ((MAX_ROUND_SAMPLES, 1), (1, 1), f"at most {MAX_ROUND_SAMPLES} samples"),
+    ],
+)
+def test_an_impossible_plan_is_refused_by_name(samples, micro_batches, message):
+    with pytest.raises(ValueError, match=message):
+        RoundPlan(samples, micro_batches)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_summing_the_vectors_of_all_ranks_gives_every_row_exactly(dtype):
+    rng = np.random.default_rng(0)
+    reports = [row(samples=i + 1, compute_s=rng.random(), samples_per_s=1e3 * rng.random()) for i in range(5)]
+    vectors = [report.vector(rank, 5).astype(dtype) for rank, report in enumerate(reports)]
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        summed = np.zeros_like(vectors[0])
+        for rank in order:
+            summed += vectors[rank]
+        table = RoundTable(summed, 5)
+        for rank, report in enumerate(reports):
+            for name in ("samples", "compute_s", "samples_per_s"):
+                assert table.column(name)[rank] == dtype(getattr(report, name))
+    assert table.total == 15
+    assert len(summed) == RoundTable.length(5)
+
+
+def test_not_a_number_stays_in_its_own_row():
+    vectors = [row(cpu=float("nan")).vector(0, 2), row(cpu=0.5).vector(1, 2)]
+    cpu = RoundTable(sum(vectors), 2).column("cpu")
+    assert np.isnan(cpu[0])
+    assert cpu[1] == 0.5
+
+
+def test_fingerprints_tell_plans_and_data_apart_and_survive_float32():
+    plan = RoundPlan.of([3, 5])
+    others = [RoundPlan.of([5, 3]), RoundPlan((3, 5), (1, 2)), RoundPlan.of([3, 5, 0])]
+    prints = {plan.fingerprint(), plan.fingerprint(data=1), *(other.fingerprint() for other in others)}
+    assert len(prints) == 5
+    assert all(int(np.float32(value)) == value for value in prints)
+
+
+def test_ranks_that_disagree_with_rank_0_are_named():
+    rows = [row(fingerprint=f).vector(i, 4) for i, f in enumerate([7, 7, 8, float("nan")])]
+    assert RoundTable(sum(rows), 4).disagreement() == [2, 3]

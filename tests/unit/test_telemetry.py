@@ -1,0 +1,144 @@
+"""A run that is written and read back is the same run, and trouble with the file never reaches the training."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hvd_hetero.balancer import FinishedRound
+from hvd_hetero.plots import rounds_figure
+from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+from hvd_hetero.telemetry import VERSION, TelemetryWriter, follow, read_run
+
+WORKERS = 2
+
+
+def finished(number: int, wait_s=(0.5, 0.25)) -> FinishedRound:
+    plan = RoundPlan.of([10 + number, 20])
+    rows = [
+        RoundReport(
+            samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
+            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5, fingerprint=3,
+        ).vector(rank, WORKERS)
+        for rank in range(WORKERS)
+    ]  # fmt: skip
+    return FinishedRound(number, number // 3, plan, RoundTable(np.sum(rows, axis=0), WORKERS), 2.5)
+
+
+def write(path, rounds: int) -> None:
+    writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
+    for number in range(rounds):
+        # The waiting that travels with round r is that of round r - 1.
+        writer(finished(number, wait_s=(number - 1.0, 2.0 * (number - 1))))
+    writer.close()
+    writer.close()
+
+
+def test_a_run_is_read_back_as_it_was(tmp_path):
+    path = tmp_path / "new" / "run.jsonl"
+    write(path, 5)
+    run = read_run(path)
+    assert (run.policy, run.workers, run.global_batch) == ("bsp", 2, 30)
+    assert run.round.tolist() == [0, 1, 2, 3, 4]
+    assert run.epoch.tolist() == [0, 0, 0, 1, 1]
+    assert run.samples[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert run.compute_s.tolist() == [[1.0, 2.0]] * 5
+    assert np.isnan(run.samples_per_s[0]).all()
+    assert run.samples_per_s[1:].tolist() == [[9.5, 9.5]] * 4
+
+
+def test_the_waiting_of_a_round_stands_in_its_own_line_and_is_unknown_for_the_last(tmp_path):
+    write(tmp_path / "run.jsonl", 4)
+    wait_s = read_run(tmp_path / "run.jsonl").wait_s
+    assert wait_s[:3].tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert np.isnan(wait_s[3]).all()
+
+
+def test_throughput_and_waiting_share_follow_from_the_figures(tmp_path):
+    write(tmp_path / "run.jsonl", 4)
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.throughput == pytest.approx(sum(30 + r for r in range(4)) / (4 * 2.5))
+    assert run.waiting_share == pytest.approx([3 / 7.5, 6 / 7.5])
+    assert run.after(2).round.tolist() == [2, 3]
+
+
+def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
+    write(tmp_path / "run.jsonl", 2)
+    header, line, *_ = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
+    document = (request.config.rootpath / "docs" / "telemetry.md").read_text()
+    documented = {row.split("`")[1] for row in document.splitlines() if row.startswith("| `")}
+    assert set(header) | set(line) == documented
+
+
+def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 4)
+    path.write_text(path.read_text()[:-20])
+    assert len(read_run(path).round) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no complete line"),
+        ("not json\n", "is not telemetry of hvd-hetero"),
+        ('{"some": "json"}\n', "is not telemetry of hvd-hetero"),
+        ('{"schema":"hvd-hetero/telemetry","version":99}\n', f"version 99, this program reads version {VERSION}"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(tmp_path, text, message):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog):
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
+
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    writer._file = Full()
+    for number in range(5):
+        writer(finished(number))
+    writer.close()
+    assert len(caplog.records) == 1
+    assert "training goes on" in caplog.text
+    assert "No space left" in caplog.text
+
+
+def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        TelemetryWriter(tmp_path / "file" / "run.jsonl", policy="bsp", workers=1, global_batch=1)
+
+
+def test_a_growing_file_can_be_followed(tmp_path):
+    path = tmp_path / "run.jsonl"
+    rounds = follow(path)
+    assert next(rounds) == {}
+    writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
+    assert next(rounds) == {}
+    for number in range(3):
+        writer(finished(number))
+    assert [next(rounds).get("round") for _ in range(3)] == [0, 1, None]
+    writer.close()
+    assert next(rounds)["round"] == 2
+
+
+def test_the_picture_shows_every_rank_of_every_run(tmp_path):
+    write(tmp_path / "run.jsonl", 30)
+    run = read_run(tmp_path / "run.jsonl")
+    figure = rounds_figure({"first": run, "second": run}, "title")
+    assert len(figure.axes) == 4
+    for axis in figure.axes:
+        assert len(axis.lines) == WORKERS
+    figure.savefig(tmp_path / "rounds.png")
+    assert (tmp_path / "rounds.png").stat().st_size > 10_000
