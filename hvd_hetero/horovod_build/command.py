@@ -95,13 +95,14 @@ def ensure_wheel(
 
 @contextmanager
 def _terminated_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into an exit that unwinds, so that compilers are ended and the work directory is removed."""
+    """Turn termination, and the terminal's closing, into an exit that ends the compilers and removes the work."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

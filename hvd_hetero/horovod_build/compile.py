@@ -56,7 +56,7 @@ def compile_wheel(tree: Path, into: Path, environ: Mapping[str, str], log: Path,
         ],
         log=log,
         doing="Horovod did not build",
-        environ=environ,
+        environ={**environ, "TMPDIR": str(into)},  # whatever pip and the compilers leave goes with the work directory
         cwd=tree.parent,
         on_line=follow,
     )

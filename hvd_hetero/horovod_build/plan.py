@@ -34,6 +34,8 @@ _DEFAULT_SWITCHES = {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_MPI": "1", "HORO
 # are not among them: the same wheel must be found from inside a job.
 _BUILD_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "HOROVOD_CPU_OPERATIONS", "HOROVOD_DEBUG")
 _BUILD_PREFIXES = (
+    "CUDA_HOME",
+    "CUDA_PATH",
     "HOROVOD_WITH_",
     "HOROVOD_WITHOUT_",
     "HOROVOD_GPU",

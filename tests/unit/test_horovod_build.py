@@ -451,18 +451,19 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_sigterm_unwinds(cache: WheelCache) -> None:
-    """A terminated build removes its work directory; afterwards the signal means what it meant before."""
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        _be_terminated(cache)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_build_cleans_up(cache: WheelCache, number: signal.Signals) -> None:
+    """The work directory is gone and the exit code tells the signal, which then means what it meant before."""
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        _be_sent(number, cache)
     assert list(cache.root.glob("work-*")) == []
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
 
 
-def _be_terminated(cache: WheelCache) -> None:
+def _be_sent(number: signal.Signals, cache: WheelCache) -> None:
     with command._terminated_as_exit(), cache.locked(pytest.fail), cache.workspace():
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         time.sleep(10)
 
 
