@@ -4,7 +4,6 @@ A command's module must import nothing heavy at its top level, since all of them
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,10 +55,6 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
     except KeyboardInterrupt:
         sys.stderr.write("hvd-hetero: interrupted\n")
         return 130
-    except BrokenPipeError:
-        # The reader of our output is gone. Let the interpreter's last flush fail in silence.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (HeteroError, ValueError, OSError) as error:
         if args.traceback:
             raise

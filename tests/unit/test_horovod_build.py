@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from hvd_hetero import cli
 from hvd_hetero.horovod_build import command, compile, install, plan, process, progress, source, toolchain
@@ -271,6 +272,22 @@ def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, com
         toolchain.find_toolchain({"PATH": str(bare)})
 
 
+def test_a_complete_toolchain_is_returned_and_handed_to_cmake(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMake 4 will do, the interpreter's own scripts come first on PATH, and the build is told what was found."""
+    for name in ("cc", "c++", "make", "cmake"):
+        script(bare / name, "echo cmake version 4.0.1")
+    (bare.parent / "scripts").mkdir()
+    script(bare.parent / "scripts" / "cmake", "echo cmake version 3.31.0")
+    (bare.parent / "include").mkdir()
+    (bare.parent / "include" / "Python.h").touch()
+    monkeypatch.setattr(toolchain, "installed_version", lambda name: "80.9")
+    tools, path = toolchain.find_toolchain({"PATH": str(bare)})
+    own = str(bare.parent / "scripts")
+    assert tools == toolchain.Toolchain(f"{bare}/cc", f"{bare}/c++", f"{own}/cmake", f"{bare}/make")
+    assert path.split(os.pathsep)[0] == own
+    assert tools.variables(path).items() >= {"CXX": tools.cxx, "HOROVOD_CMAKE": tools.cmake, "PATH": path}.items()
+
+
 @pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "here is 81.0.0"), (None, "it is absent")])
 def test_setuptools_must_be_below_81(monkeypatch: pytest.MonkeyPatch, version: str | None, complaint: str) -> None:
     """A setuptools that is too new, or absent, is reported with the requirement to install."""
@@ -514,11 +531,37 @@ def test_plain_progress_is_a_line_per_stage_and_tenth() -> None:
     assert lines == ["compile", "compile: 10 %", "compile: 30 %", "pack"]
 
 
+def test_live_progress_shows_stages_and_the_share_done() -> None:
+    """On a terminal, every stage is a line, with the percentage while it is known."""
+    stream = io.StringIO()
+    with progress.LiveReporter(Console(file=stream, force_terminal=True, width=100)) as reporter:
+        reporter.note("for torch")
+        reporter.stage("configure")
+        reporter.stage("compile")
+        reporter.percent(42)
+        reporter._progress.refresh()
+    said = stream.getvalue()
+    assert all(text in said for text in ("for torch", "configure", "compile", " 42%", "100%"))
+
+
 def test_the_reporter_fits_the_stream(tmp_path: Path) -> None:
     """Quiet is silent, a file gets plain lines."""
     with (tmp_path / "log").open("w") as stream:
         assert type(progress.make_reporter(True, stream)) is progress.SilentReporter
         assert type(progress.make_reporter(False, stream)) is progress.PlainReporter
+
+
+def test_install_replaces_horovod_and_adds_what_it_lacks(
+    tmp_path: Path, torch_plan: plan.BuildPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel goes in without its requirements; then those that are absent, and no others."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(install, "run_logged", lambda argv, **_: calls.append(argv))
+    monkeypatch.setattr(install, "installed_version", lambda name: None if name in ("cffi", "pyyaml") else "1")
+    install.install(tmp_path / "x.whl", torch_plan, tmp_path / "log")
+    install.install(tmp_path / "x.whl", make_plan((TENSORFLOW,), {}), tmp_path / "log")
+    wheel = ["--no-deps", "--no-index", "--force-reinstall", str(tmp_path / "x.whl")]
+    assert [argv[5:] for argv in calls] == [wheel, ["pyyaml", "cffi"], wheel, ["pyyaml"]]
 
 
 def test_jobs_must_be_positive() -> None:
