@@ -37,9 +37,10 @@ def main() -> int:
         parser.error("--slow must be at least 1, --rounds at least 10, --global-batch at least 4")
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
-    console.print(f"Two ranks by horovodrun, the last one [b]{options.slow:g} times slower[/b]; {options.rounds} rounds
-    of "
-                  f"{options.global_batch} samples under each scheme.")  # fmt: skip
+    console.print(
+        f"Two ranks by horovodrun, the last one [b]{options.slow:g} times slower[/b]; "
+        f"{options.rounds} rounds of {options.global_batch} samples under each scheme."
+    )
     try:
         results, batches, slowness = run(options, console)
     except LaunchError as error:
@@ -50,8 +51,10 @@ def main() -> int:
     ratio = results["lb-bsp"]["samples_per_s"] / results["bsp"]["samples_per_s"]
     close = results["lb-bsp"]["samples_per_s"] / results["oracle"]["samples_per_s"]
     limit = (RANKS - 1 + 1 / options.slow) / (RANKS / options.slow)  # all speeds, over the slowest everywhere
-    console.print(f"LB-BSP is [b]{ratio:.2f} times[/b] as fast as BSP (the limit is {limit:.2f}), "
-                  f"[b]{close:.3f}[/b] of the oracle.")  # fmt: skip
+    console.print(
+        f"LB-BSP is [b]{ratio:.2f} times[/b] as fast as BSP (the limit is {limit:.2f}), "
+        f"[b]{close:.3f}[/b] of the oracle."
+    )
     console.print("The oracle is stock Horovod, its split set by hand to the speeds that the ranks showed under BSP.")
     console.print(f"Slowed by: {slowness[-1]}. Figures without the first {WARM_UP_ROUNDS} rounds of each training.")
     picture = options.out / "rounds.png"

@@ -41,7 +41,7 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels = rng.integers(CLASSES, size=count)
     shifts = rng.integers(-2, 3, size=(count, 2))
     x = np.stack([np.roll(patterns[k], s, axis=(1, 2)) for k, s in zip(labels, shifts, strict=True)])
-    return torch.from_numpy(x + rng.normal(scale=3.5, size=x.shape)).float(), torch.from_numpy(labels)
+    return torch.from_numpy(x + rng.normal(scale=4.5, size=x.shape)).float(), torch.from_numpy(labels)
 
 
 def network() -> torch.nn.Module:

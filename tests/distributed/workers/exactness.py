@@ -1,8 +1,8 @@
 """One rank of the exactness test: trains under several policies and compares with a plain single-process run.
 
-Every sample is its own index, so what was visited is written down from the batches themselves. The oracle shares no code
-with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union, round by
-round, with plain PyTorch.
+Every sample is its own index, so what was visited is written down from the batches themselves. The oracle shares no
+code with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union,
+round by round, with plain PyTorch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""What PyTorch users do around the loop works, and what cannot work is refused with the way out. One launch for all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "behaviour.py"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry")], timeout_s=100).reports
+
+
+def test_worker_processes_change_nothing_but_the_lead(ranks):
+    for rank in ranks:
+        outcome = rank["worker_processes_change_nothing"]
+        assert outcome["with"] == outcome["without"]
+        assert outcome["lead"] == 4
+
+
+def test_lb_bsp_with_a_lead_finds_the_slow_rank(ranks):
+    fast, slow = ranks[0]["balanced_with_workers"]["plan"]
+    assert fast + slow == 120
+    assert fast > 1.5 * slow
+    assert ranks[0]["balanced_with_workers"]["spread"] == 0.0
+
+
+def test_own_batches_are_weighted_by_what_was_really_used(ranks):
+    assert ranks[0]["own_batches_are_weighted_by_what_was_used"]["difference"] < 1e-12
+
+
+def test_the_nan_of_an_empty_batch_reaches_nobody(ranks):
+    for rank in ranks:
+        assert rank["an_empty_batch_of_ones_own"] == {"finite": True, "spread": 0.0}
+
+
+def test_clipping_between_synchronise_and_step_clips_the_global_gradient(ranks):
+    outcome = ranks[0]["clipping_between_synchronise_and_step"]
+    assert len(outcome["norms"]) == 12
+    assert max(outcome["norms"]) == pytest.approx(0.1, rel=1e-4)
+    assert outcome["norms"] == ranks[1]["clipping_between_synchronise_and_step"]["norms"]
+    assert outcome["spread"] == 0.0
+
+
+def test_a_step_that_is_skipped_after_synchronising_leaves_the_next_round_whole(ranks):
+    assert ranks[0]["a_step_that_a_scaler_skips"] == {"rounds": 10, "spread": 0.0}
+
+
+def test_schedulers_groups_and_hooks_work_on_the_wrapper(ranks):
+    outcome = ranks[0]["schedulers_and_groups"]
+    assert outcome["rates"] == pytest.approx([0.1 * 1e-3, 0.01 * 1e-3])
+    assert outcome["hooked"] == 6
+    assert outcome["spread"] == 0.0
+
+
+def test_parameters_state_and_hyper_parameters_come_from_rank_0(ranks):
+    for rank in ranks:
+        outcome = rank["state_is_broadcast"]
+        assert outcome["rate"] == 0.125
+        assert outcome["steps"] == [3.0, 3.0]
+        assert outcome["moments"] == outcome["spread"] == 0.0
+        assert outcome["moment"] > 0
+
+
+def test_a_parameter_that_is_thawed_later_is_synchronised(ranks):
+    outcome = ranks[0]["thawed_parameters_are_synchronised"]
+    assert outcome["moved"] > 0
+    assert outcome["spread"] == 0.0
+
+
+def test_telemetry_is_written_by_rank_0_alone(ranks):
+    assert ranks[0]["telemetry_is_written_by_rank_0"] == {"exists": True, "lines": 11}
+    assert ranks[1]["telemetry_is_written_by_rank_0"] == {"exists": False, "lines": 0}
+
+
+def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
+    for rank in ranks:
+        assert "ranks [1] follow another plan or another order of the data" in rank["different_data"]["refusal"]
+        assert rank["different_data"]["rounds"] == 0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("small batch", "ValueError: global_batch must be at least the number of ranks.*got 1 for 2 ranks"),
+        ("policy", "ValueError: policy 'lbbsp' is not known; did you mean 'lb-bsp'"),
+        ("no optimizer", "ValueError: no optimizer synchronises.*DistributedOptimizer\\(optimizer, balance"),
+        ("stream", "ValueError: dataset must have __len__ and __getitem__.*balance.batch\\(samples\\)"),
+        ("batch_size", "TypeError: BalancedLoader does not take batch_size.*global_batch"),
+        ("drop_last", "TypeError: BalancedLoader does not take drop_last"),
+        ("empty", "ValueError: the dataset must hold at least one sample"),
+        ("names missing", "ValueError: named_parameters must name every parameter.*1 are not named"),
+        ("names repeated", "ValueError: names in named_parameters must be unique, repeated: weight"),
+        ("names of no pairs", "ValueError: named_parameters must be pairs"),
+        ("twice", "ValueError: balance already serves another optimizer"),
+        ("wrapped", "TypeError: optimizer is a DistributedOptimizer already"),
+        ("closure", "ValueError: closure is not supported"),
+        ("step without batch", r"RoundStateError: step\(\) came without a batch.*balance.batch\(samples\)"),
+        ("two backward passes", "RoundStateError: the gradient of '.*' was computed twice"),
+        ("zero_grad too late", r"RoundStateError: zero_grad\(\) came after backward\(\)"),
+        ("no step", r"RoundStateError: a micro-batch is being computed already; call optimizer.step\(\)"),
+        ("sparse", "TypeError: the gradient of 'group0.0' is sparse.*sparse=False"),
+        ("negative samples", "ValueError: samples must not be negative, got -1"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(ranks, attempt, message):
+    for rank in ranks:
+        assert re.match(message, rank["refusals"][attempt])

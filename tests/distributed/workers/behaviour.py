@@ -1,0 +1,334 @@
+"""One rank of the behaviour test: what users do around the loop. Each scenario returns figures for the test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from hvd_hetero.errors import PlanMismatchError, RoundStateError
+from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.testing import ProportionalSleep, report
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)
+Y = X.sum(1, keepdim=True)
+
+
+def linear() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(5, 1).double()
+
+
+def spread(model: torch.nn.Module) -> float:
+    """How far apart the ranks' parameters are."""
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
+    everywhere = hvd.allgather(flat.contiguous(), name="spread")
+    return float((everywhere - everywhere[0]).abs().max())
+
+
+def training(
+    policy: str | Policy,
+    *,
+    model: torch.nn.Module | None = None,
+    rounds: int = 12,
+    global_batch: int = 24,
+    **loader: Any,
+) -> tuple[torch.nn.Module, LoadBalance, BalancedLoader, DistributedOptimizer]:
+    model = model or linear()
+    balance = LoadBalance(policy, global_batch=global_batch)
+    batches = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, stop_at=rounds, **loader)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), balance, model.named_parameters()
+    )
+    return model, balance, batches, optimizer
+
+
+def fit(model: torch.nn.Module, batches: BalancedLoader, optimizer: torch.optim.Optimizer) -> None:
+    while batches.stop_at is not None and optimizer._balancer.rounds < batches.stop_at:
+        for x, y in batches:
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def final(policy: str | Policy, **options: Any) -> list[float]:
+    model, _, batches, optimizer = training(policy, **options)
+    fit(model, batches, optimizer)
+    return [float(v) for p in model.parameters() for v in p.detach().flatten()]
+
+
+def worker_processes_change_nothing() -> dict:
+    """Fetching ahead in two worker processes gives the very same training, with a lead of four rounds."""
+    model, balance, batches, optimizer = training(StaticAllocation([1, 3]), num_workers=2)
+    fit(model, batches, optimizer)
+    return {
+        "with": [float(v) for p in model.parameters() for v in p.detach().flatten()],
+        "without": final(StaticAllocation([1, 3])),
+        "lead": balance.balancer.lead,
+    }
+
+
+def balanced_with_workers() -> dict:
+    """LB-BSP under a lead still finds the slow rank, and every rank has the same parameters."""
+    slow = ProportionalSleep(4.0 if hvd.rank() == 1 else 1.0)
+    model, balance, batches, optimizer = training(LBBSP(), rounds=40, global_batch=120, num_workers=1)
+    while balance.rounds < 40:
+        for x, y in batches:
+            optimizer.zero_grad()
+            torch.ones(60, 60).matmul(torch.ones(60, 60))
+            with slow.step():
+                for _ in range(len(x)):  # work in proportion to the batch
+                    torch.ones(120, 120).matmul(torch.ones(120, 120))
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return {"plan": balance.balancer.plan().samples, "spread": spread(model)}
+
+
+def own_batches_are_weighted_by_what_was_used() -> dict:
+    """A user's own iterator, off the plan on both ranks, equals the single process on the union."""
+    model, balance, _, optimizer = training(BSP(), rounds=0)
+    reference = linear()
+    alone = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
+    for r in range(6):
+        counts = [3 + r, 11 - 2 * r]
+        start = 20 * r
+        parts = [slice(start, start + counts[0]), slice(start + counts[0], start + sum(counts))]
+        mine = parts[hvd.rank()]
+        balance.batch(counts[hvd.rank()])
+        optimizer.zero_grad()
+        functional.mse_loss(model(X[mine]), Y[mine]).backward()
+        optimizer.step()
+        alone.zero_grad()
+        functional.mse_loss(reference(X[start : start + sum(counts)]), Y[start : start + sum(counts)]).backward()
+        alone.step()
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return {"difference": max(float((a - b).abs().max()) for a, b in pairs)}
+
+
+def an_empty_batch_of_ones_own() -> dict:
+    """The mean over no samples is NaN; it must not reach anybody."""
+    model, balance, _, optimizer = training(BSP(), rounds=0)
+    count = 0 if hvd.rank() == 0 else 8
+    balance.batch(count)
+    optimizer.zero_grad()
+    functional.mse_loss(model(X[:count]), Y[:count]).backward()
+    optimizer.step()
+    return {"finite": all(bool(p.isfinite().all()) for p in model.parameters()), "spread": spread(model)}
+
+
+def clipping_between_synchronise_and_step() -> dict:
+    model, balance, batches, optimizer = training("bsp")
+    norms = []
+    while balance.rounds < 12:
+        for x, y in batches:
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            assert optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            norms.append(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    return {"norms": norms, "spread": spread(model)}
+
+
+def a_step_that_a_scaler_skips() -> dict:
+    """Synchronised, then not stepped (as a gradient scaler does on overflow): the next round synchronises again."""
+    model, balance, batches, optimizer = training("bsp")
+    for x, y in batches:
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.synchronize()
+        if balance.rounds % 3:
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    return {"rounds": balance.rounds, "spread": spread(model)}
+
+
+def schedulers_and_groups() -> dict:
+    """A scheduler made on the wrapper drives the wrapped optimizer, whose groups are the same objects."""
+    model = linear()
+    balance = LoadBalance("bsp", global_batch=24)
+    batches = BalancedLoader(TensorDataset(X, Y), balance, stop_at=6)
+    inner = torch.optim.SGD([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.01}])
+    optimizer = DistributedOptimizer(inner, balance, model.named_parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    hooked = []
+    optimizer.register_step_post_hook(lambda *_: hooked.append(1))
+    for x, y in batches:
+        optimizer.zero_grad(set_to_none=True)
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+    return {"rates": [g["lr"] for g in inner.param_groups], "hooked": len(hooked), "spread": spread(model)}
+
+
+def state_is_broadcast() -> dict:
+    """Rank 0 resumes with momentum and another rate; the other rank starts fresh and gets both."""
+    model = linear()
+    inner = torch.optim.Adam(model.parameters(), lr=0.5)
+    if hvd.rank() == 0:
+        inner.param_groups[0]["lr"] = 0.125
+        for _ in range(3):
+            functional.mse_loss(model(X), Y).backward()
+            inner.step()
+    balance = LoadBalance("bsp", global_batch=24)
+    optimizer = DistributedOptimizer(inner, balance, model.named_parameters())
+    moments = torch.cat([s["exp_avg"].flatten() for s in optimizer.state.values()])
+    everywhere = hvd.allgather(moments[None].contiguous(), name="moments")
+    return {
+        "rate": optimizer.param_groups[0]["lr"],
+        "steps": [float(s["step"]) for s in optimizer.state.values()],
+        "moments": float((everywhere - everywhere[0]).abs().max()),
+        "moment": float(moments.abs().max()),
+        "spread": spread(model),
+    }
+
+
+def thawed_parameters_are_synchronised() -> dict:
+    """A parameter that was frozen at construction and is thawed later takes part."""
+    model = linear()
+    model.bias.requires_grad_(False)
+    model, balance, batches, optimizer = training("bsp", model=model)
+    for x, y in batches:
+        if balance.rounds == 4:
+            model.bias.requires_grad_(True)
+        optimizer.zero_grad()
+        functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return {"moved": float((model.bias - linear().bias).abs().max()), "spread": spread(model)}
+
+
+def telemetry_is_written_by_rank_0(directory: str) -> dict:
+    model = linear()
+    path = Path(directory) / f"run-of-{hvd.rank()}.jsonl"
+    balance = LoadBalance("lb-bsp", global_batch=24, telemetry=path)
+    batches = BalancedLoader(TensorDataset(X, Y), balance, stop_at=10)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
+    fit(model, batches, optimizer)
+    balance.close()
+    return {"exists": path.exists(), "lines": len(path.read_text().splitlines()) if path.exists() else 0}
+
+
+def refusal(provoke: Callable[[], object]) -> str:
+    try:
+        provoke()
+    except (ValueError, TypeError, RoundStateError, PlanMismatchError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        # What a failed attempt has sent is done before this is, so the next attempt may use the same names.
+        hvd.allreduce(torch.zeros(1), name="settle")
+    return "nothing was refused"
+
+
+def refusals() -> dict:
+    model = linear()
+    names = list(model.named_parameters())
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def balance() -> LoadBalance:
+        return LoadBalance("bsp", global_batch=24)
+
+    def ready() -> tuple[DistributedOptimizer, Any]:
+        model, _, batches, optimizer = training("bsp")
+        x, y = next(iter(batches))
+        optimizer.zero_grad()
+        return optimizer, functional.mse_loss(model(x), y)
+
+    def double_backward() -> None:
+        optimizer, loss = ready()
+        loss.backward(retain_graph=True)
+        try:
+            loss.backward()
+        finally:
+            optimizer.step()
+
+    def zero_after_backward() -> None:
+        optimizer, loss = ready()
+        loss.backward()
+        try:
+            optimizer.zero_grad()
+        finally:
+            optimizer.step()
+
+    def no_step() -> None:
+        model, _, batches, _ = training(BSP(max_micro_batch=3))
+        for x, y in batches:
+            functional.mse_loss(model(x), y).backward()
+
+    def sparse() -> None:
+        table = torch.nn.Embedding(4, 2, sparse=True)
+        mine = balance()
+        DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), mine)
+        mine.batch(4)
+        table(torch.tensor([1])).sum().backward()
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(9))
+
+    return {
+        "small batch": refusal(lambda: LoadBalance("bsp", global_batch=1)),
+        "policy": refusal(lambda: LoadBalance("lbbsp", global_batch=24)),
+        "no optimizer": refusal(lambda: next(iter(BalancedLoader(TensorDataset(X, Y), balance())))),
+        "stream": refusal(lambda: BalancedLoader(Stream(), balance())),
+        "batch_size": refusal(lambda: BalancedLoader(TensorDataset(X, Y), balance(), batch_size=3)),
+        "drop_last": refusal(lambda: BalancedLoader(TensorDataset(X, Y), balance(), drop_last=True)),
+        "empty": refusal(lambda: BalancedLoader(TensorDataset(X[:0], Y[:0]), balance())),
+        "names missing": refusal(lambda: DistributedOptimizer(inner, balance(), names[:1])),
+        "names repeated": refusal(
+            lambda: DistributedOptimizer(inner, balance(), [names[0], (names[0][0], names[1][1])])
+        ),
+        "names of no pairs": refusal(lambda: DistributedOptimizer(inner, balance(), [p for _, p in names])),
+        "twice": refusal(lambda: (lambda b: [DistributedOptimizer(inner, b, names) for _ in range(2)])(balance())),
+        "wrapped": refusal(lambda: DistributedOptimizer(ready()[0], balance(), names)),
+        "closure": refusal(lambda: ready()[0].step(lambda: 0.0)),
+        "step without batch": refusal(lambda: DistributedOptimizer(inner, balance(), names).step()),
+        "two backward passes": refusal(double_backward),
+        "zero_grad too late": refusal(zero_after_backward),
+        "no step": refusal(no_step),
+        "sparse": refusal(sparse),
+        "negative samples": refusal(lambda: balance().batch(-1)),
+    }
+
+
+def different_data() -> dict:
+    """Ranks that shuffle with different seeds are told in the first round."""
+    model = linear()
+    balance = LoadBalance("bsp", global_batch=24)
+    batches = BalancedLoader(TensorDataset(X, Y), balance, shuffle=True, seed=hvd.rank(), stop_at=5)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters())
+    return {"refusal": refusal(lambda: fit(model, batches, optimizer)), "rounds": balance.rounds}
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    scenarios = [
+        worker_processes_change_nothing,
+        balanced_with_workers,
+        own_batches_are_weighted_by_what_was_used,
+        an_empty_batch_of_ones_own,
+        clipping_between_synchronise_and_step,
+        a_step_that_a_scaler_skips,
+        schedulers_and_groups,
+        state_is_broadcast,
+        thawed_parameters_are_synchronised,
+        lambda: telemetry_is_written_by_rank_0(sys.argv[1]),
+        refusals,
+        different_data,
+    ]
+    names = [getattr(s, "__name__", "") for s in scenarios]
+    names[names.index("<lambda>")] = "telemetry_is_written_by_rank_0"
+    report({name: scenario() for name, scenario in zip(names, scenarios, strict=True)})
+
+
+if __name__ == "__main__":
+    main()
