@@ -14,7 +14,11 @@ With ``A`` the number of cores that this process may run on (its affinity within
 - limits: the host (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control group,
   whose use counts without the inactive file cache, which the kernel gives back first.
 
-Until two readings lie apart there is no rate, and ``o = o_l = 0``. A limit file that is absent, or says "max" or -1,
+Others fill what a rank at its quota must leave idle, and take nothing from it: where this process used at least 0.9 of
+what it was allowed over the window (the mean of ``min(A, q_l)``), others are taken not to have held it back, and
+``o = o_l = 0``. So too until two readings lie apart and there is a rate.
+
+A limit file that is absent, or says "max" or -1,
 is no limit; a file that is there and cannot be read or understood, or an absent ``/proc/stat`` or ``/proc/meminfo``,
 makes that driver NaN ("not known"), and one log line says why: training goes on.
 
@@ -38,6 +42,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -63,6 +68,7 @@ class _Used:
     cores: dict[int, float]  # busy time of each core
     own: float
     groups: dict[Path, float]  # of every control group with a quota
+    allowed: float  # cores by affinity and quotas, from this reading to the next
 
 
 class ResourceMeter:
@@ -122,15 +128,15 @@ class ResourceMeter:
     def _cpu(self, now_s: float) -> float:
         cores = self._cores()
         quotas = dict([*filter(None, map(_quota_v1, self._quotas_v1)), *filter(None, map(_quota_v2, self._quotas_v2))])
-        new = _Used(now_s, self._busy_s(), self._own_s(), {path: self._group_s(path) for path in quotas})
-        old = self._remember(new)
         free = [float(len(cores)), *quotas.values()]
-        if now_s > old.at_s:
+        accounts = {path: self._group_s(path) for path in quotas}
+        new = _Used(now_s, self._busy_s(), self._own_s(), accounts, min(free))
+        old = self._remember(new)
+        span_s, own_s = now_s - old.at_s, new.own - old.own
+        if span_s > 0 and own_s < 0.9 * self._allowed_s():
             shared = [sum(new.cores[c] - old.cores.get(c, new.cores[c]) for c in cores)]
             shared += [new.groups[path] - old.groups.get(path, new.groups[path]) for path in quotas]
-            free = [
-                f - max(0.0, s - (new.own - old.own)) / (now_s - old.at_s) for f, s in zip(free, shared, strict=True)
-            ]
+            free = [f - max(0.0, s - own_s) / span_s for f, s in zip(free, shared, strict=True)]
         return min(1.0, max(0.0, min(free) / len(cores)))
 
     def _remember(self, new: _Used) -> _Used:
@@ -139,6 +145,10 @@ class ResourceMeter:
         while len(self._used) > 2 and new.at_s - self._used[1].at_s >= self._window_s:
             self._used.popleft()
         return self._used[0]
+
+    def _allowed_s(self) -> float:
+        """CPU seconds that this process could have had over the window."""
+        return sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
 
     def _cores(self) -> Collection[int]:
         cores = set(self._affinity())

@@ -20,7 +20,8 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -135,12 +136,13 @@ class RoundReport:
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""
-        rows = np.zeros((workers, len(fields(self))))
-        rows[rank] = astuple(self)
+        rows = np.zeros((workers, len(_COLUMNS)))
+        rows[rank] = _ROW(self)
         return rows.ravel()
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
+_ROW = attrgetter(*_COLUMNS)
 
 
 class RoundTable:

@@ -48,7 +48,8 @@ from hvd_hetero.prediction.base import Predictor
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
 _MARGIN = math.log(2.0)
 _ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
-_PULL_WARM, _PULL_SCRATCH = 1.0, 0.01  # ρ of narx_network, arbitrary: a start is worth about a row of data
+# ρ of narx_network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
+_PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
 _ROW = narx_network.INPUTS + 2  # inputs, target, and what EMA would have said
 
 

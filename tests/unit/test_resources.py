@@ -215,6 +215,21 @@ def test_quota_and_load_do_not_add_up(tmp_path):
     assert meter.read().cpu == pytest.approx(0.5)
 
 
+def test_others_that_fill_what_the_quota_leaves_do_not_count(tmp_path):
+    """A rank on one core uses up its quota of 0.4, others the rest; then the quota rises, and is seen at once."""
+    machine = Machine(tmp_path, MEMBER[2])
+    machine.cpus = (0,)
+    group(machine, 2, "a/b", 2_000)
+    meter = machine.meter()
+    for _ in range(6):
+        assert meter.read().cpu == pytest.approx(0.4)
+        machine.run(0.25, own=0.1, others=0.15)
+    group(machine, 2, "a/b", 4_000)
+    assert meter.read().cpu == pytest.approx(0.8)
+    machine.run(0.5, own=0.25, others=0.25)  # now they do hold it back
+    assert meter.read().cpu == pytest.approx(0.5)
+
+
 def test_others_beyond_all_cores_give_zero_and_not_less(machine):
     machine.cpus = (0,)
     meter = machine.meter()
