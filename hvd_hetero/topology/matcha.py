@@ -24,7 +24,9 @@ Shapes: n nodes, m edges, M matchings.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,8 @@ from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
 from hvd_hetero.topology.mixing import metropolis_weights, mixing_matrix, mixing_rho
+
+_LEAST_BUDGET = 1e-9  # arbitrary: below some 1e-15, rho rounds to 1, and nobody waits a billion rounds for an exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,8 @@ class Matcha:
         Raw output of a counter-based generator, keyed by the seed and counted by the round: NumPy promises these bits
         for all versions, which it does not for the distributions built on them.
         """
-        for name, value, bits in (("seed", seed, 128), ("round_number", round_number, 128)):
-            if not 0 <= value < 2**bits:
-                raise ValueError(f"{name} must be from 0 to 2**{bits} - 1, got {value}; use the same one on every rank")
-        raw = np.random.Philox(key=seed, counter=round_number << 64).random_raw(len(self.matchings))
+        key, counter = _counter("seed", seed), _counter("round_number", round_number)
+        raw = np.random.Philox(key=key, counter=counter << 64).random_raw(len(self.matchings))
         uniform = (np.asarray(raw) >> np.uint64(11)) * 2.0**-53  # exact: 53 bits
         return uniform < np.array(self.probabilities)
 
@@ -86,10 +88,10 @@ class Matcha:
 
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
-    """The best random mixing on ``graph`` that communicates a share ``budget`` of what D-PSGD does, 0 < budget <= 1."""
-    if not 0.0 < budget <= 1.0:
+    """The best random mixing on ``graph`` that communicates a share ``budget``, 1e-9 to 1, of what D-PSGD does."""
+    if not _LEAST_BUDGET <= budget <= 1.0:
         raise ValueError(
-            f"budget must be above 0 and at most 1, got {budget}; "
+            f"budget must be at least {_LEAST_BUDGET:g} and at most 1, got {budget}; "
             "it is the share of the matchings used in a round, and 1 is D-PSGD"
         )
     require_connected(graph, "MATCHA")
@@ -112,6 +114,19 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
         activation.connectivity,
         activation.bound,
     )
+
+
+def _counter(name: str, value: SupportsIndex) -> int:
+    """`value` as a Python integer of 128 bits; NumPy's would lose the round number when it is shifted by 64."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be an integer, got {value!r} ({type(value).__name__}); use the same one on every rank"
+        ) from None
+    if not 0 <= number < 2**128:
+        raise ValueError(f"{name} must be from 0 to 2**128 - 1, got {number}; use the same one on every rank")
+    return number
 
 
 def _weights(graph: Graph) -> list[float]:

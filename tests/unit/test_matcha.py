@@ -211,6 +211,20 @@ def test_activation_bits_are_pinned():
     assert drawn == ["0111110", "0000101"]
 
 
+def test_numpy_integers_draw_as_pythons_do():
+    """A round counter out of an array draws what the plain integer draws on another rank, anew in each round."""
+    m = matcha(complete(8), 0.5)
+    for k in range(20):
+        assert m.active(np.int64(3), np.int64(k)).tolist() == m.active(3, k).tolist()
+
+
+@pytest.mark.parametrize(("seed", "round_number", "name"), [(3.0, 0, "seed"), (0, 1.0, "round_number")])
+def test_seeds_of_other_types_are_refused(seed, round_number, name):
+    """Seed and round are integers: another rank's 3 and this rank's 3.0 are not the same key."""
+    with pytest.raises(TypeError, match=rf"{name} must be an integer, got .* \(float\)"):
+        matcha(ring(4)).active(seed, round_number)
+
+
 def test_activations_have_their_probabilities_and_are_independent():
     """Over 4,000 rounds each matching's share is p within 4 standard deviations, and so is each pair's joint share."""
     m = matcha(GRAPHS[12], 0.4)
@@ -247,11 +261,18 @@ def test_repeated_mixing_shrinks_disagreement_at_rho():
     assert ratio.max() <= m.rho * 1.03
 
 
-@pytest.mark.parametrize("budget", [0.0, -0.1, 1.01, float("nan")])
+@pytest.mark.parametrize("budget", [0.0, -0.1, 1e-16, 1.01, float("nan")])
 def test_bad_budgets_are_refused(budget):
-    """A share that is not above 0 and at most 1 is an error that says what a budget is."""
-    with pytest.raises(ValueError, match="budget must be above 0 and at most 1, got"):
+    """A share that is not from 1e-9, where rho is still told from 1, to 1 is an error that says what a budget is."""
+    with pytest.raises(ValueError, match="budget must be at least 1e-09 and at most 1, got"):
         matcha(ring(4), budget)
+
+
+def test_the_least_budget_still_contracts():
+    """At the least budget that is taken, rho is below 1 and the budget is kept."""
+    m = matcha(ring(9), 1e-9)
+    assert m.rho < 1
+    assert sum(m.probabilities) == pytest.approx(3e-9)
 
 
 def test_disconnected_graphs_are_refused():
