@@ -14,24 +14,22 @@ With ``A`` the number of cores that this process may run on (its affinity within
 - limits: the host (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control group,
   whose use counts without the inactive file cache, which the kernel gives back first.
 
-Others fill what a rank at its quota must leave idle, and take nothing from it: where this process used at least 0.9 of
-what it was allowed over the window (the mean of ``min(A, q_l)``), others are taken not to have held it back, and
-``o = o_l = 0``. So too until two readings lie apart and there is a rate.
+Others fill what a rank at its quota must leave idle, and take nothing from it: where this process used at least 0.75 of
+what it was allowed over the window, others are taken not to have held it back, and ``o = o_l = 0`` (0.75 rather than
+nearly 1, because quotas are enforced, and times told, in clock ticks). So too until there are two readings, and a
+rate.
 
-A limit file that is absent, or says "max" or -1,
-is no limit; a file that is there and cannot be read or understood, or an absent ``/proc/stat`` or ``/proc/meminfo``,
-makes that driver NaN ("not known"), and one log line says why: training goes on.
+A limit file that is absent, or says "max" or -1, is no limit; a file that is there and cannot be read or understood, or
+an absent ``/proc/stat`` or ``/proc/meminfo``, makes that driver NaN ("not known"), and one log line says why.
 
-Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the host. In a container the host's
-use is not what slows a rank, its quota is. And it is the fraction *available* that is reported, not the use: a rank
-that computes uses all it gets, so its own use tells little about what it could get. Only the affinity comes from
-psutil here: psutil reads ``/proc`` under a root that is global to the module, so that a meter could not be given
-another one.
+Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the host. In a container its quota slows
+a rank, not the host's use. And what is *available* is reported: a rank that computes uses all it gets, so its use tells
+little about what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the module.
 
-Known limits: own processes that this one started (data loaders) count as others, since finding them means walking
-``/proc``. Time comes in ticks of 10 ms, so ``o`` is exact to about 2 % of a core at the default window (arbitrary:
-shorter is noisier, longer is later; quotas and memory are read afresh and have no such delay). The groups are looked
-up once: a process that is moved to another group later needs a new meter.
+Known limits: processes that this one started (data loaders) count as others, since finding them means walking
+``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Time comes in ticks of
+10 ms, so ``o`` is exact to about 2 % of a core at the default window (arbitrary: shorter is noisier, longer later;
+quotas and memory have no such delay). Groups are looked up once: a process moved to another group needs a new meter.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ import psutil
 
 log = logging.getLogger(__name__)
 
-_UNREADABLE = (OSError, ValueError, LookupError)
+_UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +86,19 @@ class ResourceMeter:
         cgroup: str | Path = "/sys/fs/cgroup",
         affinity: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        for name, value in (("interval_s", interval_s), ("window_s", window_s)):
+        for name, value in {"interval_s": interval_s, "window_s": window_s}.items():
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}: must be a finite number of seconds, 0 or more, got {value!r}")
         self._clock, self._interval_s, self._window_s = clock, float(interval_s), float(window_s)
         self._proc = Path(proc)
-        self._affinity = affinity if affinity is not None else _psutil_affinity
-        self._used: deque[_Used] = deque()
-        self._told: set[str] = set()
+        self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
+        self._used, self._told = deque[_Used](), set[str]()
         self._read_at_s = -math.inf
         self._latest = Resources(math.nan, math.nan)
         self._niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         groups = _Groups(self._proc / "self" / "cgroup", Path(cgroup))
-        self._quotas_v1, self._quotas_v2 = groups.levels("cpu"), groups.levels("")
+        self._quotas = [*groups.levels("cpu"), *groups.levels("")]
         self._accounts = groups.beside("cpu", "cpuacct")
         self._limits = [*groups.levels("memory"), *groups.levels("")]
         self._cpusets = [*groups.levels("cpuset")[:1], *groups.levels("")[:1]]
@@ -111,9 +108,8 @@ class ResourceMeter:
         now_s = self._clock()
         if now_s - self._read_at_s >= self._interval_s:
             self._read_at_s = now_s
-            self._latest = Resources(
-                cpu=self._known("cpu", lambda: self._cpu(now_s)), memory=self._known("memory", self._memory)
-            )
+            cpu = self._known("cpu", lambda: self._cpu(now_s))
+            self._latest = Resources(cpu, self._known("memory", self._memory))
         return self._latest
 
     def _known(self, name: str, measure: Callable[[], float]) -> float:
@@ -127,13 +123,14 @@ class ResourceMeter:
 
     def _cpu(self, now_s: float) -> float:
         cores = self._cores()
-        quotas = dict([*filter(None, map(_quota_v1, self._quotas_v1)), *filter(None, map(_quota_v2, self._quotas_v2))])
+        quotas = {group: quota for group in self._quotas if (quota := _quota(group)) < math.inf}
         free = [float(len(cores)), *quotas.values()]
         accounts = {path: self._group_s(path) for path in quotas}
         new = _Used(now_s, self._busy_s(), self._own_s(), accounts, min(free))
         old = self._remember(new)
         span_s, own_s = now_s - old.at_s, new.own - old.own
-        if span_s > 0 and own_s < 0.9 * self._allowed_s():
+        allowed_s = sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
+        if span_s > 0 and own_s < 0.75 * allowed_s:
             shared = [sum(new.cores[c] - old.cores.get(c, new.cores[c]) for c in cores)]
             shared += [new.groups[path] - old.groups.get(path, new.groups[path]) for path in quotas]
             free = [f - max(0.0, s - own_s) / span_s for f, s in zip(free, shared, strict=True)]
@@ -146,19 +143,13 @@ class ResourceMeter:
             self._used.popleft()
         return self._used[0]
 
-    def _allowed_s(self) -> float:
-        """CPU seconds that this process could have had over the window."""
-        return sum(a.allowed * (b.at_s - a.at_s) for a, b in pairwise(self._used))
-
     def _cores(self) -> Collection[int]:
         cores = set(self._affinity())
         for group in self._cpusets:
             # The kernel keeps the affinity inside the cpuset; this matters where the affinity comes from elsewhere.
-            for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-                text = _text(group / name)
-                if text:
-                    cores &= _core_list(text)
-                    break
+            names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+            if text := next(filter(None, (_text(group / name) for name in names)), ""):
+                cores &= _core_list(text)
         if not cores:
             raise ValueError("affinity and cpuset have no core in common")
         return cores
@@ -169,9 +160,8 @@ class ResourceMeter:
             if not line.startswith("cpu"):
                 break  # the cores come first
             name, user, nice, system, _idle, _iowait, *rest = line.split()
-            ticks = int(user) + int(system) + sum(map(int, rest[:3]))  # irq, softirq, steal; guest is in user
-            busy_ticks = ticks + (int(nice) if self._niced else 0)
-            busy[int(name[3:])] = busy_ticks * self._tick_s
+            ticks = [user, system, *rest[:3], nice if self._niced else 0]  # rest: irq, softirq, steal; guest is in user
+            busy[int(name[3:])] = sum(map(int, ticks)) * self._tick_s
         return busy
 
     def _own_s(self) -> float:
@@ -213,10 +203,7 @@ class _Groups:
     def __init__(self, membership: Path, root: Path) -> None:
         self._root = root
         self._paths: dict[str, str] = {}  # controller -> path of the group; "" is version 2
-        try:
-            lines = membership.read_text().splitlines()
-        except OSError:
-            lines = []  # a kernel without control groups: no limits but the host's
+        lines = _text(membership).splitlines()  # none in a kernel without control groups: no limits but the host's
         for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
             self._paths.update(dict.fromkeys(controllers.split(","), path))
 
@@ -233,23 +220,21 @@ class _Groups:
         if controller:
             wanted = [m for m in sorted(self._root.glob("*")) if controller in m.name.split(",")]
         else:
-            wanted = [m for m in (self._root, self._root / "unified") if (m / "cgroup.controllers").exists()]
+            wanted = [m for m in (self._root, self._root / "unified") if os.path.exists(m / "cgroup.controllers")]
         if not wanted:
             return []
         parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
-        while parts and not wanted[0].joinpath(*parts).is_dir():
+        while parts and not os.path.isdir(wanted[0].joinpath(*parts)):
             parts = parts[1:]  # in a container the path may be the host's, and the mount begins further in
         return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]
 
 
-def _quota_v1(group: Path) -> tuple[Path, float] | None:
-    quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
-    return (group, int(quota) / int(period)) if quota and int(quota) > 0 and int(period) > 0 else None
-
-
-def _quota_v2(group: Path) -> tuple[Path, float] | None:
+def _quota(group: Path) -> float:
+    """Cores that this group alone allows, by either version's files; infinite where it sets no limit."""
     quota, _, period = _text(group / "cpu.max").partition(" ")
-    return (group, int(quota) / int(period)) if quota not in ("", "max") and int(period) > 0 else None
+    if not quota:
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+    return math.inf if quota in ("", "max") or int(quota) < 0 else int(quota) / int(period)
 
 
 def _text(path: Path) -> str:
@@ -264,7 +249,3 @@ def _core_list(text: str) -> set[int]:
     """``"0-2,5"`` to ``{0, 1, 2, 5}``."""
     spans = (span.partition("-") for span in text.split(","))
     return {core for first, _, last in spans for core in range(int(first), int(last or first) + 1)}
-
-
-def _psutil_affinity() -> Collection[int]:
-    return psutil.Process().cpu_affinity() or ()
