@@ -71,7 +71,16 @@ class Problem:
 
     def finish_s(self, units: IntArray) -> FloatArray:
         """Seconds of each worker with these units."""
-        return self.slope_s * (units * self.step) + (self.intercept_s + self.comm_s)
+        with np.errstate(over="ignore"):
+            seconds = self.slope_s * (units * self.step) + (self.intercept_s + self.comm_s)
+        if not seconds.max() < np.inf:
+            rank = int(seconds.argmax())
+            raise ValueError(
+                f"slope times samples plus intercept plus comm must be a finite number of seconds, got "
+                f"{self.slope_s[rank]:g} x {units[rank] * self.step} + {self.intercept_s[rank]:g} + "
+                f"{self.comm_s[rank]:g} for rank {rank}; profile this worker again, or leave it out"
+            )
+        return seconds
 
 
 def problem(
@@ -89,7 +98,9 @@ def problem(
     b = _checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)
     c = _checks.finite("comm", comm, m.size, least=0, way_out="use 0 where communication has not been measured")
     step = _checks.integer("multiple_of", multiple_of, least=1)
-    units = _checks.total_in_units(_checks.integer("total", total, least=0, below=2**53), step)
+    # Sums over workers of up to `total` units each must fit in int64, and samples in a float.
+    below = min(2**53, 2**62 // m.size)
+    units = _checks.total_in_units(_checks.integer("total", total, least=0, below=below), step)
     low_samples, high_samples = _checks.integers("lower", lower, m.size), _checks.integers("upper", upper, m.size)
     low, high = -(-low_samples // step), high_samples // step
     if (low > high).any():

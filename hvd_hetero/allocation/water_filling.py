@@ -17,11 +17,12 @@ optimal splits this is the one whose second latest worker is earliest, then whos
 split moves a unit from a time at or before theta to one at or after it, and a worker that goes without its unit of
 theta finishes m_i earlier, so the steepest had better be those.
 
-**Every rank gets the same bits.** Times become integers, on a grid of 2^-60 of the latest time of an even spread within
-the bounds, rounded to nearest; the rest is exact. Data that lie on the grid (anything with few binary digits) are
-solved exactly; others as if t_i(x_i) were off by at most x_i + 1 grid steps: 1e-15 of that latest time at a thousand
-samples, 1e-12 at a million. (A worker a million times slower than the rest, and free to take its part of the even
-spread, uses up 20 of the 60 bits.)
+**Every rank gets the same bits.** Times become integers, rounded to nearest on a grid of 2^-60 of the latest time of an
+even spread within the bounds; the rest is exact. A worker a million times slower than the rest would use up 20 of the
+60 bits, so a split that is found bounds the next: what finishes later than its theta is out of reach, and where leaving
+that out makes the grid finer by 4 bits or more, the instance is solved again on the finer one. Data that lie on the
+grid (anything with few binary digits) are solved exactly; others as if t_i(x_i) were off by at most x_i + 1 grid steps,
+each at most 2^-54 of the largest of theta, b_i and t^m_i: 1e-13 of it at a thousand samples.
 
 Differences from the paper
     The paper hands the relaxed problem to "existing mathematical toolboxes" (`minimax_lp` does) and is silent on
@@ -43,6 +44,7 @@ from hvd_hetero.allocation._checks import FloatArray, IntArray
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
 
 _TIME_BITS = 60  # a product and two constants of this size add up to less than 2^62
+_WORTH_BITS = 4  # arbitrary: most clusters need fewer, and 56 bits are still finer than the times given
 _WRITTEN_OUT = 4  # unit times per worker; from 1 to 16 it makes no measurable difference
 
 
@@ -76,7 +78,7 @@ def minimax(
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
     units, most = _deal_flat(instance)
     if instance.units > int(units.sum()):
-        units = _fill(_Grid.of(instance, units, most), instance.units)
+        units = _fill(instance, units, most)
     finish_s = instance.finish_s(units)
     return Allocation(units * instance.step, finish_s, float(finish_s.max()))
 
@@ -99,6 +101,7 @@ class _Grid:
     lower: IntArray
     upper: IntArray
     latest: int  # by now everybody has finished enough
+    shift: int  # a second is 2^shift grid steps
 
     @classmethod
     def of(cls, p: Problem, lower: IntArray, upper: IntArray) -> _Grid:
@@ -106,9 +109,10 @@ class _Grid:
         # A spread of all units and some more, each worker in proportion to its room. The margins outdo the rounding.
         spread = (p.units - int(lower.sum())) / int(room.sum()) * (1 + 2.0**-40)
         enough = lower + np.minimum(room, (room * spread).astype(np.int64) + 2)
-        slope_s = np.where(room > 0, p.slope_s, 0.0)  # who has no choice would only coarsen the grid
+        # Who has no choice would only coarsen the grid.
+        slope_s, intercept_s, comm_s = (np.where(room > 0, a, 0.0) for a in (p.slope_s, p.intercept_s, p.comm_s))
         with np.errstate(over="ignore"):
-            longest_s = max(float(a.max()) for a in (slope_s * (enough * p.step), np.abs(p.intercept_s), p.comm_s))
+            longest_s = max(float(a.max()) for a in (slope_s * (enough * p.step), np.abs(intercept_s), comm_s))
         if longest_s == np.inf:
             raise ValueError(f"slope times samples must be a finite number of seconds, got slope {slope_s.max():g}")
         shift = _TIME_BITS - int(np.frexp(longest_s)[1])
@@ -117,8 +121,8 @@ class _Grid:
             return np.rint(np.ldexp(seconds, shift)).astype(np.int64)
 
         slope = np.maximum(steps(slope_s), 1) * p.step
-        constant = steps(p.intercept_s) + steps(p.comm_s)
-        return cls(slope, constant, lower, upper, int((constant + slope * enough).max()))
+        constant = steps(intercept_s) + steps(comm_s)
+        return cls(slope, constant, lower, upper, int((constant + slope * enough).max()), shift)
 
     def finished_by(self, time: int) -> IntArray:
         """cap(T): the units that each worker may hold so that it finishes by `time`, or its least."""
@@ -126,7 +130,29 @@ class _Grid:
         return cap
 
 
-def _fill(grid: _Grid, units: int) -> IntArray:
+def _fill(p: Problem, lower: IntArray, upper: IntArray) -> IntArray:
+    """The split of all units within these bounds, on a grid as fine as the answer asks for."""
+    grid = _Grid.of(p, lower, upper)
+    while True:
+        units = _split(grid, p.units)
+        finer = _Grid.of(p, lower, _within_reach(p, lower, upper, units))
+        if finer.shift < grid.shift + _WORTH_BITS:
+            return units
+        grid = finer
+
+
+def _within_reach(p: Problem, lower: IntArray, upper: IntArray, units: IntArray) -> IntArray:
+    """Upper bounds without what finishes later than the last dealt of `units`, a legal split; with all of `units`."""
+    free = upper > lower
+    spare_s = p.finish_s(units)[units > lower].max() - p.finish_s(lower)[free]
+    with np.errstate(over="ignore"):  # an infinity is as good as any other number above the bound
+        room = np.floor(spare_s * (1 + 2.0**-40) / (p.slope_s[free] * p.step))
+    reach = lower.copy()
+    reach[free] += np.clip(room, (units - lower)[free], (upper - lower)[free]).astype(np.int64)
+    return reach
+
+
+def _split(grid: _Grid, units: int) -> IntArray:
     """The split of `units` by level and ties."""
     level = _level(grid, units)
     shares = grid.finished_by(level - 1)

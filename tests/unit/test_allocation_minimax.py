@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -106,6 +107,52 @@ def test_no_unit_could_be_moved_to_advantage(seed: int, n: int, spread: float, s
     offered = (allocation.finish_s + slope * step)[allocation.shares + step <= upper]
     if taken.size and offered.size:
         assert taken.max() <= offered.min() * (1 + 1e-9) + 1e-12
+
+
+def latest_in_fractions(slope, intercept, comm, total, lower, upper) -> Fraction:
+    """The optimum without any rounding: each unit to whoever finishes it earliest, in exact fractions of the floats."""
+    m, constant = (
+        [Fraction(x) for x in slope],
+        [Fraction(b) + Fraction(c) for b, c in zip(intercept, comm, strict=True)],
+    )
+    shares = lower.tolist()
+    for _ in range(total - sum(shares)):
+        free = [i for i in range(len(m)) if shares[i] < upper[i]]
+        shares[min(free, key=lambda i: m[i] * (shares[i] + 1) + constant[i])] += 1
+    return max(m[i] * shares[i] + constant[i] for i in range(len(m)))
+
+
+@pytest.mark.parametrize("spread", [1.0, 8.0, 30.0, 200.0])
+def test_speeds_of_any_spread_are_solved_to_the_last_digits(spread: float) -> None:
+    """Slopes up to e^600 apart, one worker late from its lower bound: the latest is the exact one's, to 1e-12."""
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        n = int(rng.integers(2, 9))
+        lower = rng.integers(0, 3, n)
+        upper = lower + rng.integers(0, 60, n)
+        total = int(rng.integers(lower.sum(), upper.sum() + 1))
+        slope, intercept, comm = rng.lognormal(-6, spread, n), rng.normal(0, 1e-4, n), rng.exponential(1e-4, n)
+        exact = latest_in_fractions(slope, intercept, comm, total, lower, upper)
+        allocation = minimax(slope, intercept, comm, total, lower, upper)
+        assert allocation.latest_s == pytest.approx(float(exact), rel=1e-12, abs=1e-15)
+
+
+def test_a_rank_that_stands_still_does_not_blur_the_others() -> None:
+    """Beside a worker 10^15 times slower, the split of the others is what it is without it."""
+    slope = np.random.default_rng(0).lognormal(-6, 0.5, 40)
+    with_it = minimax(np.append(slope, 1e12), 0, 0, 4001, np.append(np.zeros(40, dtype=int), 1), 4000)
+    assert with_it.shares.tolist() == [*minimax(slope, 0, 0, 4000, 0, 4000).shares.tolist(), 1]
+
+
+@pytest.mark.parametrize("slope", [0.0, 1e-3])
+def test_many_workers_with_large_totals_do_not_overflow(slope: float) -> None:
+    """The largest total that 3,000 workers may divide, without bounds, keeps its sum; one more is an error."""
+    largest = 2**62 // 3000 - 1
+    shares = minimax(np.full(3000, slope), 0, 0, largest, 0, 2**62).shares
+    assert sum(shares.tolist()) == largest
+    assert shares.min() >= 0
+    with pytest.raises(ValueError, match=rf"total must be at least 0 and below {largest + 1}, got {largest + 1}"):
+        minimax(np.full(3000, slope), 0, 0, largest + 1, 0, 2**62)
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -220,3 +267,7 @@ def test_times_beyond_floats_are_named() -> None:
     """A slope whose seconds overflow is an error, not a plan."""
     with pytest.raises(ValueError, match=r"slope times samples must be a finite number of seconds, got slope 1e\+308"):
         minimax([1e308, 1e308], 0, 0, 10**6, 0, 10**6)
+    with pytest.raises(ValueError, match=r"finite number of seconds, got 1e\+308 x 10 \+ 0 \+ 0 for rank 0"):
+        minimax([1e308], 0, 0, 10, 10, 10)
+    with pytest.raises(ValueError, match=r"finite number of seconds, got 1 x 0 \+ 1e\+308 \+ 1e\+308 for rank 1"):
+        minimax([1, 1], [0, 1e308], [0, 1e308], 3, 0, 3)
