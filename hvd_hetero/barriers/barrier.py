@@ -5,11 +5,14 @@ Shapes: n workers, R predicted ends of each; ``ends`` is (n, R).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +35,17 @@ def checked_ends(ends: ArrayLike) -> NDArray[Any]:
     Integers stay integers: ranks that must agree on a barrier can hand in quantised times (whole microseconds, say),
     and no rounding of one processor can then differ from another's.
     """
-    array = np.asarray(ends)
-    array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float64, copy=False)
+    try:
+        array = np.asarray(ends)
+    except ValueError:
+        raise ValueError(
+            "ends must be a matrix (workers, R), got rows of different lengths; predict as many ends for each worker"
+        ) from None
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"ends must be numbers, got {array.dtype}; integers are to be below 2**63")
+    if array.dtype.kind == "u" and array.size and array.max() > _INT64_MAX:
+        raise ValueError(f"ends must be below 2**63, got {array.max()}; count from a later instant, or in larger units")
+    array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
     if array.ndim != 2 or array.size == 0:
         raise ValueError(
             f"ends must be a matrix (workers, R) with at least one worker and one end, got shape {array.shape}; "
@@ -54,5 +66,11 @@ def checked_ends(ends: ArrayLike) -> NDArray[Any]:
         raise ValueError(
             f"ends must be finite, got {array[row, 0]} to {array[row, -1]} at worker {row}; "
             "leave out a worker that has no prediction"
+        )
+    first, last = array[:, 0].min().item(), array[:, -1].max().item()
+    if last - first > (_INT64_MAX if array.dtype.kind == "i" else sys.float_info.max):
+        raise ValueError(
+            f"ends must lie so near to each other that their differences are {array.dtype} numbers, got {first} to "
+            f"{last}; count all workers' time from the same instant"
         )
     return array

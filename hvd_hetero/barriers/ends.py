@@ -10,28 +10,36 @@ Differences from the paper
 - The paper says "based on their most recent intervals" and leaves the statistic open. The median is used: one hiccup
   would otherwise shift all R ends of a worker by up to R / K of it. Considered: the mean (right for a sum of
   independent intervals, but not for the one-off pauses that real ranks have), the last interval alone (noisy; pass a
-  single column to have it). The median is also a selection, not a sum, so it gives the same bits on every processor.
+  single column to have it). The median is also a selection, or the mean of two, never a sum whose order is open, so it
+  gives the same bits on every processor.
 
 Shapes: n workers, K recent intervals, R = lookahead.
 """
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def predict_ends(interval_s: ArrayLike, lookahead: int, last_end_s: ArrayLike = 0.0) -> NDArray[np.float64]:
+def predict_ends(interval_s: ArrayLike, lookahead: SupportsIndex, last_end_s: ArrayLike = 0.0) -> NDArray[np.float64]:
     """The (n, R) matrix of predicted ends.
 
     ``interval_s`` is (n,) for one interval per worker (a predictor's, say) or (n, K) for the recent ones, where NaN
     marks a place with no measurement; ``last_end_s`` is when each worker's last iteration ended, one number for all
     right after a barrier.
     """
-    if lookahead < 1:
-        raise ValueError(
-            f"lookahead must be at least 1, got {lookahead}; it is the number of ends to predict per worker"
-        )
+    try:
+        ahead = operator.index(lookahead)
+    except TypeError:
+        raise TypeError(
+            f"lookahead must be an integer, got {lookahead!r}; it is the number of ends per worker"
+        ) from None
+    if ahead < 1:
+        raise ValueError(f"lookahead must be at least 1, got {ahead}; it is the number of ends to predict per worker")
     recent = np.asarray(interval_s, dtype=np.float64)
     if recent.ndim == 1:
         recent = recent[:, np.newaxis]
@@ -57,4 +65,4 @@ def predict_ends(interval_s: ArrayLike, lookahead: int, last_end_s: ArrayLike = 
             f"last_end_s must be one finite number, or one for each of the {len(recent)} workers, got {last_end_s!r}"
         )
     typical = np.nanmedian(recent, axis=1)[:, np.newaxis]
-    return start.reshape(-1, 1) + typical * np.arange(1, lookahead + 1)
+    return start.reshape(-1, 1) + typical * np.arange(1, ahead + 1)

@@ -54,3 +54,10 @@ def test_bad_input_is_refused(arguments, message):
     """Each error names the parameter, the rule and the value."""
     with pytest.raises(ValueError, match=message):
         predict_ends(*arguments)
+
+
+@pytest.mark.parametrize("lookahead", [2.5, 2.0, float("nan"), "2"])
+def test_a_lookahead_that_is_no_integer_is_refused(lookahead):
+    """A number of ends is an integer: 2.5 is an error and not 3."""
+    with pytest.raises(TypeError, match="lookahead must be an integer, got"):
+        predict_ends([1.0, 2.0], lookahead)

@@ -159,9 +159,34 @@ def test_integers_stay_exact():
         ([[1.0], [np.nan]], "finite, got nan to nan at worker 1"),
         ([[1.0, np.inf]], "finite, got 1.0 to inf at worker 0"),
         ([[-np.inf, 1.0]], "finite"),
+        ([[1.0, 2.0], [3.0]], "rows of different lengths"),
+        (np.array([[2**63, 2**63 + 5]], dtype=np.uint64), r"below 2\*\*63, got 9223372036854775813"),
+        ([[-(2**63)], [2**63 - 1]], "differences are int64 numbers, got -9223372036854775808 to 9223372036854775807"),
+        ([[-1.7e308], [1.7e308]], "differences are float64 numbers"),
     ],
 )
 def test_bad_ends_are_refused(search, ends, message):
     """Each search names the rule, the value and the worker."""
     with pytest.raises(ValueError, match=message):
         search(ends)
+
+
+@pytest.mark.parametrize("search", [zipline, grid_scan, full_grid_scan])
+@pytest.mark.parametrize("ends", [[["1", "2"]], [[1j, 2.0]], [[None, 1.0]], [[2**64, 2**65]]])
+def test_ends_of_other_types_are_refused(search, ends):
+    """Text, complex numbers, nothing, and integers beyond 64 bits are a type error, not a guess."""
+    with pytest.raises(TypeError, match="ends must be numbers, got"):
+        search(ends)
+
+
+@pytest.mark.parametrize("search", [zipline, grid_scan, full_grid_scan])
+def test_layout_and_kind_of_the_array_do_not_matter(search):
+    """Rows or columns first, strided, read-only, small integers, unsigned, float32: one barrier, and no writing."""
+    ends = np.array([[2, 5, 9], [3, 4, 7], [1, 6, 8]])
+    frozen = np.repeat(ends, 2, axis=1)[:, ::2]
+    frozen.flags.writeable = False
+    expected = search(ends)
+    for other in (np.asfortranarray(ends), frozen, ends.tolist(), *map(ends.astype, ("u1", "i2", "u8", "f4", "f8"))):
+        barrier = search(other)
+        assert barrier.index.tolist() == expected.index.tolist()
+        assert (barrier.wait, barrier.time) == (expected.wait, expected.time)
