@@ -1,0 +1,135 @@
+"""Where a rank listens, and what all ranks tell each other about it, once, by a collective that is handed in.
+
+A rank listens on each address that it is known by and on no other (never on the wildcard), on a port that the system
+chooses, and tells all of them; who connects tries them in turn. Loopback addresses are only tried between ranks that
+give the same host name. The key is drawn by rank 0 and is as secret as the collective that carries it, as is all that
+the job itself exchanges.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.signals.frames import KEY_BYTES
+
+__all__ = ["Address", "Directory", "exchange_directory", "listen"]
+
+Address = tuple[str, int]
+"""A numeric address and a port; IPv6 where the address has a colon."""
+
+_VERSION = 1
+_BACKLOG = 128
+_MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
+
+
+def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
+    """A listening socket for each address of ``names``, and what hindered the others.
+
+    With no names given: the addresses that the host's own name resolves to, then loopback.
+    """
+    listeners: dict[str, socket.socket] = {}
+    troubles = []
+    for name in names or (socket.gethostname(), "127.0.0.1", "::1"):
+        try:
+            found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        except OSError as error:
+            troubles.append(f"{name}: {error}")
+            continue
+        for family, kind, protocol, _, where in found:
+            ip = str(where[0])
+            # A link-local IPv6 address means nothing without this host's own number of the interface.
+            if ip in listeners or "%" in ip or ip.startswith("fe80:") or len(listeners) == _MOST_ADDRESSES:
+                continue
+            try:
+                listener = socket.socket(family, kind, protocol)
+            except OSError as error:  # IPv6 where the kernel has none
+                troubles.append(f"{ip}: {error}")
+                continue
+            try:
+                listener.setblocking(False)
+                listener.bind((ip, 0))
+                listener.listen(_BACKLOG)
+            except OSError as error:
+                listener.close()
+                troubles.append(f"{ip}: {error}")
+            else:
+                listeners[ip] = listener
+    return list(listeners.values()), "; ".join(troubles)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What the ranks told each other: the key, and the addresses at which this rank may try each other one."""
+
+    key: bytes
+    addresses: tuple[tuple[Address, ...], ...]
+
+
+def exchange_directory(
+    rank: int,
+    size: int,
+    generation: int,
+    listeners: Sequence[socket.socket],
+    troubles: str,
+    exchange: Callable[[bytes], Sequence[bytes]],
+) -> Directory:
+    """Take part in the exchange, whatever our own state: a rank that stayed away would leave the others waiting.
+
+    Every rank judges the same entries, so where they do not fit together all ranks raise.
+    """
+    own = {
+        "version": _VERSION,
+        "rank": rank,
+        "size": size,
+        "generation": generation,
+        "host": socket.gethostname(),
+        "addresses": [listener.getsockname()[:2] for listener in listeners],
+        "troubles": troubles,
+        "key": secrets.token_hex(KEY_BYTES) if rank == 0 else "",
+    }
+    entries = [_entry(payload) for payload in exchange(json.dumps(own).encode())]
+    for key, here in (("version", [_VERSION] * size), ("rank", list(range(size)))):
+        if [entry[key] for entry in entries] != here:
+            raise HeteroError(
+                f"the signal channel's exchange must bring every rank's payload, in order of rank; {key} should be "
+                f"{here}, got {[entry[key] for entry in entries]}. Hand in an allgather, and one version of hvd-hetero"
+            )
+    for key in ("size", "generation"):
+        if len({entry[key] for entry in entries}) != 1:
+            raise HeteroError(
+                f"all ranks of a signal channel must name the same {key}, got {[entry[key] for entry in entries]}"
+            )
+    for entry in entries:
+        if not entry["addresses"]:
+            raise HeteroError(
+                f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}); "
+                "give `addresses` by which the other ranks can reach it"
+            )
+    return Directory(
+        key=bytes.fromhex(entries[0]["key"]),
+        addresses=tuple(
+            tuple(
+                (ip, port)
+                for ip, port in entry["addresses"]
+                if entry["host"] == own["host"] or not ipaddress.ip_address(ip).is_loopback
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _entry(payload: bytes) -> dict[str, Any]:
+    try:
+        entry = json.loads(payload)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or entry.get("version") != _VERSION:
+        raise HeteroError(f"the exchange brought what no signal channel of this version sends: {payload!r:.80}")
+    return entry
