@@ -11,7 +11,7 @@ the flat part, j = 0 or 2 <= j <= B - 2,
 
 1. the line is the Theil-Sen estimate on the other B - j points: m the median slope of all pairs, b the median of
    t - m x;
-2. the flat level is the median of the j points, and x_s is where it meets the line;
+2. the flat level is the median of the j points, and x_s is where it meets the line, not beyond the largest batch;
 3. the cost is the mean relative error |t - Gamma(x)| / t over all points, in which no slow outlier weighs more than 1.
 
 The j of the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a line
@@ -115,6 +115,8 @@ def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float]:
         if flat and not slope > 0:
             continue
         knee = (float(np.median(t[:flat])) - intercept) / slope if flat else 0.0
+        if knee > x[-1]:
+            continue
         cost = float(np.mean(np.abs(t - (slope * np.maximum(x, knee) + intercept)) / t))
         criterion = 2 * x.size * math.log(max(cost, _LEAST_COST)) + (4 if flat else 2) * math.log(x.size)
         if criterion < best:

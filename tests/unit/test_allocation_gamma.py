@@ -75,6 +75,23 @@ def test_noise_on_a_straight_line_is_not_a_flat_part() -> None:
     assert sum(fit_gamma(x, (1e-3 * x + 0.01) * factor).saturation > 1 for factor in noise) <= 2
 
 
+def test_saturation_is_not_beyond_what_was_measured() -> None:
+    """No profile of noise alone gets an x_s above the largest batch that ran, hence none above x_o."""
+    fits = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        batch = np.unique(rng.integers(1, 200, 8))
+        seconds = rng.lognormal(0, 1, batch.size)
+        seconds[-1] = math.inf
+        try:
+            fitted = fit_gamma(batch, seconds)
+        except ValueError:  # half of them fall
+            continue
+        fits += 1
+        assert 1 <= fitted.saturation <= fitted.out_of_memory == batch[-2]
+    assert fits > 100
+
+
 def test_three_sizes_are_enough_for_a_line() -> None:
     """The fewest sizes accepted give their line."""
     fitted = fit_gamma([1, 2, 3], [2.0, 3.0, 4.0])
