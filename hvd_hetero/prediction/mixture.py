@@ -6,17 +6,20 @@ With the slope of the loss at q, ``r_k = 2 (q - y)(q - x_k)`` is member k's adva
 order. Bernstein online aggregation (Wintenberger, "Optimal learning with Bernstein online aggregation", 2017), with a
 fixed share (Herbster and Warmuth, 1998) so that a member that was bad for long can come back:
 
-    w_k ∝ η_k e_k                                   (uniform before the first error)
+    w_k ∝ π_k η_k e_k                               (π_k before the first error)
     B_k <- max(B_k, |r_k|)     V_k <- V_k + r_k²    η'_k = min(1 / (2 B_k), sqrt(ln K / V_k))
     e_k <- exp(η'_k (log(e_k) / η_k + r_k - h_k r_k²))                with h_k = min(η_k, 1 / (2 B_k))
-    e_k <- (1 - α) e_k + α mean(e)
+    e_k <- (1 - α) e_k + α W                        W = Σ_k π_k e_k
 
-Bound. Let ``W = mean(e)``. By convexity of the loss its excess over any fixed convex combination u of the members is at
+The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.7: a change of the
+CPU is the one thing that hurts the others much, and comes before anything could be learnt about it.
+
+Bound. By convexity of the loss its excess over any fixed convex combination u of the members is at
 most ``Σ_k u_k R_k``, ``R_k = Σ_t r_k``; and unrolling the update, at every time T and for every member,
 
-    R_k <= (ln K + ln W + T ln(1 / (1 - α))) / η_k + Σ_t h_k r_k².
+    R_k <= (ln 1/π_k + ln W + T ln(1 / (1 - α))) / η_k + Σ_t h_k r_k².
 
-W stays small: exp(x - x²) <= 1 + x for x >= -1/2 and the weights make ``Σ_k η_k e_k r_k = 0``, so the learning step
+W stays small: exp(x - x²) <= 1 + x for x >= -1/2 and the weights make ``Σ_k π_k η_k e_k r_k = 0``, so the learning step
 does not raise it; the change of rate raises it by at most ``mean_k(η_k / η'_k - 1) / e`` (because x <= x^p + (p -
 1)/e for p >= 1); the share leaves it as it is. Only a round with a record, an |r_k| above all before it, may break
 the first of these, and multiplies W by at most e^{1/4}. So ``ln W <= N/4 + ln(1 + Σ_t mean_k(η_k / η'_k - 1) / e)``
@@ -49,6 +52,7 @@ from hvd_hetero.prediction.narx import NARX
 from hvd_hetero.prediction.reverting import Reverting
 
 _ALPHA = 0.001
+_TRUST = 0.7  # in members that use drivers; at 0.5 the first change costs too much, at 0.95 useless drivers do
 
 
 class Mixture(Predictor):
@@ -67,6 +71,7 @@ class Mixture(Predictor):
             raise ValueError("members: must be different objects, since each holds its own history")
         self.share = float(share)
         zeros = (0.0,) * len(self.members)
+        self._prior = (1.0 / len(self.members),) * len(self.members)  # π_k
         self._regret, self._spent = zeros, zeros  # R_k, Σ h_k r_k²
         self._largest, self._squares = zeros, zeros  # B_k, V_k
         self._log_e, self._rates = zeros, zeros  # log(e_k), η_k (0: no error yet)
@@ -76,9 +81,9 @@ class Mixture(Predictor):
     def weights(self) -> tuple[float, ...]:
         """What each member counts for in the next forecast; they sum to 1."""
         if not any(self._rates):
-            return (1.0 / len(self.members),) * len(self.members)
+            return self._prior
         top = max(self._log_e)
-        raw = [eta * math.exp(e - top) for eta, e in zip(self._rates, self._log_e, strict=True)]
+        raw = [p * eta * math.exp(e - top) for p, eta, e in zip(self._prior, self._rates, self._log_e, strict=True)]
         total = sum(raw)
         return tuple(x / total for x in raw)
 
@@ -91,14 +96,14 @@ class Mixture(Predictor):
     def log_potential(self) -> float:
         """``ln W``."""
         top = max(self._log_e)
-        return top + math.log(sum(math.exp(e - top) for e in self._log_e) / len(self._log_e))
+        return top + math.log(sum(p * math.exp(e - top) for p, e in zip(self._prior, self._log_e, strict=True)))
 
     @property
     def bound(self) -> tuple[float, ...]:
         """The bound on `regret` that holds now (infinite before the first error)."""
-        price = math.log(len(self.members)) + self.log_potential - self._learnt * math.log1p(-self.share)
-        pairs = zip(self._rates, self._spent, strict=True)
-        return tuple(price / eta + spent if eta > 0.0 else math.inf for eta, spent in pairs)
+        price = self.log_potential - self._learnt * math.log1p(-self.share)
+        columns = zip(self._prior, self._rates, self._spent, strict=True)
+        return tuple((price - math.log(p)) / eta + spent if eta > 0.0 else math.inf for p, eta, spent in columns)
 
     def close(self) -> None:
         """Close every member."""
@@ -106,7 +111,9 @@ class Mixture(Predictor):
             member.close()
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        if self.rounds > 0:
+        if self.rounds == 0:
+            self._prior = _prior([m.uses_drivers and not math.isnan(cpu) for m in self.members])
+        else:
             y, xs = math.log(speed), [math.log(m.predict(cpu, memory)) for m in self.members]
             q = sum(w * x for w, x in zip(self.weights, xs, strict=True))
             advantage = [2.0 * (q - y) * (q - x) for x in xs]
@@ -132,7 +139,7 @@ class Mixture(Predictor):
             for new, e, old, r, c in zip(after, self._log_e, rates, advantage, cost, strict=True)
         ]
         top = max(log_e)
-        mean = sum(math.exp(e - top) for e in log_e) / len(log_e)
+        mean = sum(p * math.exp(e - top) for p, e in zip(self._prior, log_e, strict=True))
         keep, give = 1.0 - self.share, self.share * mean
         self._log_e = tuple(top + math.log(max(keep * math.exp(e - top) + give, 1e-300)) for e in log_e)
         self._regret = tuple(total + r for total, r in zip(self._regret, advantage, strict=True))
@@ -164,5 +171,12 @@ class Mixture(Predictor):
         self._learnt = int(state["learnt"])
 
 
-_COLUMNS = ("regret", "spent", "largest", "squares", "log_e", "rates")
+def _prior(informed: Sequence[bool]) -> tuple[float, ...]:
+    trusted = sum(informed)
+    if trusted in (0, len(informed)):
+        return (1.0 / len(informed),) * len(informed)
+    return tuple(_TRUST / trusted if known else (1.0 - _TRUST) / (len(informed) - trusted) for known in informed)
+
+
+_COLUMNS = ("prior", "regret", "spent", "largest", "squares", "log_e", "rates")
 _NOTHING = 1e-100  # an advantage below this is none: its square is no number any more

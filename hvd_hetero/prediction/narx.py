@@ -65,6 +65,7 @@ class NARX(Predictor):
     """
 
     name = "narx"
+    uses_drivers = True
 
     def __init__(
         self,

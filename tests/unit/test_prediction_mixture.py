@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_hetero.prediction import EMA, Memoryless, Mixture, Reverting
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
 from hvd_hetero.prediction.base import Predictor
 
 
@@ -188,3 +188,25 @@ def test_a_state_of_other_members_or_with_bad_numbers_is_refused():
         Mixture([EMA(), Memoryless()]).load_state_dict(state)
     with pytest.raises(ValueError, match="must each hold 2 finite numbers"):
         Mixture([EMA(), Reverting()]).load_state_dict(state | {"log_e": [0.0]})
+
+
+def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_known():
+    known, unknown = (Mixture([EMA(), NARX(background=False), Memoryless()]) for _ in range(2))
+    known.update(100.0, 0.5, 0.5)
+    unknown.update(100.0, None, 0.5)
+    assert known.weights == pytest.approx((0.15, 0.7, 0.15))
+    assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+
+def test_drivers_that_mean_nothing_cost_little_in_the_end():
+    """With random numbers for the CPU, the last hundred rounds are about as good as without drivers."""
+    rng = np.random.default_rng(13)
+    mixture, plain = Mixture([Memoryless(), EMA(0.5), NARX(background=False)]), EMA(0.5)
+    errors = []
+    for v in 100.0 * np.exp(rng.normal(0, 0.05, 400)):
+        cpu = float(rng.uniform(0.2, 1.0))
+        errors.append((mixture.predict(cpu, 0.5) - v, plain.predict() - v))
+        mixture.update(v, cpu, 0.5)
+        plain.update(v)
+    ours, theirs = np.sqrt(np.mean(np.array(errors[300:]) ** 2, axis=0))
+    assert ours < 1.1 * theirs
