@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from hvd_hetero.testing import SlowDown, pin_to_core, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 CLASSES, SIDE = 10, 32
-TRAIN_SAMPLES, TEST_SAMPLES = 2500, 500
+TRAIN_SAMPLES, TEST_SAMPLES = 2560, 512
 WARM_UP_ROUNDS = 5
 SEED = 0
 
@@ -98,32 +99,30 @@ class Rank:
         with self.pace.backward(len(x), time.perf_counter() - began):
             loss.backward()
 
-    def finish(self, phase: str, model: torch.nn.Module, ends: list[float]) -> None:
+    def finish(self, phase: str, model: torch.nn.Module, samples_per_s: float) -> None:
         """Tell how it went: throughput after the warm-up, loss on unseen data."""
         with torch.no_grad():
             loss = functional.cross_entropy(model(self.test[0]), self.test[1]).item()
-        seconds = ends[-1] - ends[WARM_UP_ROUNDS - 1]
-        rounds = len(ends) - WARM_UP_ROUNDS
-        self.say(phase=phase, loss=loss, samples_per_s=rounds * self.options.global_batch / seconds)
+        self.say(phase=phase, loss=loss, samples_per_s=samples_per_s)
         hvd.allreduce(torch.zeros(1), name=f"end of {phase}")
 
     def balanced(self, policy: str) -> None:
         """The training loop of a user of hvd-hetero."""
         options = self.options
         model = network()
-        balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=options.out / f"{policy}.jsonl")
+        telemetry = options.out / f"{policy}.jsonl"
+        balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=SEED, stop_at=options.rounds)
         optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
-        ends: list[float] = []
         while balance.rounds < options.rounds:
             for x, y in loader:
                 optimizer.zero_grad()
                 self.gradient(model, x, y)
                 optimizer.step()
-                ends.append(time.perf_counter())
                 self.say(phase=policy, round=balance.rounds, batch=balance.balancer.plan().samples)
         balance.close()
-        self.finish(policy, model, ends)
+        settled = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
+        self.finish(policy, model, settled.throughput if settled else math.nan)
 
     def oracle(self) -> None:
         """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP."""
@@ -148,7 +147,8 @@ class Rank:
             optimizer.step()
             ends.append(time.perf_counter())
             self.say(phase="oracle", round=len(ends), batch=shares)
-        self.finish("oracle", model, ends)
+        rounds, seconds = len(ends) - WARM_UP_ROUNDS, ends[-1] - ends[WARM_UP_ROUNDS - 1]
+        self.finish("oracle", model, rounds * options.global_batch / seconds)
 
     def hand_set_split(self) -> list[int]:
         run = read_run(self.options.out / "bsp.jsonl").after(WARM_UP_ROUNDS)
