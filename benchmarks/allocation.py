@@ -27,6 +27,7 @@ from hvd_hetero.allocation import Allocation, minimax, minimax_lp, proportional
 
 SMALL, MIDDLE = 1500, 500
 WORKERS, TURNS = (10, 100, 1000), 31
+RATIO_AT_LEAST, MS_BELOW = 20.0, 1.0
 
 Instance = tuple[np.ndarray, np.ndarray, np.ndarray, int, np.ndarray, np.ndarray, int]
 
@@ -73,7 +74,7 @@ def legal(instance: Instance, shares: np.ndarray) -> bool:
     return bool(inside and shares.sum() == total and (shares % step == 0).all())
 
 
-def exactness() -> str:
+def exactness() -> tuple[str, bool]:
     rng = np.random.default_rng(0)
     count: Counter[str] = Counter()
     for _ in track(range(SMALL), "brute force"):
@@ -106,16 +107,15 @@ def exactness() -> str:
         count["middle multiples"] += step > 1
         finish = np.sort(found.finish_s)
         count["middle ties"] += int((np.diff(finish) < 1e-12).any())
-    return "\n".join(
-        [
-            "| oracle | instances | with multiples | with ties | `minimax` equal |",
-            "|---|---:|---:|---:|---:|",
-            f"| every split, all workers' times | {SMALL} | {count['small multiples']} | {count['small ties']} "
-            f"| {count['small']} |",
-            f"| branch and bound, latest worker | {MIDDLE} | {count['middle multiples']} | {count['middle ties']} "
-            f"| {count['middle']} |",
-        ]
-    )
+    lines = [
+        "| oracle | instances | with multiples | with ties | `minimax` equal |",
+        "|---|---:|---:|---:|---:|",
+        f"| every split, all workers' times | {SMALL} | {count['small multiples']} | {count['small ties']} "
+        f"| {count['small']} |",
+        f"| branch and bound, latest worker | {MIDDLE} | {count['middle multiples']} | {count['middle ties']} "
+        f"| {count['middle']} |",
+    ]
+    return "\n".join(lines), count["small"] == SMALL and count["middle"] == MIDDLE
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -124,7 +124,7 @@ def seconds(call: Callable[[], object]) -> float:
     return perf_counter() - start
 
 
-def speed() -> str:
+def speed() -> tuple[str, bool]:
     rng = np.random.default_rng(1)
     lines = [
         "| workers | `minimax` ms | `minimax_lp` ms | ratio | linear program later by, at most | `proportional` ms |",
@@ -151,22 +151,28 @@ def speed() -> str:
             f"| {n} | {median(ours) * 1e3:.3f} | {median(theirs) * 1e3:.2f} | {median(theirs) / median(ours):.0f} "
             f"| {max(later):.4%} | {median(shares) * 1e3:.3f} |"
         )
-    return "\n".join(lines)
+    # of the last row, the largest cluster
+    return "\n".join(lines), median(theirs) / median(ours) >= RATIO_AT_LEAST and median(ours) * 1e3 < MS_BELOW
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="store the tables as benchmarks/results/allocation.md")
     write = parser.parse_args().write
+    exact, equal = exactness()
+    table, fast = speed()
     text = (
-        f"{exactness()}\n\n{speed()}\n\nMedians of {TURNS} instances, each solved by all three in turns. "
-        "Ratio: median of `minimax_lp` over median of `minimax`."
+        f"{exact}\n\n{table}\n\nMedians of {TURNS} instances, each solved by all three in turns. "
+        "Ratio: median of `minimax_lp` over median of `minimax`.\n\n"
+        f"Equal everywhere: {'yes' if equal else 'NO'}. At {WORKERS[-1]:,} workers below {MS_BELOW:g} ms, and at least "
+        f"{RATIO_AT_LEAST:g} times sooner than the linear program: {'yes' if fast else 'NO'}."
     )
     print(text)
     if write:
         from _report import write_result
 
         write_result("allocation", text)
+    sys.exit(not (equal and fast))
 
 
 if __name__ == "__main__":
