@@ -63,8 +63,8 @@ __all__ = [
 
 def harmonic(n: int) -> float:
     """H_n = 1 + 1/2 + ... + 1/n, with H_0 = 0; O(1) by the digamma function."""
-    if n < 0:
-        raise ValueError(f"n must be at least 0, got {n}")
+    if not n >= 0 or n != n // 1:
+        raise ValueError(f"n must be a whole number, at least 0, got {n}; it is how many terms are summed")
     return float(digamma(n + 1) + np.euler_gamma) if n else 0.0
 
 
@@ -89,7 +89,8 @@ def order_statistic(k: int, workers: int, quantile: Callable[[float], float]) ->
 
 def round_time_nonblocking(workers: int, rate: float = 1.0) -> float:
     """E[T] = E[X_{1:P}] = 1 / (rate P), Eqs. 7 and 9."""
-    return order_statistic_exponential(1, workers, rate)
+    _check(workers=workers, rate=rate)
+    return 1.0 / (rate * workers)  # and not as H_P - H_{P-1}, which cancels
 
 
 def round_time_synchronous(workers: int, rate: float = 1.0) -> float:
@@ -174,8 +175,11 @@ def _check(**positive: float) -> None:
     for name, value in positive.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive and finite, got {value}")
+    workers = positive.get("workers", 1)
+    if workers != workers // 1:
+        raise ValueError(f"workers must be a whole number, got {workers}; order statistics are of so many times")
 
 
 def _check_place(k: int, workers: int) -> None:
-    if not 1 <= k <= workers:
-        raise ValueError(f"k must be from 1 to workers = {workers}, got {k}; 1 is the first of them to be done")
+    if not 1 <= k <= workers or k != k // 1:
+        raise ValueError(f"k must be whole, from 1 to workers = {workers}, got {k}; 1 is the first of them to be done")

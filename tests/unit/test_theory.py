@@ -36,6 +36,13 @@ def test_harmonic_numbers(n):
     assert theory.harmonic(n) == pytest.approx(math.fsum(1 / k for k in range(1, n + 1)), rel=1e-14)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 1000, 10_000, 10**9])
+def test_the_first_of_many_does_not_cancel(workers):
+    """Eq. 9 is right to the last digits for any number of workers, and so is Eq. 13."""
+    assert theory.round_time_nonblocking(workers, LAMBDA) * workers * LAMBDA == pytest.approx(1.0, rel=1e-15)
+    assert theory.epoch_time_nonblocking(workers, 8, 2) == pytest.approx(4 / workers**2, rel=1e-15)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 7, 100, 1000, 10_000])
 def test_order_statistics_by_quadrature(workers):
     """The closed forms equal the integral over the Beta quantile, first, middle and last of up to 10,000 workers."""
@@ -123,11 +130,15 @@ def test_large_numbers_stay_finite_and_ordered():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: theory.harmonic(-1), "n must be at least 0, got -1"),
+        (lambda: theory.harmonic(-1), "n must be a whole number, at least 0, got -1"),
+        (lambda: theory.harmonic(2.5), "n must be a whole number, at least 0, got 2.5"),
+        (lambda: theory.harmonic(math.nan), "n must be a whole number, at least 0, got nan"),
+        (lambda: theory.round_time_nonblocking(2.5), "workers must be a whole number, got 2.5"),
+        (lambda: theory.order_statistic_exponential(1.5, 3), "k must be whole, from 1 to workers = 3, got 1.5"),
         (lambda: theory.round_time_nonblocking(0), "workers must be positive and finite, got 0"),
         (lambda: theory.round_time_synchronous(3, rate=0.0), "rate must be positive and finite, got 0.0"),
-        (lambda: theory.order_statistic_exponential(4, 3), "k must be from 1 to workers = 3, got 4"),
-        (lambda: theory.order_statistic(0, 3, exponential_quantile), "k must be from 1 to workers = 3, got 0"),
+        (lambda: theory.order_statistic_exponential(4, 3), "k must be whole, from 1 to workers = 3, got 4"),
+        (lambda: theory.order_statistic(0, 3, exponential_quantile), "k must be whole, from 1 to workers = 3, got 0"),
         (lambda: theory.epoch_time_nonblocking(2, -1, 4), "dataset must be positive"),
         (lambda: theory.epoch_time_synchronous(2, 10, math.nan), "batch must be positive"),
         (lambda: theory.throughput_nonblocking([1.0, 0.0], 4), "times_s must be one positive, finite time per worker"),
