@@ -83,15 +83,15 @@ def alibaba(folder: Path) -> dict[str, Series]:
     return found
 
 
-def cost_us(make: Callable[[], Predictor], series: Series) -> float:
-    """Median microseconds of predict + update, as on the training path (background training included)."""
+def cost_us(make: Callable[[], Predictor], series: Series) -> tuple[float, float, float]:
+    """Median, 99th percentile and longest predict + update in microseconds, with the training in the background."""
     predictor, spent = make(), []
     for speed, cpu, memory in (series * 3)[:1000]:
         began = time.perf_counter()
         predictor.predict(cpu, memory)
         predictor.update(speed, cpu, memory)
         spent.append(time.perf_counter() - began)
-    return statistics.median(spent) * 1e6
+    return statistics.median(spent) * 1e6, float(np.quantile(spent, 0.99)) * 1e6, max(spent) * 1e6
 
 
 def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
@@ -156,7 +156,7 @@ def main() -> None:
     if options.traces:
         lines += judge("Alibaba PAI (speed only)", alibaba(options.traces), lambda number: starts[0])
 
-    lines += ["## cost of predict + update", "", "| method | median µs |", "|---|---|"]
+    lines += ["## cost of predict + update", "", "| method | median µs | 99 % | longest |", "|---|---|---|---|"]
     makers: dict[str, Callable[[], Predictor]] = {
         "Memoryless": Memoryless,
         "EMA": EMA,
@@ -165,9 +165,9 @@ def main() -> None:
         "Mixture": Mixture,
     }
     costs = {name: cost_us(make, series[0]) for name, make in makers.items()}
-    lines += [f"| {name} | {cost:.1f} |" for name, cost in costs.items()]
-    met = "met" if costs["NARX"] <= COST_TARGET_US else "MISSED"
-    lines += ["", f"- NARX <= {COST_TARGET_US:.0f} µs: {met}"]
+    lines += [f"| {name} | " + " | ".join(f"{us:.1f}" for us in cost) + " |" for name, cost in costs.items()]
+    met = "met" if costs["NARX"][0] <= COST_TARGET_US else "MISSED"
+    lines += ["", f"- NARX <= {COST_TARGET_US:.0f} µs (median): {met}"]
     text = "\n".join(lines)
     print(text)
     if options.write:

@@ -72,8 +72,8 @@ class _Used:
 class ResourceMeter:
     """Reads the drivers; call it in every step, it looks at most every ``interval_s`` and else repeats itself.
 
-    ``clock`` is monotonic, in seconds (``time.monotonic``). ``proc`` and ``cgroup`` are the roots of the two file
-    systems; ``affinity`` says which cores the process may use (psutil's answer unless given).
+    ``clock`` is monotonic, in seconds. ``proc`` and ``cgroup`` are the roots of the two file systems; ``affinity`` says
+    which cores the process may use (psutil's answer unless given).
     """
 
     def __init__(

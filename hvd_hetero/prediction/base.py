@@ -75,10 +75,6 @@ class Predictor(ABC):
         self._restore(state)
         self.rounds, self._last = rounds, NAN if last is None else float(last)
 
-    def close(self) -> None:
-        """Let go of background work. Prediction goes on with what has been learnt; closing twice is harmless."""
-        return
-
     @abstractmethod
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         """Take in one valid measurement (``self._last`` still holds the one before). Drivers may be NaN."""

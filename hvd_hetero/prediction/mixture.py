@@ -105,11 +105,6 @@ class Mixture(Predictor):
         columns = zip(self._prior, self._rates, self._spent, strict=True)
         return tuple((price - math.log(p)) / eta + spent if eta > 0.0 else math.inf for p, eta, spent in columns)
 
-    def close(self) -> None:
-        """Close every member."""
-        for member in self.members:
-            member.close()
-
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         if self.rounds == 0:
             self._prior = _prior([m.uses_drivers and not math.isnan(cpu) for m in self.members])

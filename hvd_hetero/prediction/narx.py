@@ -94,7 +94,7 @@ class NARX(Predictor):
         self._retrain_every, self._background = retrain_every, background
         # Ranks of one host begin at different rounds, so that their trainings rarely fall together.
         offset = os.getpid() % retrain_every if background else 0
-        self._train_at = rounds_from_scratch if self._parameters is None else max(20, retrain_every) + offset
+        self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
         self._rows: deque[tuple[float, ...]] = deque(maxlen=window)
         self._log_v = deque[float](maxlen=2)  # newest first
         self._log_c = self._log_m = math.nan  # as last known
@@ -195,7 +195,7 @@ class NARX(Predictor):
         self._known_c, self._known_m = map(int, state["known"])
         self._ema = float(state["ema"])
         self._lowest, self._highest = map(float, state["range"] or (math.inf, -math.inf))
-        self._training, self._results = False, deque()  # a training under way belongs to the former life
+        self._training, self._results = False, deque()  # a training under way is of the former life
 
 
 def _train(

@@ -197,15 +197,6 @@ def test_a_round_costs_little(name):
 
 
 @every
-def test_closing_twice_is_harmless_and_prediction_goes_on(name):
-    p = MAKERS[name]()
-    feed(p, walk(10))
-    p.close()
-    p.close()
-    assert p.predict(0.5, 0.5) > 0
-
-
-@every
 def test_the_registry_builds_it_by_name_by_class_and_leaves_an_object_alone(name):
     p = predictor(name)
     assert type(p) is PREDICTORS[name]

@@ -162,7 +162,6 @@ def test_the_default_has_no_member_twice_and_works_without_drivers():
     for v in np.random.default_rng(11).uniform(90, 110, 100):
         mixture.update(v)
     assert 90 < mixture.predict() < 110
-    mixture.close()
 
 
 @pytest.mark.parametrize(
