@@ -32,7 +32,10 @@ def integer(name: str, value: SupportsIndex, least: int, below: int = 2**63) -> 
 
 def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
     """`values`, one integer or one per worker, as an int64 array of shape (n,) with every entry >= 0."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be an integer or one integer per worker, got {values!r} of type {array.dtype}")
     if array.shape not in ((), (workers,)):
@@ -52,7 +55,10 @@ def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
 def floats(name: str, values: ArrayLike, workers: int | None = None) -> FloatArray:
     """`values` as float64 of shape (n,), whatever they hold; a single number is repeated where n is given."""
     try:
-        array = np.asarray(values, dtype=np.float64)
+        array = np.asarray(values)
+        if array.dtype.kind in "USc":  # NumPy would read text, and drop imaginary parts
+            raise TypeError
+        array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be numbers, one per worker, got {values!r}") from None
     if workers is not None and array.ndim == 0:

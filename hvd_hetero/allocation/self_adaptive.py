@@ -81,5 +81,5 @@ def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: 
     if len(history) < length:
         return False
     workers = np.size(history[-1])
-    last = np.stack([_checks.integers("history", counts, workers) for counts in history[-length:]])
+    last = np.stack([_checks.integers("history", counts, workers) for counts in list(history)[-length:]])
     return bool(np.ptp(last, axis=0).max() <= most)

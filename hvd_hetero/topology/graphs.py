@@ -35,6 +35,7 @@ class Graph:
 
     def neighbors(self, node: int) -> tuple[int, ...]:
         """The ranks that ``node`` exchanges with, in ascending order."""
+        check_rank("node", node, self.nodes)
         return tuple(sorted(a + b - node for a, b in self.edges if node in (a, b)))
 
     def is_connected(self) -> bool:
@@ -70,9 +71,10 @@ def from_edges(edges: Iterable[Sequence[int]], nodes: int | None = None) -> Grap
     """
     kept: set[Edge] = set()
     for edge in edges:
-        if len(edge) != 2:
-            raise ValueError(f"edges must be pairs of ranks, got {edge!r}; write each as (i, j)")
-        i, j = operator.index(edge[0]), operator.index(edge[1])
+        try:
+            i, j = map(operator.index, edge)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"edges must be pairs of ranks, got {edge!r}; write each as (i, j)") from None
         if i == j or min(i, j) < 0:
             raise ValueError(f"edges must join two different ranks from 0 on, got ({i}, {j}); leave this edge out")
         kept.add((min(i, j), max(i, j)))
@@ -105,8 +107,17 @@ def require_connected(graph: Graph, use: str) -> None:
         )
 
 
+def check_rank(name: str, rank: int, nodes: int) -> None:
+    """Refuse a rank that the graph has not, which would go without any exchange, and without a word."""
+    if not 0 <= rank < nodes:
+        raise ValueError(f"{name} must be from 0 to {nodes - 1}, got {rank}; make the graph for all ranks")
+
+
 def _node_count(nodes: SupportsIndex) -> int:
-    count = operator.index(nodes)
+    try:
+        count = operator.index(nodes)
+    except TypeError:
+        raise TypeError(f"nodes must be an integer, got {nodes!r}; it is the number of ranks") from None
     if count < 1:
         raise ValueError(f"nodes must be at least 1, got {count}; it is the number of ranks")
     return count

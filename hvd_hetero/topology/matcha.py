@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
-from hvd_hetero.topology.graphs import Edge, Graph, laplacian, require_connected
+from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
 from hvd_hetero.topology.mixing import metropolis_weights, mixing_matrix, mixing_rho
 
 _LEAST_BUDGET = 1e-9  # arbitrary: below some 1e-15, rho rounds to 1, and nobody waits a billion rounds for an exchange
@@ -72,6 +72,7 @@ class Matcha:
 
     def partners(self, rank: int, seed: int, round_number: int) -> tuple[tuple[int, float], ...]:
         """(other rank, weight) of each exchange of ``rank`` in this round; what is left of 1 is its own weight."""
+        check_rank("rank", rank, self.nodes)
         return tuple(
             (i + j - rank, self.alpha * weight)
             for number in np.flatnonzero(self.active(seed, round_number))

@@ -45,5 +45,11 @@ def mixing_rho(matrix: ArrayLike) -> float:
     mixing = np.asarray(matrix, dtype=np.float64)
     if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.size == 0:
         raise ValueError(f"matrix must be square, one row per rank, got shape {mixing.shape}; mixing_matrix makes one")
+    sums = np.concatenate([mixing.sum(axis=0), mixing.sum(axis=1)])
+    worst = sums[np.argmax(np.abs(sums - 1.0))]  # NaN, if there is one
+    if not abs(worst - 1.0) <= 1e-9:
+        raise ValueError(
+            f"matrix must have rows and columns that sum to 1, got a sum of {worst}; otherwise mixing moves the mean"
+        )
     # Taking J from W first is exact for doubly stochastic W, W'W - J = (W - J)'(W - J), and avoids the cancellation.
     return float(np.linalg.norm(mixing - 1.0 / len(mixing), 2) ** 2)

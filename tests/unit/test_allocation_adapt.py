@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -123,6 +125,7 @@ def test_one_noisy_epoch_is_not_rest() -> None:
     assert settled([[5, 5], [6, 4], [5, 5]])
     assert not settled([[5, 5], [6, 4], [5, 5]], tolerance=0)
     assert settled([[5, 5], [5, 5]], window=2, tolerance=0)
+    assert settled(deque([[9, 1], [5, 5], [5, 5], [5, 5]], maxlen=4))
 
 
 @pytest.mark.parametrize(

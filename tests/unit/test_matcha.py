@@ -185,6 +185,13 @@ def test_more_budget_never_mixes_worse_on_a_ring():
     assert rhos == sorted(rhos, reverse=True)
 
 
+def test_a_rank_outside_the_graph_is_refused():
+    """A ninth rank on a graph of eight would never exchange: an error, with the range."""
+    for rank in (8, -1):
+        with pytest.raises(ValueError, match=f"rank must be from 0 to 7, got {rank}"):
+            matcha(ring(8)).partners(rank, 0, 0)
+
+
 def test_one_node():
     """Nobody to agree with: no matching, and agreement from the start."""
     m = matcha(ring(1))

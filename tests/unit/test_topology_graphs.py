@@ -63,6 +63,10 @@ def test_connected():
         (lambda: from_edges([(0, 4)], nodes=3), "got nodes=3 and an edge with rank 4; use nodes=5"),
         (lambda: mixing_matrix(from_edges([(0, 1), (2, 3)])), "connected for mixing, got 4 nodes and 2 edges"),
         (lambda: mixing_rho(np.ones((2, 3))), "matrix must be square"),
+        (lambda: mixing_rho([[0.5, 0.5], [0.4, 0.6]]), "rows and columns that sum to 1, got a sum of"),
+        (lambda: mixing_rho([[np.nan]]), "rows and columns that sum to 1, got a sum of nan"),
+        (lambda: ring(4).neighbors(4), "node must be from 0 to 3, got 4"),
+        (lambda: ring(4).neighbors(-1), "node must be from 0 to 3, got -1"),
     ],
 )
 def test_bad_input_is_refused(make, message):
@@ -72,9 +76,13 @@ def test_bad_input_is_refused(make, message):
 
 
 def test_ranks_must_be_integers():
-    """A rank of 0.5 is a type error, not a truncation."""
-    with pytest.raises(TypeError):
+    """A rank of 0.5 is a type error, not a truncation; so are half a pair and half a rank."""
+    with pytest.raises(TypeError, match=r"edges must be pairs of ranks, got \(0, 0.5\)"):
         from_edges([(0, 0.5)])
+    with pytest.raises(TypeError, match="edges must be pairs of ranks, got 0"):
+        from_edges([0, 1])
+    with pytest.raises(TypeError, match=r"nodes must be an integer, got 3\.5"):
+        ring(3.5)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
