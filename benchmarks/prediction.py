@@ -156,16 +156,21 @@ def main() -> None:
     if options.traces:
         lines += judge("Alibaba PAI (speed only)", alibaba(options.traces), lambda number: starts[0])
 
-    lines += ["## cost of predict + update", "", "| method | median µs | 99 % | longest |", "|---|---|---|---|"]
+    lines += ["## cost of predict + update", "", "| method | median µs | 99 % | longest* |", "|---|---|---|---|"]
     makers: dict[str, Callable[[], Predictor]] = {
         "Memoryless": Memoryless,
         "EMA": EMA,
         "Reverting": Reverting,
         "NARX": NARX,
+        "NARX, never training": lambda: NARX(retrain_every=10**9),
         "Mixture": Mixture,
     }
     costs = {name: cost_us(make, series[0]) for name, make in makers.items()}
     lines += [f"| {name} | " + " | ".join(f"{us:.1f}" for us in cost) + " |" for name, cost in costs.items()]
+    lines += [
+        "",
+        "*The longest round is mostly the scheduler's: NARX waits for its training if it exceeds NARX that never trains.",
+    ]
     met = "met" if costs["NARX"][0] <= COST_TARGET_US else "MISSED"
     lines += ["", f"- NARX <= {COST_TARGET_US:.0f} µs (median): {met}"]
     text = "\n".join(lines)
