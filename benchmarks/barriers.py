@@ -203,7 +203,8 @@ def main() -> None:
     table, fast = speed()
     text = (
         f"{exact}\n\n{table}\n\n"
-        "Medians, all in turns on the same instances, where the first two were compared again. "
+        "Medians, all in turns on the same instances, where the first two were compared again "
+        "(`full_grid_scan` of 1,000 workers: one run). "
         "Table II: the paper's, on its own machine. Literal: Algorithm 2 as printed, in Python; "
         "hashed: the same with Z a dict. Ratios: over `zipline`.\n\n"
         f"Equal everywhere: {'yes' if equal else 'NO'}. Below Table II in every cell, and at 1,000 workers x 150 ends "

@@ -9,7 +9,8 @@ the last unit finishes at the level theta = min {T : N(T) >= U}, and the optimum
 whose lower bound alone is later than theta decides, and nothing can be done about it.
 
 theta is found by bisection on T, until the bracket holds at most 4 n unit times; these are written out and the right
-one selected. Cost O(n log(U / n)) for times of the same order; never more than 63 halvings, whatever the times.
+one selected. Cost O(n log(U / n)) for times of the same order; never more than 63 halvings a grid, whatever the times,
+and one grid as a rule.
 
 **Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Then there is no choice below theta;
 of the units that finish exactly at theta, workers of the smaller slope get theirs first, then lower ranks. Among all
@@ -142,7 +143,10 @@ def _fill(p: Problem, lower: IntArray, upper: IntArray) -> IntArray:
 
 
 def _within_reach(p: Problem, lower: IntArray, upper: IntArray, units: IntArray) -> IntArray:
-    """Upper bounds without what finishes later than the last dealt of `units`, a legal split; with all of `units`."""
+    """Upper bounds without what finishes later than the last dealt of `units`, a legal split; with all of `units`.
+
+    In floats, but by single operations that are correctly rounded everywhere, so the same on every rank.
+    """
     free = upper > lower
     spare_s = p.finish_s(units)[units > lower].max() - p.finish_s(lower)[free]
     with np.errstate(over="ignore"):  # an infinity is as good as any other number above the bound

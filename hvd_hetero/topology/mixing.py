@@ -15,7 +15,8 @@ Considered: I - alpha L with the best alpha (needs eigenvalues, may put negative
 fastest mixing matrix by semidefinite programming (Boyd, Diaconis and Xiao 2004), for which the core has no solver.
 
 Differences from the paper
-- The paper says only that W "presents the adjacency"; the weights are the choice above.
+- The paper says that W "presents the adjacency", non-zero where two nodes are connected, and no more; the weights are
+  the choice above.
 
 Shapes: n nodes, m edges.
 """
