@@ -179,6 +179,15 @@ def test_linear_program_brackets_the_optimum() -> None:
         assert exact.latest_s <= relaxed.latest_s + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("slope", "total", "shares"),
+    [([2, 1], 4, [1, 3]), ([1, 2], 4, [3, 1]), ([1, 1, 1], 4, [2, 1, 1]), ([3, 2, 1], 10, [2, 3, 5])],
+)
+def test_the_linear_program_rounds_up_who_finishes_earliest(slope, total, shares) -> None:
+    """Missing units go to the workers that finish them earliest, ties to the lower rank; done by hand."""
+    assert minimax_lp(slope, 0, 0, total, 0, total).shares.tolist() == shares
+
+
 def test_a_solver_that_gives_up_is_a_value() -> None:
     """HiGHS without time returns its status and message, not an exception and not a split."""
     rng = np.random.default_rng(4)

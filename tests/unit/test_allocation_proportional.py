@@ -125,7 +125,7 @@ def test_every_worker_is_fixed_in_its_own_pass() -> None:
     assert shares.min() == 1
 
 
-@pytest.mark.parametrize("total", [2**33 - 1, 2**33, 2**33 + 1, 2**62])
+@pytest.mark.parametrize("total", [2**33 - 1, 2**33, 2**33 + 1, 2**34 + 12345, 2**62])
 def test_totals_beyond_64_bit_products_are_exact(total: int) -> None:
     """On both sides of the switch to Python's integers the shares are those of exact fractions."""
     speeds = [2**30 - 1, 2**30 - 3, 12345, 1]
