@@ -7,7 +7,8 @@ Variables x_1 .. x_n and t (shapes: n + 1 columns, n + 1 rows, 3 n entries)::
 solved by HiGHS through `scipy.optimize.linprog` on sparse matrices, in units of `multiple_of`. Then integers: every
 share is rounded down, and the units that are missing, fewer than n, go one each to the workers with room that would
 finish them earliest, ties to the lower rank. Sum, bounds and multiples are kept; the optimum need not be. The
-relaxation's value is a lower bound of every integer split, returned as `bound_s`.
+relaxation's value is a lower bound of every integer split, returned as `bound_s`. HiGHS tolerates 1e-7, here seconds:
+rounds of a few microseconds and less are all alike to it, and their split is arbitrary.
 
 Differences from the paper
     The paper does not say how it rounds, nor which toolbox it used.
