@@ -30,7 +30,7 @@ _PAUSE_S = 1.0  # of a listener, when the process has no descriptor left for ano
 
 
 class Loop:
-    """All that the thread owns. Others may call `wake` and `stop`, and read ``linked``, ``complete`` and ``refused``."""
+    """All that the thread owns. Others may call `wake` and `stop`, and read ``linked``, ``complete``, ``refused``."""
 
     def __init__(
         self,
