@@ -57,7 +57,7 @@ class Loop:
         self._stopping = False
         self._listen_again_s = math.inf
         self._selector = selectors.DefaultSelector()
-        # A pipe wakes in half the time of a pair of sockets. As files: a second close, or a write after it, is harmless.
+        # A pipe wakes in half the time of a pair of sockets. As files: closing twice, or writing after it, is harmless.
         reads, writes = os.pipe()
         self._woken, self._waker = open(reads, "rb", buffering=0), open(writes, "wb", buffering=0)  # noqa: SIM115
         for end in (reads, writes):
