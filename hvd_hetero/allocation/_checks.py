@@ -17,16 +17,28 @@ FloatArray: TypeAlias = NDArray[np.float64]
 _INT64_MAX = 2**63 - 1
 
 
-def integer(name: str, value: SupportsIndex, least: int, below: int = 2**63) -> int:
-    """`value` as a Python integer, least <= value < below."""
+def integer(
+    name: str,
+    value: SupportsIndex,
+    least: int,
+    below: int = 2**63,
+    *,
+    way_out: str = "give a whole number, the same on every rank",
+) -> int:
+    """`value` as a Python integer, least <= value < below; `way_out` ends the message where it is not.
+
+    Python's booleans are integers; here they are not, since a flag in the place of a number is a slip of the pen.
+    """
     try:
+        if isinstance(value, bool):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, got {value!r} ({type(value).__name__}); round it on every rank alike"
-        ) from None
-    if not least <= number < below:
-        raise ValueError(f"{name} must be at least {least} and below {below}, got {number}")
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__}); {way_out}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}; {way_out}")
+    if number >= below:
+        raise ValueError(f"{name} must be at least {least} and below {below}, got {number}; {way_out}")
     return number
 
 

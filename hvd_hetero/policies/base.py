@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
@@ -42,9 +43,9 @@ class Policy(ABC):
 
 def checked_micro_batch(size: int | None) -> int | None:
     """The largest micro-batch allowed, if it is one."""
-    if size is not None and size < 1:
-        raise ValueError(f"max_micro_batch must be at least 1 or None, got {size}; None sets no limit")
-    return size
+    if size is None:
+        return None
+    return integer("max_micro_batch", size, 1, way_out="give a whole number of samples, or None for no limit")
 
 
 def equal_plan(workers: int, global_batch: int, max_micro_batch: int | None = None) -> RoundPlan:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
@@ -55,14 +56,11 @@ class LBBSP(Policy):
         tolerance: float = 0.01,
         max_micro_batch: int | None = None,
     ) -> None:
-        if minimum < 1:
-            raise ValueError(f"minimum must be at least 1, so that every rank's speed stays known; got {minimum}")
-        if multiple_of < 1:
-            raise ValueError(f"multiple_of must be at least 1, got {multiple_of}")
+        samples = "give a whole number of samples"
+        self.minimum = integer("minimum", minimum, 1, way_out=f"{samples}; with 1 every rank's speed stays known")
+        self.multiple_of = integer("multiple_of", multiple_of, 1, way_out=f"{samples}; 1 asks for no multiple")
         if not 0 <= tolerance < 1:
             raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
-        self.minimum = minimum
-        self.multiple_of = multiple_of
         self.tolerance = tolerance
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor

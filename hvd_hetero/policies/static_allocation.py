@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import ClassVar
 
 from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.policies.base import Policy
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
@@ -30,14 +30,20 @@ class StaticAllocation(Policy):
     measures: ClassVar[bool] = False
 
     def __init__(self, weights: Sequence[int]) -> None:
-        for rank, w in enumerate(weights):
-            if not isinstance(w, Integral):
-                raise TypeError(f"weights[{rank}] must be an integer (micro-batches per round), got {w!r}")
-            if w < 0:
-                raise ValueError(f"weights[{rank}] must not be negative, got {w}; 0 gives a rank no data")
-        if not any(weights):
-            raise ValueError(f"weights must hold at least one positive number, got {list(weights)!r}")
-        self.weights = tuple(int(w) for w in weights)
+        try:
+            given = list(weights)
+        except TypeError:
+            raise TypeError(
+                f"weights must hold one integer per rank, got {weights!r} ({type(weights).__name__}); "
+                f"write StaticAllocation([3, 7]) for two ranks"
+            ) from None
+        way_out = "give the rank's micro-batches per round; 0 gives it no data"
+        self.weights = tuple(integer(f"weights[{rank}]", w, 0, way_out=way_out) for rank, w in enumerate(given))
+        if not any(self.weights):
+            raise ValueError(
+                f"weights must hold at least one positive number, got {given!r}; "
+                f"write StaticAllocation([1, 1]) for equal shares of two ranks"
+            )
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Shares in the ratio of the weights, one micro-batch per unit of weight."""

@@ -135,8 +135,8 @@ def test_one_noisy_epoch_is_not_rest() -> None:
         (lambda: adapt([1, 2, 3], [1.0, 1.0]), ValueError, r"counts must be one integer or one per worker"),
         (lambda: adapt([1.5, 2.5], [1.0, 1.0]), TypeError, r"counts must be an integer"),
         (lambda: adapt([], []), ValueError, r"compute_seconds must hold one number per worker"),
-        (lambda: settled([[1, 2]], window=1), ValueError, r"window must be at least 2 .* got 1"),
-        (lambda: settled([[1, 2]], tolerance=-1), ValueError, r"tolerance must be at least 0 .* got -1"),
+        (lambda: settled([[1, 2]], window=1), ValueError, r"window must be at least 2, got 1"),
+        (lambda: settled([[1, 2]], tolerance=-1), ValueError, r"tolerance must be at least 0, got -1"),
         (lambda: settled([[1, 2, 3], [1, 2], [1, 2]]), ValueError, r"history must be .* got shape \(3,\)"),
     ],
 )

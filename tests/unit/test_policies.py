@@ -103,10 +103,10 @@ def test_lb_bsp_keeps_minimum_and_multiple():
         (lambda: LBBSP(minimum=0), "minimum must be at least 1.*got 0"),
         (lambda: LBBSP(multiple_of=0), "multiple_of must be at least 1, got 0"),
         (lambda: LBBSP(tolerance=1.5), "tolerance must be a share.*got 1.5"),
-        (lambda: LBBSP(max_micro_batch=0), "max_micro_batch must be at least 1 or None, got 0"),
+        (lambda: LBBSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),
         (lambda: LBBSP(predictor="emma"), "did you mean 'ema'"),
-        (lambda: BSP(max_micro_batch=0), "max_micro_batch must be at least 1 or None, got 0"),
-        (lambda: StaticAllocation([1, -2]), r"weights\[1\] must not be negative, got -2"),
+        (lambda: BSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),
+        (lambda: StaticAllocation([1, -2]), r"weights\[1\] must be at least 0, got -2"),
         (lambda: StaticAllocation([0, 0]), "at least one positive"),
         (lambda: StaticAllocation([1, 2]).first(3, 90), "got 2 for 3 ranks"),
         (lambda: StaticAllocation([10, 20]).first(2, 20), "at least the sum of the weights, 30.*got 20"),
@@ -123,6 +123,14 @@ def test_bad_arguments_are_named(make, message):
     ("make", "message"),
     [
         (lambda: StaticAllocation([1, 2.5]), r"weights\[1\] must be an integer.*got 2.5"),
+        (lambda: StaticAllocation([True, 2]), r"weights\[0\] must be an integer, got True"),
+        (lambda: StaticAllocation(3), r"weights must hold one integer per rank, got 3 .*StaticAllocation\(\[3, 7\]\)"),
+        (lambda: LBBSP(minimum=1.5), "minimum must be an integer, got 1.5 .*give a whole number of samples"),
+        (lambda: LBBSP(minimum=True), "minimum must be an integer, got True"),
+        (lambda: LBBSP(multiple_of=8.0), "multiple_of must be an integer, got 8.0 .*give a whole number"),
+        (lambda: LBBSP(max_micro_batch=2.5), "max_micro_batch must be an integer, got 2.5 .*None for no limit"),
+        (lambda: BSP(max_micro_batch="a"), "max_micro_batch must be an integer, got 'a' .*None for no limit"),
+        (lambda: BSP(max_micro_batch=np.bool_(True)), "max_micro_batch must be an integer, got .*None for no limit"),
         (lambda: resolve_policy(LBBSP), r"write LBBSP\("),
         (lambda: resolve_policy(3), "name or a Policy object, got 3"),
     ],
@@ -130,6 +138,14 @@ def test_bad_arguments_are_named(make, message):
 def test_arguments_of_a_wrong_type_are_named(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+def test_integers_of_numpy_are_taken_for_what_they_are():
+    """A number from an array makes the plan that the plain number makes."""
+    numpy = LBBSP(minimum=np.int32(8), multiple_of=np.uint8(4), max_micro_batch=np.int64(6))
+    assert numpy.first(2, 40) == LBBSP(minimum=8, multiple_of=4, max_micro_batch=6).first(2, 40)
+    assert StaticAllocation(np.array([3, 7])).first(2, 500) == StaticAllocation([3, 7]).first(2, 500)
+    assert StaticAllocation(w for w in (3, 7)).weights == (3, 7)
 
 
 def test_a_policy_is_found_by_name_or_taken_as_it_is():
