@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.largest_remainder import quantise
-from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
+from hvd_hetero.policies.base import Policy, checked_micro_batch
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import RoundPlan, RoundTable
 
@@ -72,8 +72,7 @@ class LBBSP(Policy):
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Equal shares, until speeds are known."""
-        if self.multiple_of == 1 and global_batch >= workers * self.minimum:
-            return equal_plan(workers, global_batch, self.max_micro_batch)
+        self._check_divisible(workers, global_batch)
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         return RoundPlan.of(shares, self.max_micro_batch)
 
@@ -91,6 +90,27 @@ class LBBSP(Policy):
         if not self._worthwhile(shares[known], wanted[known], speeds[known]):
             return plan
         return RoundPlan.of(wanted, self.max_micro_batch)
+
+    def _check_divisible(self, workers: int, global_batch: int) -> None:
+        """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
+        multiple = self.multiple_of
+        share = -(-self.minimum // multiple) * multiple  # the least share: ``minimum`` in whole multiples
+        if global_batch < workers * share:
+            asked = f"minimum={self.minimum}" + (f" and multiple_of={multiple}" if multiple > 1 else "")
+            smaller = [name for name in ("minimum", "multiple_of") if getattr(self, name) > 1]
+            raise ValueError(
+                f"global_batch must be at least {workers * share} for {workers} ranks with {asked}, so that every "
+                f"rank holds {share} samples; got global_batch={global_batch}: raise global_batch"
+                f"{''.join(f', lower {name}' for name in smaller)}, or launch fewer ranks"
+            )
+        if global_batch % multiple:
+            below = global_batch - global_batch % multiple
+            near = [size for size in (below, below + multiple) if size >= workers * share]
+            raise ValueError(
+                f"global_batch must be a multiple of multiple_of={multiple}, so that the shares of {workers} ranks "
+                f"with minimum={self.minimum} can be; got global_batch={global_batch}: use global_batch="
+                f"{' or '.join(map(str, near))}, or multiple_of=1"
+            )
 
     def _worthwhile(
         self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]

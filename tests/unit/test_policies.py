@@ -140,6 +140,32 @@ def test_arguments_of_a_wrong_type_are_named(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("policy", "workers", "global_batch", "message"),
+    [
+        (LBBSP(multiple_of=8), 2, 100, "multiple of multiple_of=8.*2 ranks.*got global_batch=100: .*=96 or 104"),
+        (LBBSP(multiple_of=8), 3, 25, "multiple of multiple_of=8.*got global_batch=25: use global_batch=24 or 32,"),
+        (LBBSP(minimum=60), 2, 100, "at least 120 for 2 ranks with minimum=60,.*=100: .*lower minimum, or launch few"),
+        (LBBSP(minimum=3, multiple_of=8), 4, 31, "at least 32 for 4 ranks with minimum=3 and multiple_of=8, .* 8 samp"),
+        (LBBSP(multiple_of=8), 4, 31, "at least 32 .*raise global_batch, lower multiple_of, or launch fewer ranks"),
+        (LBBSP(), 3, 2, "at least 3 for 3 ranks with minimum=1, .*: raise global_batch, or launch fewer ranks"),
+    ],
+)
+def test_a_global_batch_that_cannot_be_divided_is_told_in_the_users_terms(policy, workers, global_batch, message):
+    """The error speaks of what the user set, and its advice can be followed: never of a total or a minimum of 0."""
+    with pytest.raises(ValueError, match=message) as refused:
+        policy.first(workers, global_batch)
+    assert "total" not in str(refused.value)
+    assert "0 is allowed" not in str(refused.value)
+
+
+@pytest.mark.parametrize("workers", range(1, 8))
+def test_lb_bsp_starts_with_the_plan_of_bsp(workers):
+    """Without multiples the first shares are equal, the lower ranks holding one sample more, as everywhere."""
+    for global_batch in range(workers, 40):
+        assert LBBSP().first(workers, global_batch) == BSP().first(workers, global_batch)
+
+
 def test_integers_of_numpy_are_taken_for_what_they_are():
     """A number from an array makes the plan that the plain number makes."""
     numpy = LBBSP(minimum=np.int32(8), multiple_of=np.uint8(4), max_micro_batch=np.int64(6))
