@@ -42,7 +42,7 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
         One count per worker, int64, shape (n,).
 
     Raises:
-        ValueError: if a count is below 1, or the lengths differ.
+        ValueError: if a count is below 1, if they sum to 2**63 or more, or if the lengths differ.
         TypeError: if `counts` is not made of integers.
     """
     seconds = _checks.floats("compute_seconds", compute_seconds)
@@ -53,6 +53,9 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
             f"counts[{rank}] must be at least 1, got {w[rank]}; Eq. 10 knows a worker's speed by its own work only, "
             f"so give this rank 1, or leave it out"
         )
+    total = sum(w.tolist())  # Python integers: a sum of int64 could overflow
+    if total >= 2**63:
+        raise ValueError(f"counts must sum to less than 2**63, got a sum of {total}; count in larger units")
     measured = (seconds > 0) & np.isfinite(seconds)
     if measured.any():
         # Relative to the longest, and bounded, so that no speed overflows; what is lost, `proportional` could not tell.

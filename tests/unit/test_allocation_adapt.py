@@ -133,6 +133,7 @@ def test_one_noisy_epoch_is_not_rest() -> None:
     [
         (lambda: adapt([0, 4], [1.0, 1.0]), ValueError, r"counts\[0\] must be at least 1, got 0"),
         (lambda: adapt([1, 2, 3], [1.0, 1.0]), ValueError, r"counts must be one integer or one per worker"),
+        (lambda: adapt([2**62, 2**62], [1.0, 1.0]), ValueError, r"counts must sum to less than 2\*\*63, got .* 92233"),
         (lambda: adapt([1.5, 2.5], [1.0, 1.0]), TypeError, r"counts must be an integer"),
         (lambda: adapt([], []), ValueError, r"compute_seconds must hold one number per worker"),
         (lambda: settled([[1, 2]], window=1), ValueError, r"window must be at least 2, got 1"),
