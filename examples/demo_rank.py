@@ -119,7 +119,7 @@ class Rank:
                 optimizer.zero_grad()
                 self.gradient(model, x, y)
                 optimizer.step()
-                self.say(phase=policy, round=balance.rounds, batch=balance.balancer.plan().samples)
+                self.say(phase=policy, round=balance.rounds, batch=balance.plan)
         balance.close()
         settled = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
         self.finish(policy, model, settled.throughput if settled else math.nan)

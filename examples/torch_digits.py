@@ -58,7 +58,7 @@ def main() -> None:
             right = (model(test[0][mine]).argmax(1) == test[1][mine]).sum()
         right = hvd.allreduce(right, op=hvd.Sum, name="right")
         if hvd.rank() == 0:
-            split = " + ".join(map(str, balance.balancer.plan().samples))
+            split = " + ".join(map(str, balance.plan))
             print(f"epoch {epoch + 1}: accuracy {right.item() / len(test[1]):.3f}, batches {split}", flush=True)
 
 

@@ -53,7 +53,7 @@ class MicroBatch:
     """whether the synchronisation follows"""
     epoch: int = 0
     data: int = 0
-    """checksum of the order of the data"""
+    """checksum of the order of the data and the place in it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,33 @@ class FinishedRound:
     table: RoundTable
     elapsed_s: float
     """since the round before was agreed, on this rank's clock"""
+
+
+# What must be the same on all ranks, to what relative tolerance, and what it means if it is not. The last two have one
+# because unlike processors round unlike; what they are to find, updates that differ, is far larger.
+_MUST_AGREE = (
+    (
+        "fingerprint",
+        0.0,
+        "follow another plan or another order of the data than rank 0. Give all ranks the same policy, global_batch, "
+        "dataset, seed, num_workers and prefetch_factor, and let them leave an epoch at the same round (stop_at of the "
+        "loader)",
+    ),
+    (
+        "settings",
+        1e-5,
+        "have other hyper-parameters (learning rate, momentum, …) than rank 0. The body of the loop runs once per "
+        "micro-batch, and not at all on a rank without data: do what belongs to an update, such as scheduler.step(), "
+        "in optimizer.register_step_post_hook(…), or once per epoch",
+    ),
+    (
+        "witness",
+        1e-3,
+        "hold other parameters than rank 0. The body of the loop does not run on a rank without data: change "
+        "gradients, as clipping does, in optimizer.register_step_pre_hook(…), and let all ranks change parameters "
+        "alike",
+    ),
+)
 
 
 class _State(enum.Enum):
@@ -112,14 +139,20 @@ class Balancer:
         self._work = MicroBatch(self._plans[0], 0)
         self._wait_s = float("nan")
         self._apply_s = 0.0
+        self._longest = 0
         self._cpu, self._memory = self._drivers()
         self._agreed_at = clock()
         self._reset_round()
 
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        if self.rounds or self._state is not _State.AGREED:
-            raise RoundStateError("the lead cannot change once training has begun")
+        if rounds == self.lead:
+            return
+        if self.rounds or self.in_round:
+            raise RoundStateError(
+                f"plans are fixed {self.lead} rounds ahead since training began, and cannot be fixed {rounds} ahead "
+                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor"
+            )
         self.lead = rounds
         self._plans = deque([self._plans[0]] * (rounds + 1))
 
@@ -135,6 +168,11 @@ class Balancer:
     def in_round(self) -> bool:
         """Whether gradients of a round are being gathered."""
         return self._state is not _State.AGREED
+
+    @property
+    def between_updates(self) -> bool:
+        """Whether gradients are still being gathered for an update: not during the last micro-batch, nor after it."""
+        return self.in_round and not self.closing
 
     @property
     def accumulating(self) -> bool:
@@ -156,12 +194,17 @@ class Balancer:
         """What to multiply the accumulated gradient by before it is summed over the ranks."""
         return self._work.samples / self._work.plan.total
 
+    def expect_next(self) -> None:
+        """Raise if the micro-batch at hand is not finished, so that no other can begin."""
+        if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
+            raise RoundStateError(
+                "the next batch was asked for before the last one was used: call optimizer.step() once for every "
+                "batch, also for one that you would rather skip; to accumulate, set max_micro_batch of the policy"
+            )
+
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
-        if self._state is _State.COMPUTING:
-            raise RoundStateError("a micro-batch is being computed already; call optimizer.step() after backward()")
-        if self._state is _State.SYNCHRONISING:
-            raise RoundStateError("the gradients are synchronised but not used; call optimizer.step() first")
+        self.expect_next()
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED else 1.0
         self._work = work
         self._input_s += input_s
@@ -174,14 +217,17 @@ class Balancer:
         self._close_micro_batch()
         self._state = _State.PAUSED
 
-    def report(self) -> npt.NDArray[np.float64]:
+    def report(self, *, settings: float = 0.0, witness: float = float("nan")) -> npt.NDArray[np.float64]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks."""
         self._expect(_State.COMPUTING)
         self._close_micro_batch()
         self._state = _State.SYNCHRONISING
         compute_s = self._compute_s + self._apply_s
         busy_s = compute_s + self._input_s
-        if self._samples and busy_s > 0 and self.rounds >= _WARM_UP_ROUNDS:
+        # A short round tells more of the fixed cost than of the speed.
+        self._longest = max(self._longest, self._work.plan.total)
+        whole = self._work.plan.total == self._longest
+        if self._samples and busy_s > 0 and whole and self.rounds >= _WARM_UP_ROUNDS:
             self._predictor.update(self._samples / busy_s, cpu=self._cpu, memory=self._memory)
         # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4).
         self._cpu, self._memory = self._drivers()
@@ -195,6 +241,8 @@ class Balancer:
             cpu=self._cpu,
             memory=self._memory,
             fingerprint=self._work.plan.fingerprint(self._work.data),
+            settings=settings,
+            witness=witness,
         ).vector(self.rank, self.workers)
 
     def agree(self, summed: npt.ArrayLike) -> float:
@@ -202,12 +250,7 @@ class Balancer:
         self._expect(_State.SYNCHRONISING)
         now = self._clock()
         table = RoundTable(summed, self.workers)
-        if ranks := table.disagreement():
-            raise PlanMismatchError(
-                f"round {self.rounds}: ranks {ranks} follow another plan or another order of the data than rank 0. "
-                "Give all ranks the same policy, global_batch, dataset and seed, and let them leave an epoch at the "
-                "same round"
-            )
+        self._compare(table)
         self._wait_s = now - self._reported_at
         self._plans.append(self.policy.next(self._plans[-1], table))
         self._plans.popleft()
@@ -229,6 +272,11 @@ class Balancer:
         if self._state is _State.SYNCHRONISING:
             raise RoundStateError("a round that is being synchronised cannot be abandoned")
         self._reset_round()
+
+    def _compare(self, table: RoundTable) -> None:
+        for name, tolerance, meaning in _MUST_AGREE:
+            if ranks := table.disagreement(name, tolerance):
+                raise PlanMismatchError(f"round {self.rounds}: ranks {ranks} {meaning}")
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:

@@ -11,13 +11,12 @@ vector is summed over the ranks together with the gradients: x + 0 = x holds exa
 order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
 integers exactly up to 2^24; larger rounds are refused at construction.
 
-Differences from the design: a plan holds samples per rank rather than samples per micro-batch, so that any total can be
-met exactly; the micro-batches of a rank differ in size by one sample at most.
+A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly; the
+micro-batches of a rank differ in size by one sample at most.
 """
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -28,10 +27,15 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 
-__all__ = ["MAX_ROUND_SAMPLES", "RoundPlan", "RoundReport", "RoundTable"]
+__all__ = ["MAX_ROUND_SAMPLES", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
 
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
+
+
+def checksum(content: bytes) -> int:
+    """24 bits, which travel exactly as a float32."""
+    return zlib.crc32(content) & 0xFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,8 @@ class RoundPlan:
         return RoundPlan(tuple(int(x) for x in samples), micro_batches)
 
     def fingerprint(self, data: int = 0) -> int:
-        """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart; exact as a float32."""
-        content = np.array([*self.samples, *self.micro_batches, data], dtype="<i8").tobytes()
-        return zlib.crc32(content) & 0xFFFFFF
+        """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart."""
+        return checksum(np.array([*self.samples, *self.micro_batches, data], dtype="<i8").tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,11 @@ class RoundReport:
     memory: float
     """the rank's memory driver, a fraction"""
     fingerprint: float
-    """of the plan and the data order that the rank believes in"""
+    """of the plan and of the place in the data that the rank believes in"""
+    settings: float
+    """one number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike"""
+    witness: float
+    """the norm of one parameter tensor as it was during this round: the same everywhere, if the ranks are together"""
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""
@@ -178,7 +185,8 @@ class RoundTable:
         """Seconds that each rank was at work: what a plan can move from one rank to another."""
         return self.column("compute_s") + self.column("input_s")
 
-    def disagreement(self) -> list[int]:
-        """Ranks whose fingerprint is not that of rank 0 (NaN never agrees)."""
-        prints = self.column("fingerprint")
-        return [i for i, value in enumerate(prints) if not math.isfinite(value) or value != prints[0]]
+    def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
+        """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""
+        figures = self.column(name)
+        same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
+        return [int(rank) for rank in np.flatnonzero(~same)]

@@ -46,6 +46,11 @@ class SharedPermutation:
         self.checksum = zlib.crc32(self._order.astype("<i8").tobytes())
 
     @property
+    def place(self) -> int:
+        """A checksum of the order, the epoch and the cursor: what ranks must have in common to take the same round."""
+        return zlib.crc32(np.array([self.checksum, self.epoch, self.cursor], dtype="<i8").tobytes())
+
+    @property
     def remaining(self) -> int:
         """Samples of this epoch that no round has taken yet."""
         return self.length - self.cursor

@@ -6,10 +6,10 @@ it in; the last round of a run has no waiting time (``null``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from hvd_hetero.balancer import FinishedRound
 
-__all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "follow", "read_run"]
+__all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
@@ -36,7 +36,10 @@ def _plain(values: npt.ArrayLike) -> list[float | None]:
 
 
 class TelemetryWriter:
-    """Appends a run to a file. Trouble with the file ends the telemetry, with one warning, and never the training."""
+    """Writes a run to a file, which is made anew.
+
+    Trouble with the file ends the telemetry, with one warning, and never the training.
+    """
 
     def __init__(self, path: str | Path, *, policy: str, workers: int, global_batch: int) -> None:
         self._path = Path(path)
@@ -78,12 +81,14 @@ class TelemetryWriter:
         if self._file is None:
             return
         try:
-            # Flushed line by line, so that a reader may follow and a killed run keeps what it had.
+            # Flushed line by line, so that a killed run keeps what it had.
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
             logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
-            self._file = None
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # closing tries to write what is left, on the same full disk
+                file.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +148,6 @@ def read_run(path: str | Path) -> Run:
     for name, dtype in _PER_RANK.items():
         columns[name] = np.array([r[name] for r in rounds], dtype=dtype).reshape(len(rounds), workers)
     return Run(policy=header["policy"], workers=workers, global_batch=header["global_batch"], **columns)
-
-
-def follow(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rounds that a file holds now, then those added before each further ``next``. Never waits, never ends.
-
-    Yields an empty dict when nothing new is there, so that a caller decides how to wait.
-    """
-    path = Path(path)
-    position, seen_header, rest = 0, False, ""
-    while True:
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                file.seek(position)
-                rest += file.read()
-                position = file.tell()
-        *lines, rest = rest.split("\n")
-        for line in lines:
-            if seen_header:
-                yield json.loads(line)
-            else:
-                _header(line, path)
-                seen_header = True
-        yield {}
 
 
 def _header(line: str, path: str | Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from torch_hooks.optimizer import DistributedOptimizer
 
 __all__ = ["LoadBalance"]
+
+# Every LoadBalance has its own names on the wire, so that two trainings of one job can be under way at once. Ranks
+# make them in the same order, as they do everything else that Horovod names.
+_numbers = itertools.count()
 
 
 class LoadBalance:
@@ -39,6 +44,7 @@ class LoadBalance:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         self.policy = resolve_policy(policy)
+        self.prefix = f"hetero{next(_numbers)}"
         self._telemetry: TelemetryWriter | None = None
         self.balancer = Balancer(
             self.policy,
@@ -53,7 +59,7 @@ class LoadBalance:
                 telemetry, policy=self.policy.name, workers=hvd.size(), global_batch=self.balancer.global_batch
             )
             self.balancer.observer = self._telemetry
-            atexit.register(self.close)
+            atexit.register(self._telemetry.close)
         self.optimizer: DistributedOptimizer | None = None
 
     @property
@@ -62,14 +68,19 @@ class LoadBalance:
         return self.balancer.rounds
 
     @property
+    def plan(self) -> tuple[int, ...]:
+        """Samples of every rank in the round at hand (between rounds: in the next one)."""
+        return self.balancer.plan().samples
+
+    @property
     def batch_size(self) -> int:
-        """Samples that this rank is to do in the round at hand (between rounds: in the next one)."""
-        return self.balancer.plan().samples[self.balancer.rank]
+        """Samples of this rank in the round at hand (between rounds: in the next one)."""
+        return self.plan[self.balancer.rank]
 
     @property
     def round_complete(self) -> bool:
-        """Whether the micro-batch at hand is the last of its round, so that ``step()`` really steps."""
-        return self.balancer.closing
+        """Whether ``step()`` really steps now, or has just done so; False while micro-batches are still gathered."""
+        return not self.balancer.between_updates
 
     def batch(self, samples: int) -> None:
         """Announce a batch of the user's own making, before its forward pass: one micro-batch, one round.
@@ -91,6 +102,11 @@ class LoadBalance:
             )
         self.balancer.begin(work, input_s)
         self.optimizer.begin_micro_batch()
+
+    def idle_round(self) -> None:
+        """Take part in a round without data (the loader's doing, where the loop's body does not run)."""
+        assert self.optimizer is not None, "begin() has checked it"
+        self.optimizer.idle_round()
 
     def close(self) -> None:
         """Finish the telemetry. Done by itself when the process ends."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.sampling import SharedPermutation
@@ -16,7 +16,7 @@ from torch_hooks.load_balance import LoadBalance
 
 __all__ = ["BalancedLoader"]
 
-_DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "drop_last", "generator")
+_DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "generator", "in_order")
 
 
 class BalancedLoader:
@@ -41,6 +41,8 @@ class BalancedLoader:
         The ``LoadBalance`` of this training.
     shuffle, seed
         Whether each epoch has an order of its own, drawn from the seed and the epoch's number.
+    drop_last
+        Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs.
@@ -55,13 +57,16 @@ class BalancedLoader:
         *,
         shuffle: bool = False,
         seed: int = 0,
+        drop_last: bool = False,
         stop_at: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **loader_options: Any,
     ) -> None:
-        if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        if not isinstance(balance, LoadBalance):
+            raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write BalancedLoader(dataset, balance)")
+        if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
             raise ValueError(
                 f"dataset must have __len__ and __getitem__, so that its samples can be shared out; "
                 f"{type(dataset).__name__} has not. Read the stream into a map-style dataset, or iterate over this "
@@ -73,7 +78,13 @@ class BalancedLoader:
                 f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
                 "LoadBalance(global_batch=…), shuffle and seed instead"
             )
+        if drop_last and len(dataset) < balance.balancer.global_batch:
+            raise ValueError(
+                f"drop_last leaves no round at all: the dataset has {len(dataset)} samples and global_batch is "
+                f"{balance.balancer.global_batch}"
+            )
         self.epoch = 0
+        self.drop_last = drop_last
         self.stop_at = stop_at
         self._balance = balance
         self._order = SharedPermutation(len(dataset), shuffle=shuffle, seed=seed)
@@ -91,7 +102,8 @@ class BalancedLoader:
         )
 
     def __len__(self) -> int:
-        return math.ceil(self._order.length / self._balance.balancer.global_batch)
+        rounds = self._order.length / self._balance.balancer.global_batch
+        return math.floor(rounds) if self.drop_last else math.ceil(rounds)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration is, which decides its order. Counted up by itself otherwise."""
@@ -105,6 +117,7 @@ class BalancedLoader:
         self.epoch += 1
         batches = iter(self._loader)
         while self.stop_at is None or balance.rounds < self.stop_at:
+            balance.balancer.expect_next()
             asked_at = time.perf_counter()
             try:
                 batch = next(batches)
@@ -114,8 +127,8 @@ class BalancedLoader:
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 yield batch
-            elif balance.optimizer is not None:
-                balance.optimizer.idle_round()
+            else:
+                balance.idle_round()
 
     def _index_lists(self) -> Iterator[list[int]]:
         """The micro-batches of this rank for one epoch as lists of indices; an empty list for a round without any.
@@ -125,12 +138,14 @@ class BalancedLoader:
         """
         balancer = self._balance.balancer
         upcoming = balancer.rounds
-        while self._order.remaining:
+        least = balancer.global_batch if self.drop_last else 1
+        while self._order.remaining >= least:
+            place = self._order.place
             plan, indices = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
             upcoming += 1
             sizes = plan.sizes(balancer.rank) or (0,)
             for i, size in enumerate(sizes, start=1):
-                self._pending.append(MicroBatch(plan, size, i == len(sizes), self._order.epoch, self._order.checksum))
+                self._pending.append(MicroBatch(plan, size, i == len(sizes), self._order.epoch, place))
                 yield indices[:size].tolist()
                 indices = indices[size:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +12,28 @@ import horovod.torch as hvd
 import torch
 
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.rounds import RoundTable
-from torch_hooks.collectives import broadcast_optimizer_state, named_groups, wait
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.parameters import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    named_groups,
+    settings_of,
+    suitable,
+    witness_among,
+)
+from torch_hooks.waiting import wait
 
 __all__ = ["DistributedOptimizer"]
+
+_CLEARED = (
+    "the gradient that this round has gathered so far is gone: call optimizer.zero_grad(), which keeps it until the "
+    "round is complete, and not model.zero_grad()"
+)
+_WITHOUT_A_BATCH = (
+    "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
+    "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
+    "the loss of another model reaches this one, freeze it meanwhile by requires_grad_(False)"
+)
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -25,6 +43,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     of a user need not know how many there are. In the last backward pass every gradient goes on the wire as soon as it
     is there, with ``op=Sum`` and its weight already applied (factors handed to Horovod would have to be equal on all
     ranks). The rank's row of the table goes out just before the last gradient and is fused with it.
+
+    What belongs to an update and not to a batch (clipping, unscaling, a schedule per step) has its place in
+    ``register_step_pre_hook`` and ``register_step_post_hook``: they run once per round on every rank, while the loop's
+    body runs once per micro-batch, and not at all on a rank without data. Ranks that differ in their learning rates or
+    parameters are found out in the next round.
 
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Buffers of a model (the running
     statistics of batch norm) are not parameters, and stay the user's: ``hvd.broadcast_parameters(model.state_dict(),
@@ -51,14 +74,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     ) -> None:
         # No super().__init__(): all that it would set up is the wrapped optimizer's, and is reached through it.
-        if isinstance(optimizer, DistributedOptimizer):
-            raise TypeError("optimizer is a DistributedOptimizer already; wrap the plain optimizer once")
+        suitable(optimizer)
+        if not isinstance(balance, LoadBalance):
+            raise TypeError(f"balance must be the LoadBalance of this training, got {type(balance).__name__}")
         if balance.optimizer is not None:
             raise ValueError("balance already serves another optimizer; make one LoadBalance for each")
         self._inner = optimizer
         self._balancer = balance.balancer
         self._names = named_groups(optimizer, named_parameters)
-        self._handles: dict[torch.Tensor, int] = {}
+        self._prefix = balance.prefix
+        # Per gradient on its way: the handle, the gradient, and the version it had, which tells a change by the user.
+        self._handles: dict[torch.Tensor, tuple[int, torch.Tensor, int]] = {}
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._listening: list[Any] = []
         self._table: tuple[int, torch.Tensor] | None = None
         self._synchronised = False
         self._skip = False
@@ -67,8 +95,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in self._names:
             self._check_device(parameter)
             self._listen(parameter)
-        hvd.broadcast_parameters([(name, p) for p, name in self._names.items()], root_rank=0)
-        broadcast_optimizer_state(optimizer)
+        self._witness = witness_among(self._names)
+        broadcast_parameters(self._names, self._prefix)
+        broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
 
     # What a round asks of it.
@@ -76,6 +105,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def begin_micro_batch(self) -> None:
         """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``)."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
+        self._kept = None
+        if not self._balancer.accumulating:
+            return
+        self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
+        if self._kept is None:
+            raise RoundStateError(_CLEARED)
         factor = self._balancer.rescale
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
@@ -104,13 +139,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         assert self._table is not None
         handle, vector = self._table
         wait(handle)
-        for each in self._handles.values():
+        changed = None
+        for parameter, (each, gradient, version) in self._handles.items():
             hvd.synchronize(each)
-        correction = balancer.agree(vector.cpu().numpy())
-        if correction != 1.0:
-            torch._foreach_mul_([p.grad for p in self._handles if p.grad is not None], correction)
+            if gradient._version != version:
+                changed = parameter
+        gradients = [gradient for _, gradient, _ in self._handles.values()]
         self._handles.clear()
         self._table = None
+        correction = balancer.agree(vector.numpy())
+        if changed is not None:
+            raise RoundStateError(
+                f"the gradient of {self._names[changed]!r} was changed between backward() and step(), while it was on "
+                "its way to the other ranks. Clip or unscale in optimizer.register_step_pre_hook(…), or write: "
+                "if optimizer.synchronize(): clip; with optimizer.skip_synchronize(): optimizer.step()"
+            )
+        if correction != 1.0:
+            torch._foreach_mul_(gradients, correction)
         self._synchronised = True
         return True
 
@@ -160,6 +205,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self._inner.zero_grad(set_to_none=set_to_none)
 
+    def close(self) -> None:
+        """Stop listening to the parameters, so that another optimizer can train them."""
+        for handle in self._listening:
+            handle.remove()
+        self._listening.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state."""
         return self._inner.state_dict()
@@ -181,7 +232,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._check_device(parameter)
             self._listen(parameter)
         self._names.update(added)
-        hvd.broadcast_parameters([(name, p) for p, name in added.items()], root_rank=0)
+        broadcast_parameters(added, f"{self._prefix}.group{group}")
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -204,6 +255,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a DistributedOptimizer cannot be copied or pickled, being tied to the parameters and ranks of this job; "
+            "save optimizer.state_dict() and load it into a new one"
+        )
+
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self._inner!r})"
 
@@ -212,17 +269,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _listen(self, parameter: torch.Tensor) -> None:
         # A parameter that is frozen now has no gradient to listen to; if it is thawed later, synchronize() takes it.
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            me = weakref.ref(self)  # a model may outlive its optimizer, and be trained by another
+
+            def on_gradient(arrived: torch.Tensor) -> None:
+                if (optimizer := me()) is not None:
+                    optimizer._on_gradient(arrived)
+
+            handle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
+            self._listening.append(handle)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         balancer = self._balancer
         if not balancer.closing:
             if not balancer.in_round:
-                raise RoundStateError(
-                    "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
-                    "balance.batch(samples) before its forward pass"
-                )
+                raise RoundStateError(_WITHOUT_A_BATCH)
+            if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
+                raise RoundStateError(_CLEARED)
             return
+        if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
+            raise RoundStateError(_CLEARED)
         if parameter in self._handles:
             raise RoundStateError(
                 f"the gradient of {self._names[parameter]!r} was computed twice before step(), and the first one is on "
@@ -248,12 +313,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             gradient.zero_()  # and not a product, which would keep the NaN of a mean over no samples
         elif weight != 1.0:
             gradient.mul_(weight)
-        self._handles[parameter] = hvd.allreduce_async_(gradient, name=f"hetero.{name}", op=hvd.Sum)
+        handle = hvd.allreduce_async_(gradient, name=f"{self._prefix}.{name}", op=hvd.Sum)
+        self._handles[parameter] = handle, gradient, gradient._version
 
     def _post_table(self) -> None:
-        vector = torch.from_numpy(self._balancer.report()).to(self._table_dtype)
-        assert vector.numel() == RoundTable.length(self._balancer.workers)
-        self._table = hvd.allreduce_async_(vector, name="hetero.table", op=hvd.Sum), vector
+        witness = float("nan") if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
+        report = self._balancer.report(settings=settings_of(self._inner.param_groups), witness=witness)
+        vector = torch.from_numpy(report).to(self._table_dtype)
+        self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
 
     def _check_device(self, parameter: torch.Tensor) -> None:
         policy = self._balancer.policy

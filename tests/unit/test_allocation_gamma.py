@@ -92,6 +92,30 @@ def test_saturation_is_not_beyond_what_was_measured() -> None:
     assert fits > 100
 
 
+def test_noise_does_not_make_a_measured_batch_free() -> None:
+    """Half of the time in noise: what is fitted takes time at every measured size, or the fit is refused."""
+    fits = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        batch = np.unique(rng.integers(1, 200, 6))
+        seconds = 1e-3 * batch * rng.lognormal(0, 0.5, batch.size)
+        try:
+            fitted = fit_gamma(batch, seconds)
+        except ValueError:
+            continue
+        fits += 1
+        assert min(fitted.seconds(x) for x in batch.tolist()) > 0
+    assert fits > 350
+
+
+def test_a_flat_part_is_preferred_to_a_line_below_zero() -> None:
+    """The line of all five points is below zero at one sample; with the first two flat, all are positive."""
+    x, t = [1, 2, 10, 20, 30], [0.01, 0.02, 1.0, 3.0, 5.0]
+    fitted = fit_gamma(x, t)
+    assert fitted.saturation > 2
+    assert 0 < fitted.seconds(1) == fitted.seconds(2)
+
+
 def test_three_sizes_are_enough_for_a_line() -> None:
     """The fewest sizes accepted give their line."""
     fitted = fit_gamma([1, 2, 3], [2.0, 3.0, 4.0])
@@ -123,6 +147,7 @@ def test_seconds_of_a_batch() -> None:
         ([1, 2, 3], [1.0, 1.0, 1.0], ValueError, r"seconds must rise with batch, got a slope of 0 .* 1 to 3"),
         ([1, 2, 3], [3.0, 2.0, 1.0], ValueError, r"seconds must rise with batch"),
         ([1, 2, 3, 4, 5, 6, 7], [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], ValueError, r"seconds must rise with batch"),
+        ([1, 2, 3], [0.01, 2.0, 4.2], ValueError, r"positive at every measured size, got .* 1 to 3 .* sizes near 1"),
         ([1, 2, 3], [1.0, math.nan, 3.0], ValueError, r"seconds\[1\] must be positive, got nan"),
         ([1, 2, 3], [1.0, 0.0, 3.0], ValueError, r"seconds\[1\] must be positive, got 0.0"),
         ([1, 0, 3], [1.0, 2.0, 3.0], ValueError, r"batch\[1\] must be at least 1, got 0"),

@@ -179,6 +179,33 @@ def test_linear_program_brackets_the_optimum() -> None:
         assert exact.latest_s <= relaxed.latest_s + 1e-12
 
 
+@pytest.mark.parametrize("exponent", [-60, -30, -20, 20, 30])
+def test_the_unit_of_time_does_not_change_the_linear_program(exponent: int) -> None:
+    """Rounds of nanoseconds and of years are split as well as rounds of seconds: bound and latest scale along."""
+    rng = np.random.default_rng(6)
+    for _ in range(20):
+        slope, intercept, comm, *rest = middle_instance(rng)
+        intercept = np.abs(intercept)
+        exact = minimax(slope, intercept, comm, *rest)
+        times = [np.ldexp(seconds, exponent) for seconds in (slope, intercept, comm)]
+        relaxed = minimax_lp(*times, *rest)
+        check((*times, *rest), relaxed)
+        assert relaxed.bound_s <= np.ldexp(exact.latest_s, exponent) * (1 + 1e-6)
+        one_unit_s = np.ldexp(slope.max() * rest[-1], exponent)
+        assert np.ldexp(exact.latest_s, exponent) * (1 - 1e-9) <= relaxed.latest_s <= relaxed.bound_s + one_unit_s
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e-6, 1.0, 1e3])
+def test_the_linear_program_splits_in_any_unit_of_time(seconds: float) -> None:
+    """A worker three times as slow gets a third, be a sample a nanosecond or a quarter of an hour."""
+    slope = np.array([1.0, 3.0]) * seconds
+    assert minimax_lp(slope, 0, 0, 400, 0, 400).shares.tolist() == [300, 100]
+    assert minimax_lp([*slope, 1e9 * seconds], 0, 0, 400, 0, [400, 400, 0]).shares.tolist() == [300, 100, 0]
+    assert minimax_lp([0, *slope], 0, 0, 410, 0, [10, 400, 400]).shares.tolist() == [10, 300, 100]
+    assert minimax_lp(slope, [0, 300 * seconds], 0, 500, 0, 500).shares.tolist() == [450, 50]
+    assert minimax_lp(slope, 0, 0, 400, 0, 400, multiple_of=4).bound_s == pytest.approx(300 * seconds, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("slope", "total", "shares"),
     [([2, 1], 4, [1, 3]), ([1, 2], 4, [3, 1]), ([1, 1, 1], 4, [2, 1, 1]), ([3, 2, 1], 10, [2, 3, 5])],

@@ -144,6 +144,40 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
         balancers[0].agree(sum(vectors))
 
 
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"settings": 0.1}, r"ranks \[1\] have other hyper-parameters.*register_step_post_hook"),
+        ({"witness": 1.01}, r"ranks \[1\] hold other parameters than rank 0.*register_step_pre_hook"),
+    ],
+)
+def test_ranks_that_update_unlike_are_told_so(own, message):
+    balancers = [Balancer(BSP(), rank, 2, 4, clock=Clock()) for rank in range(2)]
+    vectors = []
+    for rank, balancer in enumerate(balancers):
+        balancer.begin(MicroBatch(balancer.plan(), 2))
+        vectors.append(balancer.report(**({"settings": 0.2, "witness": 1.0} | (own if rank == 1 else {}))))
+    with pytest.raises(PlanMismatchError, match=message):
+        balancers[0].agree(sum(vectors))
+
+
+def test_a_short_round_says_nothing_of_the_speed():
+    """With a cost per round, the speed of a short round is not that of a whole one."""
+    job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
+    job.round()
+    job.round()
+    before = [b._predictor.predict() for b in job.balancers]
+    short = RoundPlan.of([2, 1])
+    vectors = []
+    for balancer, clock, size in zip(job.balancers, job.clocks, (2, 1), strict=True):
+        balancer.begin(MicroBatch(short, size))
+        clock.now += 1.0
+        vectors.append(balancer.report())
+    for balancer in job.balancers:
+        balancer.agree(sum(vectors))
+    assert [b._predictor.predict() for b in job.balancers] == before
+
+
 def test_an_abandoned_round_leaves_no_trace():
     job = Job(BSP(max_micro_batch=10), [100.0, 100.0], 40)
     balancer = job.balancers[0]
@@ -158,8 +192,8 @@ def test_an_abandoned_round_leaves_no_trace():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        (["begin", "begin"], r"call optimizer.step\(\) after backward"),
-        (["begin", "report", "begin"], "synchronised but not used"),
+        (["begin", "begin"], r"call optimizer.step\(\) once for every batch"),
+        (["begin", "report", "begin"], "asked for before the last one was used"),
         (["report"], "expected to be computing a micro-batch, but this rank is between two rounds"),
         (["pause"], "expected to be computing"),
         (["begin", "report", "abandon"], "cannot be abandoned"),
@@ -184,8 +218,9 @@ def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
     with pytest.raises(RoundStateError, match="known up to 0 rounds ahead, asked for 1"):
         job.balancers[0].plan(1)
     job.round()
-    with pytest.raises(RoundStateError, match="cannot change once training has begun"):
+    with pytest.raises(RoundStateError, match=r"fixed 0 rounds ahead since training began.*same num_workers"):
         job.balancers[0].set_lead(1)
+    job.balancers[0].set_lead(0)  # no change: a second loader of the same kind
 
 
 @pytest.mark.parametrize(

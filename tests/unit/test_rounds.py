@@ -103,4 +103,12 @@ def test_fingerprints_tell_plans_and_data_apart_and_survive_float32():
 
 def test_ranks_that_disagree_with_rank_0_are_named():
     rows = [row(fingerprint=f).vector(i, 4) for i, f in enumerate([7, 7, 8, float("nan")])]
-    assert RoundTable(sum(rows), 4).disagreement() == [2, 3]
+    assert RoundTable(sum(rows), 4).disagreement("fingerprint") == [2, 3]
+
+
+def test_figures_agree_to_the_tolerance_given_and_what_nobody_knows_agrees():
+    rows = [row(witness=w, settings=float("nan")).vector(i, 3) for i, w in enumerate([1.0, 1.0005, 1.1])]
+    table = RoundTable(sum(rows), 3)
+    assert table.disagreement("witness", 1e-3) == [2]
+    assert table.disagreement("witness") == [1, 2]
+    assert table.disagreement("settings") == []

@@ -72,6 +72,17 @@ def test_the_checksum_tells_orders_apart():
     assert len(checksums) == 21
 
 
+def test_the_place_changes_with_every_round_and_epoch():
+    places = set()
+    order = SharedPermutation(6)
+    for number in range(3):
+        order.start(number)
+        while order.remaining:
+            places.add(order.place)
+            order.take(RoundPlan.of([2]), 0)
+    assert len(places) == 9
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"), [({"length": 0}, "at least one sample"), ({"length": 5, "seed": -1}, "seed must not be")]
 )

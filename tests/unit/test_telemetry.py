@@ -10,7 +10,7 @@ import pytest
 from hvd_hetero.balancer import FinishedRound
 from hvd_hetero.plots import rounds_figure
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
-from hvd_hetero.telemetry import VERSION, TelemetryWriter, follow, read_run
+from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
 
 WORKERS = 2
 
@@ -20,7 +20,7 @@ def finished(number: int, wait_s=(0.5, 0.25)) -> FinishedRound:
     rows = [
         RoundReport(
             samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
-            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5, fingerprint=3,
+            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5, fingerprint=3, settings=4, witness=1.5,
         ).vector(rank, WORKERS)
         for rank in range(WORKERS)
     ]  # fmt: skip
@@ -118,19 +118,6 @@ def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         TelemetryWriter(tmp_path / "file" / "run.jsonl", policy="bsp", workers=1, global_batch=1)
-
-
-def test_a_growing_file_can_be_followed(tmp_path):
-    path = tmp_path / "run.jsonl"
-    rounds = follow(path)
-    assert next(rounds) == {}
-    writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
-    assert next(rounds) == {}
-    for number in range(3):
-        writer(finished(number))
-    assert [next(rounds).get("round") for _ in range(3)] == [0, 1, None]
-    writer.close()
-    assert next(rounds)["round"] == 2
 
 
 def test_the_picture_shows_every_rank_of_every_run(tmp_path):

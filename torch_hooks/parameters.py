@@ -1,0 +1,167 @@
+"""What is trained: its names, whether it can be synchronised, and whether every rank has the same of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.errors import HeteroError
+
+__all__ = [
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "named_groups",
+    "settings_of",
+    "suitable",
+    "witness_among",
+]
+
+_SETTINGS = (("lr", 1.0), ("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))
+
+
+def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, if it is one that can be wrapped."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if hasattr(optimizer, "skip_synchronize"):
+        raise TypeError(
+            "optimizer is a DistributedOptimizer already, of this package or of Horovod; wrap the plain optimizer once"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS needs a closure, which no rank can call at its own pace; use one that steps once")
+    return optimizer
+
+
+def named_groups(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> dict[torch.Tensor, str]:
+    """Every parameter of the optimizer with its name, which must be unique and the same on every rank."""
+    by_place = {
+        p: f"group{g}.{i}" for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
+    }
+    if named_parameters is None:
+        return by_place
+    pairs = list(named_parameters)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise ValueError(
+                f"named_parameters must be pairs (name, parameter), got {pair!r}; pass model.named_parameters()"
+            )
+    if repeated := sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1):
+        raise ValueError(
+            f"names in named_parameters must be unique, repeated: {', '.join(repeated)}; "
+            "prefix the names of each model when you chain several"
+        )
+    names: dict[torch.Tensor, str] = {p: name for name, p in pairs}
+    if missing := [tuple(p.shape) for p in by_place if p not in names]:
+        raise ValueError(
+            f"named_parameters must name every parameter of the optimizer, {len(missing)} are not named (their shapes: "
+            f"{missing[:5]}); pass the named_parameters() of every model that the optimizer trains"
+        )
+    return {p: names[p] for p in by_place}
+
+
+def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
+    """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
+    mine = [(name, tuple(p.shape), str(p.dtype)) for p, name in names.items()]
+    for name, _, dtype in mine:
+        if dtype == "torch.bfloat16":
+            raise ValueError(
+                f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
+                "compute under torch.autocast(dtype=torch.bfloat16)"
+            )
+    theirs = hvd.broadcast_object(mine, root_rank=0, name=f"{prefix}.names")
+    other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
+    # All ranks stop or none does: a rank that went on alone would wait for the others for ever.
+    differs = hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{prefix}.differs")
+    if differs.item():
+        here = f"{len(mine)} here, {len(theirs)} on rank 0"
+        if other is not None:
+            here = f"this rank has {other[0]} where rank 0 has {other[1]}"
+        raise HeteroError(
+            f"the ranks do not train the same parameters in the same order ({differs.item()} of them differ from "
+            f"rank 0; {here}); build the model and the optimizer alike on every rank"
+        )
+    for parameter, name in names.items():
+        received = hvd.broadcast(parameter.detach().contiguous(), root_rank=0, name=f"{prefix}.start.{name}")
+        if hvd.rank() != 0:
+            parameter.data.copy_(received)
+
+
+def settings_of(groups: list[dict[str, Any]]) -> float:
+    """One number for the hyper-parameters that schedules change: a weighted sum, so that a change shows in it.
+
+    Not a checksum, because ranks on unlike processors may compute a schedule with unlike last bits.
+    """
+    total = 0.0
+    for place, group in enumerate(groups, start=1):
+        for key, weight in _SETTINGS:
+            value = group.get(key)
+            if value is not None:
+                total += weight * place * float(value[0] if isinstance(value, tuple) else value)
+    return total
+
+
+def witness_among(names: dict[torch.Tensor, str]) -> torch.Tensor | None:
+    """The tensor whose norm tells whether the ranks are still together; the same choice on every rank.
+
+    The last one that is trained, for the output layer takes part in most updates, and not a tiny or a huge one where
+    there is a choice. None on an accelerator, where reading it would wait for the device.
+    """
+    trained = [p for p in names if p.requires_grad and p.device.type == "cpu" and p.is_floating_point()]
+    handy = [p for p in trained if 16 <= p.numel() <= 2**16] or trained
+    return handy[-1] if handy else None
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, prefix: str) -> None:
+    """Give every rank the hyper-parameters and the state that rank 0 has.
+
+    Horovod's function of this name takes a real step to make the state exist on a fresh optimizer. Here rank 0 tells
+    what it has first: the tree with a placeholder for each tensor travels as one object, then each tensor by itself.
+    """
+    state = optimizer.state_dict()
+    tensors: list[torch.Tensor] = []
+    tree = hvd.broadcast_object(_take_out(state, tensors), root_rank=0, name=f"{prefix}.state")
+    if hvd.rank() != 0:
+        tensors = []
+        state = _put_in(tree, tensors)
+    for i, tensor in enumerate(tensors):
+        received = hvd.broadcast(tensor.reshape(-1), root_rank=0, name=f"{prefix}.state.{i}")
+        if hvd.rank() != 0:
+            tensor.copy_(received.reshape(tensor.shape))
+    if hvd.rank() != 0:
+        optimizer.load_state_dict(state)
+
+
+class _Placeholder:
+    """Stands for a tensor in a tree that travels as an object."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+
+
+def _take_out(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        tensors.append(tree)
+        return _Placeholder(tree)
+    if isinstance(tree, dict):
+        return {key: _take_out(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_take_out(value, tensors) for value in tree)
+    return tree
+
+
+def _put_in(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(tree, _Placeholder):
+        tensors.append(torch.zeros(tree.shape, dtype=tree.dtype))
+        return tensors[-1]
+    if isinstance(tree, dict):
+        return {key: _put_in(value, tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_put_in(value, tensors) for value in tree)
+    return tree
