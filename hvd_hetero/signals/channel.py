@@ -36,13 +36,13 @@ class SignalChannel:
     raised, and ``raised(r)`` is true once that is r or a later one. That loses nothing: a rank ends round r only on
     having finished it or having heard of it, so wherever somebody has finished a later round, somebody had finished r.
 
-    How soon: a fraction of a millisecond where the others compute in calls that release the interpreter's lock, as those
-    of torch and TensorFlow do. A rank busy in plain Python yields that lock once in `sys.getswitchinterval`, 5 ms by
-    default, and the thread needs it once or twice; it was left as it is, being the whole process's. Rejected: one
-    pre-posted asynchronous allreduce per rank (torch only; needs no lock to arrive, so it is quicker to a rank in plain
-    Python, and several times slower otherwise; it costs each round some collectives, which a dead rank blocks), and a
-    helper process with shared memory, which needs no lock either, for the sake of a rank that does not compute in a
-    framework. `benchmarks/signals.py` has the figures.
+    How soon: a fraction of a millisecond where the others compute in calls that release the interpreter's lock, as
+    those of torch and TensorFlow do. A rank busy in plain Python yields that lock once in `sys.getswitchinterval`, 5 ms
+    by default, and the thread needs it once or twice; the interval is the whole process's, so it is left as it is.
+    Rejected: one pre-posted asynchronous allreduce per rank (torch only; it needs no lock to arrive, so it is quicker
+    to a rank in plain Python and several times slower otherwise; it costs each round some collectives, and a dead rank
+    blocks it), and a helper process with shared memory, which needs no lock either, but is a process more per rank for
+    the sake of those that do not compute in a framework. `benchmarks/signals.py` has the figures.
 
     The signal is advice and not agreement: two ranks may hear of it a micro-batch apart, or never, when the network
     fails; what each has done is for the synchronisation to say. What fails in here costs time, and never an answer.

@@ -206,6 +206,20 @@ def test_raised_and_closed_at_once_is_still_said():
         eventually(lambda: group[1].raised(8) and group[2].raised(8))
 
 
+def test_raised_in_the_very_last_moment_is_still_said(monkeypatch):
+    """The same where the thread has already looked at the board for the last time in its round of duties."""
+    with Group(2) as group:
+        loop = group[0]._loop
+
+        def too_late_for_this_turn():
+            loop._board.own = 9
+            loop._stopping = True
+
+        monkeypatch.setattr(loop, "_look_at_the_clock", too_late_for_this_turn)
+        loop.wake()
+        eventually(lambda: group[1].raised(8))
+
+
 def test_forked_child():
     """A child holds no descriptor of the channel, may not raise, and its end disturbs nobody."""
     with Group(2) as group:
