@@ -23,6 +23,13 @@ from hvd_hetero.testing import LaunchError, launch
 
 RANKS = 2
 WARM_UP_ROUNDS = 5
+# By default the C library hands the memory of large tensors back after each step, and asks for it again, page by page:
+# time that depends on the batch size in no simple way (docs/cpu.md). The oracle runs under the same settings.
+KEEP_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": "1000000000",
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TOP_PAD_": "67108864",
+}
 PHASES = {"bsp": "BSP", "lb-bsp": "LB-BSP", "oracle": "oracle"}
 
 
@@ -93,7 +100,8 @@ def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, dict],
                 results[event["phase"]] = event
 
         arguments = [f"--{k.replace('_', '-')}={v}" for k, v in vars(options).items()]
-        launch(Path(__file__).parent / "demo_rank.py", RANKS, arguments, timeout_s=240, on_line=on_line)
+        worker = Path(__file__).parent / "demo_rank.py"
+        launch(worker, RANKS, arguments, timeout_s=240, env=KEEP_MEMORY, on_line=on_line)
     return results, batches, slowness
 
 
