@@ -7,8 +7,13 @@ Variables x_1 .. x_n and t (shapes: n + 1 columns, n + 1 rows, 3 n entries)::
 solved by HiGHS through `scipy.optimize.linprog` on sparse matrices, in units of `multiple_of`. Then integers: every
 share is rounded down, and the units that are missing, fewer than n, go one each to the workers with room that would
 finish them earliest, ties to the lower rank. Sum, bounds and multiples are kept; the optimum need not be. The
-relaxation's value is a lower bound of every integer split, returned as `bound_s`. HiGHS tolerates 1e-7, here seconds:
-rounds of a few microseconds and less are all alike to it, and their split is arbitrary.
+relaxation's value is a lower bound of every integer split, returned as `bound_s`.
+
+HiGHS tolerates an error of 1e-7 in every row, whatever the unit. In seconds, rounds of a microsecond would all be alike
+to it and their split arbitrary. So short rounds are counted in the least power of two seconds within which the relaxed
+problem can be finished: the optimum is then between 1/2 and 1, and the scaling rounds nothing. Not scaled are rounds of
+a second and more, since HiGHS takes small coefficients (below 1e-9 a sample) for zero, and optima that are negative.
+Rejected: the optimum of `minimax` as the unit, for this program is there to check `minimax`.
 
 Differences from the paper
     The paper does not say how it rounds, nor which toolbox it used.
@@ -19,6 +24,8 @@ that must agree uses `minimax`, or solves on one rank and broadcasts.
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -61,9 +68,10 @@ def minimax_lp(
 
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
     n = instance.lower.size
+    per_unit = _per_unit_of_time(instance)
     finish = csr_array(
         (
-            np.column_stack([instance.slope_s * instance.step, np.full(n, -1.0)]).ravel(),
+            np.column_stack([_scaled(instance.slope_s * instance.step, per_unit), np.full(n, -1.0)]).ravel(),
             np.column_stack([np.arange(n), np.full(n, n)]).ravel(),
             np.arange(0, 2 * n + 1, 2),
         ),
@@ -73,7 +81,7 @@ def minimax_lp(
     answer = solve(
         c=np.append(np.zeros(n), 1.0),
         A_ub=finish,
-        b_ub=-(instance.intercept_s + instance.comm_s),
+        b_ub=-_scaled(instance.intercept_s + instance.comm_s, per_unit),
         A_eq=csr_array(np.append(np.ones(n), 0.0)[np.newaxis]),
         b_eq=[instance.units],
         bounds=np.column_stack([np.append(instance.lower, -np.inf), np.append(instance.upper, np.inf)]),
@@ -83,7 +91,31 @@ def minimax_lp(
     if answer.status != 0:
         return SolverFailure(int(answer.status), str(answer.message))
     units = _rounded(instance, answer.x[:n])
-    return Allocation(units * instance.step, instance.finish_s(units), float(answer.fun))
+    return Allocation(units * instance.step, instance.finish_s(units), float(np.ldexp(answer.fun, -per_unit)))
+
+
+def _per_unit_of_time(p: Problem) -> int:
+    """The e for which 2^e times an optimum below a second is in (1/2, 1]; 0 for all others."""
+    unit_s, constant_s = p.slope_s * p.step, p.intercept_s + p.comm_s
+    least_s = float(p.finish_s(p.lower).max())
+
+    def in_time(exponent: int) -> bool:
+        limit_s = math.ldexp(1.0, exponent)
+        left_s = limit_s - constant_s
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            most = np.where(unit_s > 0, left_s / unit_s, np.where(left_s >= 0, np.inf, -np.inf))
+        return least_s <= limit_s and bool(np.clip(most, p.lower, p.upper).sum() >= p.units)
+
+    exponents = range(np.finfo(np.float64).minexp, 1)
+    shortest = bisect.bisect_left(exponents, True, key=in_time)
+    return -exponents[shortest] if 0 < shortest < len(exponents) else 0
+
+
+def _scaled(seconds: FloatArray, exponent: int) -> FloatArray:
+    """2^exponent times `seconds`, no more than a float holds: linprog wants none infinite."""
+    most = np.finfo(np.float64).max
+    with np.errstate(over="ignore"):
+        return np.clip(np.ldexp(seconds, exponent), -most, most)
 
 
 def _rounded(p: Problem, units: FloatArray) -> IntArray:
