@@ -11,11 +11,18 @@ the flat part, j = 0 or 2 <= j <= B - 2,
 
 1. the line is the Theil-Sen estimate on the other B - j points: m the median slope of all pairs, b the median of
    t - m x;
-2. the flat level is the median of the j points, and x_s is where it meets the line, not beyond the largest batch;
+2. the flat level is the median of the j points, and x_s is where it meets the line, beyond the smallest batch and not
+   beyond the largest;
 3. the cost is the mean relative error |t - Gamma(x)| / t over all points, in which no slow outlier weighs more than 1.
 
 The j of the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a line
 (j = 0) and 4 for the bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
+
+A rising candidate that is not positive at every measured size is out, however well it fits elsewhere: noise can give a
+line so negative an intercept that the smallest batches would take no time. If that leaves none, the fit is refused.
+Rejected: forcing b >= 0 (a device may well have b < 0 above a flat part), and raising the bad times to a small positive
+one (a made-up speed, where an error says what to measure). Below the smallest measured size a line with b < 0 may still
+reach zero: nothing is known there.
 
 Theil-Sen stands up to 29 % of outliers among the points of the line, the medians to just under half.
 
@@ -76,7 +83,8 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
 
     Raises:
         ValueError: if fewer than 3 different batch sizes ran below the first that ran out of memory, if times do not
-            rise with the batch, or if a number is out of range.
+            rise with the batch, if every curve that could be fitted is zero or less at a measured size, or if a number
+            is out of range.
         TypeError: if `batch` is not made of integers.
     """
     t = _checks.floats("seconds", seconds)
@@ -95,9 +103,14 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             f"batch must hold at least 3 different sizes that ran, below the first that ran out of memory, got "
             f"{sizes.tolist()}; two cannot tell an outlier from a slope: measure more, or smaller, batches"
         )
-    slope_s, intercept_s, knee = _fit(
-        sizes.astype(np.float64), np.array([np.median(t[fits & (x == size)]) for size in sizes])
-    )
+    fitted = _fit(sizes.astype(np.float64), np.array([np.median(t[fits & (x == size)]) for size in sizes]))
+    if fitted is None:
+        raise ValueError(
+            f"seconds must rise with batch along a curve that is positive at every measured size, got times over "
+            f"batches {sizes[0]} to {sizes[-1]} whose best line is not: measure each size several times, or more sizes "
+            f"near {sizes[0]}"
+        )
+    slope_s, intercept_s, knee = fitted
     if not slope_s > 0:
         raise ValueError(
             f"seconds must rise with batch, got a slope of {slope_s:g} s per sample over batches {sizes[0]} to "
@@ -107,17 +120,20 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
     return Gamma(slope_s, intercept_s, max(1, math.ceil(knee)), limit)
 
 
-def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float]:
-    """Slope, intercept and knee of the best of all splits; x ascending and distinct."""
-    best, answer = math.inf, (0.0, 0.0, 0.0)
+def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
+    """Slope, intercept and knee of the best of all splits, if one is positive; x ascending and distinct."""
+    best, answer = math.inf, None
     for flat in (0, *range(2, x.size - 1)):
         slope, intercept = _theil_sen(x[flat:], t[flat:])
         if flat and not slope > 0:
             continue
         knee = (float(np.median(t[:flat])) - intercept) / slope if flat else 0.0
-        if knee > x[-1]:
+        if knee > x[-1] or (flat and knee <= x[0]):
             continue
-        cost = float(np.mean(np.abs(t - (slope * np.maximum(x, knee) + intercept)) / t))
+        predicted = slope * np.maximum(x, knee) + intercept
+        if slope > 0 and not predicted.min() > 0:
+            continue
+        cost = float(np.mean(np.abs(t - predicted) / t))
         criterion = 2 * x.size * math.log(max(cost, _LEAST_COST)) + (4 if flat else 2) * math.log(x.size)
         if criterion < best:
             best, answer = criterion, (slope, intercept, knee)
