@@ -20,7 +20,8 @@ def finished(number: int, wait_s=(0.5, 0.25)) -> FinishedRound:
     rows = [
         RoundReport(
             samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
-            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5, fingerprint=3, settings=4, witness=1.5,
+            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5,
+            fingerprint=3, settings=4, witness=1.5,
         ).vector(rank, WORKERS)
         for rank in range(WORKERS)
     ]  # fmt: skip

@@ -244,7 +244,7 @@ class SlowToRead(Dataset):
 
 
 def where_the_time_goes(path: str) -> dict:
-    """Reading takes 12 ms a round, the update 30, and something between the rounds 50: each is told where it belongs."""
+    """Reading takes 12 ms or more a round, the update 30, and something between the rounds 50."""
     model = linear()
     balance = LoadBalance("bsp", global_batch=12, telemetry=path)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
