@@ -1,7 +1,9 @@
 """One rank of the demo (see ``demo.py``): the same training three times, on ranks of unequal speed.
 
-First BSP, then LB-BSP, both by hvd-hetero; then the oracle: stock Horovod with the split that a person would set who
-knew how fast each rank is. Rank 0 prints one JSON object per line, which the demo's front draws as progress.
+First BSP, then LB-BSP, both by hvd-hetero; and the oracle: stock Horovod with the split that a person would set who
+knew how fast each rank is. The oracle trains one half before LB-BSP and the other after it, so that a machine that
+changes its pace meanwhile favours neither. Rank 0 prints one JSON object per line, which the demo's front draws as
+progress.
 """
 
 from __future__ import annotations
@@ -124,8 +126,8 @@ class Rank:
         settled = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
         self.finish(policy, model, settled.throughput if settled else math.nan)
 
-    def oracle(self) -> None:
-        """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP."""
+    def oracle(self) -> Iterator[None]:
+        """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP. Pauses half-way."""
         options = self.options
         # Named, because Horovod names an object after its type, and None is of another type than a list.
         split = self.hand_set_split() if hvd.rank() == 0 else None
@@ -140,15 +142,24 @@ class Rank:
         model = network()
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Sum)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        ends: list[float] = []
-        for x, y in DataLoader(self.data, batch_sampler=lists[: options.rounds]):
-            optimizer.zero_grad()
-            self.gradient(model, x, y, scale=len(x) / options.global_batch)
-            optimizer.step()
-            ends.append(time.perf_counter())
-            self.say(phase="oracle", round=len(ends), batch=shares)
-        rounds, seconds = len(ends) - WARM_UP_ROUNDS, ends[-1] - ends[WARM_UP_ROUNDS - 1]
-        self.finish("oracle", model, rounds * options.global_batch / seconds)
+        half = options.rounds // 2
+        measured = 0
+        seconds = 0.0
+        for first in (0, half):
+            began = time.perf_counter()
+            loader = DataLoader(self.data, batch_sampler=lists[first : first + half])
+            for done, (x, y) in enumerate(loader, start=1):
+                optimizer.zero_grad()
+                self.gradient(model, x, y, scale=len(x) / options.global_batch)
+                optimizer.step()
+                if done == WARM_UP_ROUNDS:
+                    began = time.perf_counter()
+                self.say(phase="oracle", round=first + done, batch=shares)
+            measured += half - WARM_UP_ROUNDS
+            seconds += time.perf_counter() - began
+            if first == 0:
+                yield
+        self.finish("oracle", model, measured * options.global_batch / seconds)
 
     def hand_set_split(self) -> list[int]:
         run = read_run(self.options.out / "bsp.jsonl").after(WARM_UP_ROUNDS)
@@ -170,8 +181,11 @@ def main() -> None:
     rank.say(slowness=described)
     with rank.slowness:
         rank.balanced("bsp")
+        oracle = rank.oracle()
+        next(oracle)
         rank.balanced("lb-bsp")
-        rank.oracle()
+        for _ in oracle:
+            raise AssertionError("the oracle has two halves")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ __all__ = ["Balancer", "FinishedRound", "MicroBatch"]
 # The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
+# How often drivers are read that serve nothing but the report.
+_LEISURE_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -137,10 +140,11 @@ class Balancer:
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
-        self._wait_s = float("nan")
+        self._wait_s = self._transfer_s = float("nan")
         self._apply_s = 0.0
         self._longest = 0
         self._cpu, self._memory = self._drivers()
+        self._drivers_read_at = clock()
         self._agreed_at = clock()
         self._reset_round()
 
@@ -229,8 +233,10 @@ class Balancer:
         whole = self._work.plan.total == self._longest
         if self._samples and busy_s > 0 and whole and self.rounds >= _WARM_UP_ROUNDS:
             self._predictor.update(self._samples / busy_s, cpu=self._cpu, memory=self._memory)
-        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4).
-        self._cpu, self._memory = self._drivers()
+        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
+        # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
+        if self._predictor.uses_drivers:
+            self._cpu, self._memory = self._drivers()
         return RoundReport(
             samples=self._samples,
             micro_batches=self._micro_batches,
@@ -245,6 +251,18 @@ class Balancer:
             witness=witness,
         ).vector(self.rank, self.workers)
 
+    def waiting(self) -> tuple[float, float]:
+        """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
+
+        The estimate is the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come
+        waits only for the transfer. NaN where there was no such round.
+        """
+        self._expect(_State.SYNCHRONISING)
+        if not self._predictor.uses_drivers and self._reported_at - self._drivers_read_at > _LEISURE_S:
+            self._drivers_read_at = self._reported_at
+            self._cpu, self._memory = self._drivers()
+        return self._wait_s, self._transfer_s
+
     def agree(self, summed: npt.ArrayLike) -> float:
         """The sum has arrived: decide the next plan. Returns what to multiply the summed gradient by."""
         self._expect(_State.SYNCHRONISING)
@@ -252,6 +270,7 @@ class Balancer:
         table = RoundTable(summed, self.workers)
         self._compare(table)
         self._wait_s = now - self._reported_at
+        self._transfer_s = float(table.column("wait_s").min())  # NaN, if that of any rank is
         self._plans.append(self.policy.next(self._plans[-1], table))
         self._plans.popleft()
         if self.observer is not None:

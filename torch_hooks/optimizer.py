@@ -138,7 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._post_table()
         assert self._table is not None
         handle, vector = self._table
-        wait(handle)
+        wait(handle, *balancer.waiting())
         changed = None
         for parameter, (each, gradient, version) in self._handles.items():
             hvd.synchronize(each)

@@ -27,7 +27,7 @@ class Predictor(ABC):
     """One rank's forecast of its own speed. Subclasses observe and forecast; this class guards both doors."""
 
     name: ClassVar[str]
-    uses_drivers: ClassVar[bool] = False
+    uses_drivers: bool = False  # whether the drivers are worth reading on the training path
     version: ClassVar[int] = 1  # of the layout of state_dict, not of the method
 
     def __init__(self) -> None:

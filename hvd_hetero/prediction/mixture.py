@@ -70,6 +70,7 @@ class Mixture(Predictor):
         if len({id(m) for m in self.members}) < len(self.members):
             raise ValueError("members: must be different objects, since each holds its own history")
         self.share = float(share)
+        self.uses_drivers = any(m.uses_drivers for m in self.members)
         zeros = (0.0,) * len(self.members)
         self._prior = (1.0 / len(self.members),) * len(self.members)  # π_k
         self._regret, self._spent = zeros, zeros  # R_k, Σ h_k r_k²
