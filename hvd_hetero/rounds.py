@@ -139,7 +139,8 @@ class RoundReport:
     settings: float
     """one number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike"""
     witness: float
-    """the norm of one parameter tensor as it was during this round: the same everywhere, if the ranks are together"""
+    """the norm of one parameter tensor as it was during this round: the same everywhere, if the ranks are together;
+    0 where it is not known"""
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""
@@ -149,6 +150,7 @@ class RoundReport:
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
+_COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["witness"] + 1)
 _ROW = attrgetter(*_COLUMNS)
 
 
@@ -185,10 +187,13 @@ class RoundTable:
         """Seconds that each rank was at work: what a plan can move from one rank to another."""
         return self.column("compute_s") + self.column("input_s")
 
+    @property
+    def unanimous(self) -> bool:
+        """Whether all ranks have the very same plan, place in the data, settings and witness."""
+        return bool((self._rows[:, _COMMON] == self._rows[0, _COMMON]).all())
+
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
         """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""
         figures = self.column(name)
-        if (figures == figures[0]).all():  # as nearly always; isclose takes ten times as long
-            return []
         same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
         return [int(rank) for rank in np.flatnonzero(~same)]

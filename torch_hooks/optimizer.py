@@ -317,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._handles[parameter] = handle, gradient, gradient._version
 
     def _post_table(self) -> None:
-        witness = float("nan") if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
+        witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
         report = self._balancer.report(settings=settings_of(self._inner.param_groups), witness=witness)
         vector = torch.from_numpy(report).to(self._table_dtype)
         self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -78,6 +79,8 @@ class LBBSP(Policy):
 
     def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
         """Shares in proportion to the predicted speeds, where that is worth a change."""
+        if self._good_enough(plan.samples, table.column("samples_per_s").tolist()):
+            return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
         speeds = _comparable(table.column("samples_per_s"))
         known = speeds > 0
@@ -111,6 +114,14 @@ class LBBSP(Policy):
                 f"with minimum={self.minimum} can be; got global_batch={global_batch}: use global_batch="
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
+
+    def _good_enough(self, shares: tuple[int, ...], speeds: list[float]) -> bool:
+        # No split is sooner than X / sum v, so most rounds need not look for one. Plain floats: additions and divisions
+        # in this order round alike on every processor, and the answer "no" only means to look closely.
+        if not all(0.0 < v < math.inf for v in speeds):
+            return False
+        latest_s = max(x / v for x, v in zip(shares, speeds, strict=True))
+        return sum(shares) / sum(speeds) >= latest_s * (1.0 - self.tolerance)
 
     def _worthwhile(
         self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]
