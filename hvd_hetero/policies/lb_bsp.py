@@ -35,10 +35,11 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if it shortens the predicted round by more than this share of it. Without it the
-        batches of equal machines would follow every breath of the measurement, and each new batch size costs a
-        framework something (new buffers, new kernels) that a gain below a hundredth does not repay. The value is
-        arbitrary between the noise of a measurement and a loss one would notice.
+        A new split is taken only if it shortens the predicted round by more than this share of it; then it is the best
+        one. Without it the batches of equal machines would follow every breath of the measurement, and each new batch
+        size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
+        and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). The value is arbitrary between the
+        noise of a predicted speed and a loss that one would notice.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
 
@@ -54,7 +55,7 @@ class LBBSP(Policy):
         *,
         minimum: int = 1,
         multiple_of: int = 1,
-        tolerance: float = 0.01,
+        tolerance: float = 0.03,
         max_micro_batch: int | None = None,
     ) -> None:
         samples = "give a whole number of samples"
