@@ -67,6 +67,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the optimizer.
     """
 
+    # A gradient scaler would hand its factor to a fused optimizer by attributes of this object, which never reach it.
+    _step_supports_amp_scaling = False
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -228,10 +231,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.add_param_group(param_group)
         group = len(self._inner.param_groups) - 1
         added = {p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])}
+        self._names.update(added)
         for parameter in added:
             self._check_device(parameter)
             self._listen(parameter)
-        self._names.update(added)
         broadcast_parameters(added, f"{self._prefix}.group{group}")
 
     @property
