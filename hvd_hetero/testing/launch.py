@@ -202,7 +202,8 @@ def _collect(run_dir: Path, ranks: int, wall_s: float) -> LaunchResult:
 def _exit_codes(launcher_output: str) -> dict[int, int]:
     """From what horovodrun says of its ranks, in order; a shell's 128 + n becomes -n, as Python has it."""
     said = re.findall(r"^Process (\d+) exit with status code (-?\d+)", launcher_output, re.MULTILINE)
-    return {int(rank): int(code) if int(code) <= 128 else 128 - int(code) for rank, code in said}
+    signals = {128 + number: -number for number in signal.Signals}  # 255, of sys.exit(-1), is no signal's
+    return {int(rank): signals.get(int(code), int(code)) for rank, code in said}
 
 
 def _hang_message(name: str, timeout_s: float, result: LaunchResult, answers: Mapping[int, str]) -> str:
