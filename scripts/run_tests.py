@@ -146,6 +146,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is running is ended too
     try:
         sys.exit(main())
     except KeyboardInterrupt:
