@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import time
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,6 @@ class LoadBalance:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         self.policy = resolve_policy(policy)
-        self.prefix = f"hetero{next(_numbers)}"
         self._telemetry: TelemetryWriter | None = None
         self.balancer = Balancer(
             self.policy,
@@ -60,6 +60,7 @@ class LoadBalance:
             )
             self.balancer.observer = self._telemetry
             atexit.register(self._telemetry.close)
+        self.prefix = f"hetero{next(_numbers)}"  # drawn last: what fails above may fail on one rank alone
         self.optimizer: DistributedOptimizer | None = None
 
     @property
@@ -89,9 +90,11 @@ class LoadBalance:
         whatever was planned (``batch_size`` tells the plan); 0 is allowed, and then a loss of zero must still be
         propagated, so that this rank takes part in the synchronisation.
         """
+        if isinstance(samples, bool) or not isinstance(samples, Integral):
+            raise TypeError(f"samples must be a whole number, got {samples!r}")
         if samples < 0:
             raise ValueError(f"samples must not be negative, got {samples}")
-        self.begin(MicroBatch(self.balancer.plan(), samples))
+        self.begin(MicroBatch(self.balancer.plan(), int(samples)))
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch begins (the loader's way of saying so)."""

@@ -111,7 +111,8 @@ class BalancedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         balance = self._balance
-        balance.balancer.abandon()  # in case the last iteration was left inside a round
+        if balance.optimizer is not None:
+            balance.optimizer.abandon_round()  # in case the last iteration was left inside one
         self._pending.clear()
         self._order.start(self.epoch)
         self.epoch += 1

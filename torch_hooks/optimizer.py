@@ -118,6 +118,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
 
+    def abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+        if self._balancer.in_round:
+            self._balancer.abandon()
+            self._inner.zero_grad()
+
     def idle_round(self) -> None:
         """Take part in a round without data: contribute zeros, then update as everybody does."""
         self._inner.zero_grad()
@@ -130,7 +136,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         balancer = self._balancer
         if self._synchronised or not balancer.closing:
             return False
-        self._expected = len(self._handles)  # the gradients that arise by themselves, likely the same next time
+        if self._handles:
+            self._expected = len(self._handles)  # gradients that arise by themselves, likely the same next time
         for parameter in self._names:
             if parameter.requires_grad and parameter not in self._handles:
                 # No gradient arose here; another rank may have one, so zeros take part, as in Horovod.
@@ -311,6 +318,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         if not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
+        elif gradient.untyped_storage().nbytes() > gradient.nbytes:
+            # A part of a larger tensor, as torch.cat of parameters leaves it: its version counts changes of all parts.
+            gradient = parameter.grad = gradient.clone()
         weight = self._balancer.weight
         if weight == 0.0:
             gradient.zero_()  # and not a product, which would keep the NaN of a mean over no samples

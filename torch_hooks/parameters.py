@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -20,7 +21,8 @@ __all__ = [
     "witness_among",
 ]
 
-_SETTINGS = (("lr", 1.0), ("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))
+_SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))  # the weights only keep them apart
+_NO_RATE = 1e-30  # a rate of 0 has no logarithm
 
 
 def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -67,8 +69,8 @@ def named_groups(
 
 def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
-    mine = [(name, tuple(p.shape), str(p.dtype)) for p, name in names.items()]
-    for name, _, dtype in mine:
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for p, name in names.items()]
+    for name, _, dtype, _ in mine:
         if dtype == "torch.bfloat16":
             raise ValueError(
                 f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
@@ -93,16 +95,20 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
 
 
 def settings_of(groups: list[dict[str, Any]]) -> float:
-    """One number for the hyper-parameters that schedules change: a weighted sum, so that a change shows in it.
+    """One number for the hyper-parameters that schedules change, so made that a change shows in it.
 
-    Not a checksum, because ranks on unlike processors may compute a schedule with unlike last bits.
+    Learning rates enter by their logarithms, for they are small beside the rest. Not a checksum, because ranks on
+    unlike processors may compute a schedule with unlike last bits.
     """
     total = 0.0
-    for place, group in enumerate(groups, start=1):
+    for group in groups:
+        rate = group.get("lr")
+        if rate is not None:
+            total += math.log(abs(float(rate)) + _NO_RATE)
         for key, weight in _SETTINGS:
             value = group.get(key)
             if value is not None:
-                total += weight * place * float(value[0] if isinstance(value, tuple) else value)
+                total += weight * float(value[0] if isinstance(value, tuple | list) else value)
     return total
 
 

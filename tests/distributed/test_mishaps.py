@@ -77,6 +77,16 @@ def test_a_break_in_the_middle_of_a_round_leaves_no_trace_in_the_next_epoch(rank
         assert rank["a_break_in_the_middle_of_a_round_and_another_epoch"] == {"rounds": 3, "difference": 0.0}
 
 
+def test_parameters_whose_gradients_share_memory_are_trained(ranks):
+    assert ranks[0]["parameters_that_are_concatenated"] == {"spread": 0.0, "rounds": 6}
+
+
+def test_rates_that_differ_by_a_little_are_found_out(ranks):
+    for rank in ranks:
+        found = rank["a_small_difference_of_small_rates"]["refusal"]
+        assert re.match(r"PlanMismatchError: round 0: ranks \[1\] have other hyper-parameters", found)
+
+
 def test_ranks_that_leave_an_epoch_at_different_rounds_are_told(ranks):
     for rank in ranks:
         found = rank["ranks_that_leave_at_different_rounds_are_told"]["refusal"]

@@ -1,9 +1,11 @@
 """NARX: the network against numerical derivatives, its training, its life in the background, and its warm starts."""
 
+import copy
 import importlib
 import json
 import math
 import os
+import pickle
 import threading
 import time
 
@@ -185,6 +187,62 @@ def test_training_in_the_background_is_never_waited_for_and_picked_up_later(monk
     assert narx.trained
     assert len(names) <= 2  # one at a time: none was queued while one was under way
     assert all(name.startswith("hvd-hetero-training") for name in names)
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """A NARX whose first training was handed over and has not come back, and the list of jobs handed over."""
+    jobs = []
+    monkeypatch.setattr(training, "submit", jobs.append)
+    narx = NARX(warm_start=None, rounds_from_scratch=40, retrain_every=20)
+    for round_ in driven(80):
+        narx.update(*round_)
+    assert len(jobs) == 1
+    return narx, jobs
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_copy_made_during_a_training_trains_by_itself(clone, waiting):
+    narx, jobs = waiting
+    twin = clone(narx)
+    for round_ in driven(25, seed=1):
+        twin.update(*round_)
+    assert len(jobs) == 2
+    jobs[1]()
+    twin.update(*driven(1)[0])
+    assert twin.trained
+    assert not narx.trained
+
+
+def test_a_child_forked_during_a_training_trains_by_itself(waiting, monkeypatch):
+    narx, jobs = waiting
+    monkeypatch.setattr(os, "getpid", lambda: -7)
+    for round_ in driven(25, seed=1):
+        narx.update(*round_)
+    assert len(jobs) == 2
+
+
+def test_a_thread_that_cannot_be_started_is_one_warning_and_tried_again(monkeypatch, caplog):
+    jobs = []
+
+    def refuse(job):
+        jobs.append(job)
+        raise RuntimeError("can't start new thread")
+
+    narx = NARX(warm_start=None, rounds_from_scratch=40, retrain_every=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "submit", refuse)
+        for round_ in driven(120):
+            narx.update(*round_)
+    assert len(jobs) > 1
+    assert caplog.text.count("could not be started") == 1
+    jobs[0]()  # stood in the queue and runs after all: nobody waits for it
+    narx.update(*driven(1)[0])
+    assert not narx.trained
+    monkeypatch.setattr(training, "submit", lambda job: job())
+    for round_ in driven(25):
+        narx.update(*round_)
+    assert narx.trained
 
 
 def test_training_threads_are_half_the_cores_at_most_and_of_low_priority():

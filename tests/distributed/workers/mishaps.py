@@ -180,16 +180,53 @@ def a_break_in_the_middle_of_a_round_and_another_epoch() -> dict:
     """All ranks leave after their first micro-batch; the round is abandoned, and the next epoch is a whole one."""
     job = Job(BSP(max_micro_batch=3))
     for x, y in job.loader:
-        job.optimizer.zero_grad()
         (1e6 * job.loss(x, y)).backward()  # would be seen, if it stayed in the gradient
         job.optimizer.step()
         break
+    for x, y in job.loader:  # an epoch whose body clears the gradient last, as some do
+        (1e6 * job.loss(x, y)).backward()
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+        break
+    job.loader.set_epoch(1)
     other = Job(BSP(max_micro_batch=3))
     other.loader.set_epoch(1)
     job.epochs(1)
     other.epochs(1)
     pairs = zip(job.model.parameters(), other.model.parameters(), strict=True)
     return {"rounds": job.balance.rounds, "difference": max(float((a - b).abs().max()) for a, b in pairs)}
+
+
+def parameters_that_are_concatenated() -> dict:
+    """Their gradients are parts of one tensor; weighting one must not look like a change of the other."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Parameter(torch.full((10, 1), 0.1)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.cat([self.a, self.b])
+
+    job = Job(model=Net())
+    job.epochs(2)
+    return {"spread": spread(job.model), "rounds": job.balance.rounds}
+
+
+def a_small_difference_of_small_rates() -> dict:
+    model = linear()
+    balance = LoadBalance("bsp", global_batch=12)
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-4), balance)
+    if hvd.rank() == 1:
+        optimizer.param_groups[0]["lr"] = 9.98e-5
+
+    def run() -> None:
+        for x, y in BalancedLoader(TensorDataset(X, Y), balance):
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+    return {"refusal": refusal(run)}
 
 
 def ranks_that_leave_at_different_rounds_are_told() -> dict:
@@ -361,6 +398,8 @@ def main() -> None:
         a_model_is_trained_again_by_another_optimizer,
         channels_last,
         a_break_in_the_middle_of_a_round_and_another_epoch,
+        parameters_that_are_concatenated,
+        a_small_difference_of_small_rates,
         ranks_that_leave_at_different_rounds_are_told,
         different_order_of_parameters,
         added_groups_are_synchronised,
