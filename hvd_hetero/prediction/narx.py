@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import os
 import time
@@ -46,6 +47,8 @@ import numpy as np
 
 from hvd_hetero.prediction import narx_network, training
 from hvd_hetero.prediction.base import Predictor
+
+log = logging.getLogger(__name__)
 
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
 _MARGIN = math.log(2.0)
@@ -102,7 +105,7 @@ class NARX(Predictor):
         self._known_c = self._known_m = 0
         self._ema = 0.0
         self._lowest, self._highest = math.inf, -math.inf
-        self._training = False
+        self._trainer, self._warned = 0, False  # process whose trainer owes a result; 0: none does
         self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None is "keep what you have"
 
     @property
@@ -152,19 +155,31 @@ class NARX(Predictor):
     def _learn(self) -> None:
         if self._results:
             found = self._results.popleft()
-            self._training = False
+            self._trainer = 0
             if found is not None:
                 self._parameters = found
-        if self.rounds + 1 < self._train_at or self._training or len(self._rows) < 20:
+        if self.rounds + 1 < self._train_at or self._trainer == os.getpid() or len(self._rows) < 20:
             return
-        self._training, self._train_at = True, self.rounds + 1 + self._retrain_every
+        # Another process than this one: forked during a training, whose thread did not come along.
+        self._trainer, self._train_at = os.getpid(), self.rounds + 1 + self._retrain_every
         rows, current, results = list(self._rows), self._parameters, self._results
         job = functools.partial(_train, rows, current, self._start, self._pull, results)
         if self._background:
-            training.submit(job)
+            try:
+                training.submit(job)
+            except RuntimeError as error:  # no thread to be had, or the interpreter is ending
+                # The job may stand in the queue all the same: should it ever run, nobody waits for its result.
+                self._trainer, self._results = 0, deque()
+                if not self._warned:
+                    log.warning("NARX keeps its parameters, a training could not be started: %r", error)
+                self._warned = True
         else:
             job()
             self._learn()  # picks the result up at once
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a training under way reports to the original, so the copy owes itself none."""
+        return {**self.__dict__, "_trainer": 0, "_results": deque()}
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -195,7 +210,7 @@ class NARX(Predictor):
         self._known_c, self._known_m = map(int, state["known"])
         self._ema = float(state["ema"])
         self._lowest, self._highest = map(float, state["range"] or (math.inf, -math.inf))
-        self._training, self._results = False, deque()  # a training under way is of the former life
+        self._trainer, self._results = 0, deque()  # a training under way is of the former life
 
 
 def _train(
