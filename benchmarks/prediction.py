@@ -13,30 +13,55 @@ sources:
   cannot be judged here.
 
 Training runs inside `update` here, so that the table is the same on every machine; the cost of NARX is measured as it
-is used, with training in the background. Targets: NARX <= 0.61 of EMA's RMSE on every series with drivers; the
-mixture <= 1.02 of the best single predictor on every series; NARX's update + predict <= 50 microseconds (median).
+is used, with training in the background and a matrix product of some milliseconds between rounds, in which to train.
+Targets: NARX <= 0.61 of EMA's RMSE on every series with drivers; the mixture <= 1.02 of the best single predictor (its
+own members included) on every series; NARX's update + predict <= 50 microseconds (median); and no round waits for a
+training: with at least 5 trainings finished, the 99.9 % quantile of a round is at most 1 millisecond above that of the
+same predictor that never trains (arbitrary: a thread that asks for the interpreter's lock and is not given it gets it
+after 5). A target that is missed anywhere makes the command exit with 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from train_narx import TRACES, Series, fit, read, warm_start
 
-from hvd_hetero.prediction import ARIMA, EMA, LSTM, NARX, Memoryless, Mixture, Predictor, Reverting, SimpleRNN
+from hvd_hetero.prediction import (
+    ARIMA,
+    EMA,
+    LSTM,
+    NARX,
+    Memoryless,
+    Mixture,
+    Predictor,
+    Reverting,
+    SimpleRNN,
+    narx_network,
+)
 
 NAN = float("nan")
+# Printed with the results, since they bear on how far the figures can be believed.
+CAVEATS = """\
+How far to believe this: the constants of the predictors (pull, margins, rates, prior of the mixture, its members) were
+chosen with the recorded series in view, only NARX's parameters come from other series than they are judged on. The
+series were recorded anew after noisier ones had been thrown away, on which NARX came to 0.8 to 0.96 of EMA's error
+(tests/data/traces/README.md). And the recorded CPU driver is the very quota that sets the speed: what NARX makes of it
+is a best case, and a driver that only observes the load may serve it less well."""
 CONFIGURATION = {
     "Memoryless": "-",
     "EMA": "alpha = 0.2",
+    "EMA, 0.5": "alpha = 0.5; member of the mixture",
     "Reverting": "not in the paper; member of the mixture",
     "ARIMA": "(p,d,q) = (2,2,1)",
     "SimpleRNN": "look-back = 2",
@@ -45,6 +70,7 @@ CONFIGURATION = {
     "Mixture": "memoryless, EMA 0.5, reverting, NARX",
 }
 NARX_TARGET, MIXTURE_TARGET, COST_TARGET_US = 0.61, 1.02, 50.0
+WAIT_TARGET_US, LEAST_TRAININGS, ROUNDS = 1000.0, 5, 1500
 
 
 def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
@@ -54,8 +80,8 @@ def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
         return NARX(warm_start=warm, background=False)
 
     mixture = Mixture([Memoryless(), EMA(0.5), Reverting(), narx()])
-    members: list[Predictor] = [Memoryless(), EMA(), Reverting(), ARIMA(), SimpleRNN(), LSTM(), narx(), mixture]
-    return {type(member).__name__: member for member in members}
+    members = [Memoryless(), EMA(), EMA(0.5), Reverting(), ARIMA(), SimpleRNN(), LSTM(), narx(), mixture]
+    return dict(zip(CONFIGURATION, members, strict=True))
 
 
 def rmse(predictor: Predictor, series: Series) -> float:
@@ -83,15 +109,80 @@ def alibaba(folder: Path) -> dict[str, Series]:
     return found
 
 
-def cost_us(make: Callable[[], Predictor], series: Series) -> tuple[float, float, float]:
-    """Median, 99th percentile and longest predict + update in microseconds, with the training in the background."""
-    predictor, spent = make(), []
-    for speed, cpu, memory in (series * 3)[:1000]:
-        began = time.perf_counter()
-        predictor.predict(cpu, memory)
-        predictor.update(speed, cpu, memory)
-        spent.append(time.perf_counter() - began)
-    return statistics.median(spent) * 1e6, float(np.quantile(spent, 0.99)) * 1e6, max(spent) * 1e6
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one predict + update, in microseconds, and the trainings that were finished meanwhile."""
+
+    median_us: float
+    high_us: float  # 99.9 % quantile
+    longest_us: float
+    trainings: int
+
+
+def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) -> Cost:
+    """Time a predictor as it is used: training in the background, real work between the rounds."""
+    finished: list[None] = []
+    fit_once = narx_network.fit
+
+    def counted(*arguments: Any, **options: Any) -> narx_network.Fit:
+        found = fit_once(*arguments, **options)
+        finished.append(None)
+        return found
+
+    predictor, spent, work = make(), [], np.random.default_rng(0).normal(size=(300, 300))
+    narx_network.fit = counted
+    try:
+        for k in range(rounds):
+            speed, cpu, memory = series[k % len(series)]
+            np.tanh(work @ work)
+            began = time.perf_counter()
+            predictor.predict(cpu, memory)
+            predictor.update(speed, cpu, memory)
+            spent.append(time.perf_counter() - began)
+    finally:
+        narx_network.fit = fit_once
+    us = np.array(spent) * 1e6
+    return Cost(float(np.median(us)), float(np.quantile(us, 0.999)), float(us.max()), len(finished))
+
+
+def untrained() -> NARX:
+    """NARX as it is used, but for its training."""
+    return NARX(retrain_every=10**9)
+
+
+def cost_section(series: Series) -> tuple[list[str], bool]:
+    """The table of costs, its verdicts, and whether all were met."""
+    makers: dict[str, Callable[[], Predictor]] = {
+        "Memoryless": Memoryless,
+        "EMA": EMA,
+        "Reverting": Reverting,
+        "NARX": NARX,
+        "NARX, never training": untrained,
+        "Mixture": Mixture,
+        "Mixture, never training": lambda: Mixture([Memoryless(), EMA(0.5), Reverting(), untrained()]),
+    }
+    costs = {name: cost(make, series) for name, make in makers.items()}
+    lines = ["## cost of predict + update", ""]
+    lines += ["| method | median µs | 99.9 % | longest* | trainings |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {c.median_us:.1f} | {c.high_us:.1f} | {c.longest_us:.1f} | {c.trainings} |"
+        for name, c in costs.items()
+    ]
+    lines += ["", "*The scheduler's doing as much as the training's, and one round of all: shown, not judged.", ""]
+    met = costs["NARX"].median_us <= COST_TARGET_US
+    lines.append(f"- NARX <= {COST_TARGET_US:.0f} µs (median): {'met' if met else 'MISSED'}")
+    for name in ("NARX", "Mixture"):
+        c, still = costs[name], costs[f"{name}, never training"]
+        excess, enough = c.high_us - still.high_us, c.trainings >= LEAST_TRAININGS
+        good = enough and excess <= WAIT_TARGET_US
+        met = met and good
+        why = "" if enough else f", since only {c.trainings} trainings finished of the {LEAST_TRAININGS} that it takes"
+        lines.append(
+            f"- {name} never waits for its training, 99.9 % at most {WAIT_TARGET_US:.0f} µs above never training: "
+            f"{'met' if good else 'MISSED'} ({excess:+.0f} µs, {c.trainings} trainings; "
+            f"longest {c.longest_us - still.longest_us:+.0f} µs){why}"
+        )
+    return lines, met
 
 
 def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
@@ -101,7 +192,7 @@ def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
         "|---" * (len(names) + 3) + "|",
     ]
     for series, errors in rows.items():
-        best = min(value for name, value in errors.items() if name != "Mixture")
+        best = best_single(errors)
         cells = [f"{errors[name]:.4g}" for name in names]
         ratios = f"{errors['NARX'] / errors['EMA']:.3f} | {errors['Mixture'] / best:.3f}"
         lines.append(f"| {series} | " + " | ".join(cells) + f" | {ratios} |")
@@ -115,33 +206,41 @@ def paper_table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list
     return lines + [f"| {n} | {CONFIGURATION[n]} | {mean[n]:.4g} | {mean[n] / mean['EMA']:.3f} |" for n in names]
 
 
-def verdict(label: str, target: float, ratios: dict[str, float]) -> str:
-    """Whether a target holds on every series, and where not."""
-    missed = {series: ratio for series, ratio in ratios.items() if ratio > target}
-    worst = max(ratios.values())
+def best_single(errors: dict[str, float]) -> float:
+    """The least RMSE of any predictor but the mixture (NaN if any is NaN: then nothing can be judged)."""
+    return float(np.min([value for name, value in errors.items() if name != "Mixture"]))
+
+
+def verdict(label: str, target: float, ratios: dict[str, float]) -> tuple[str, bool]:
+    """Whether a target holds on every series, and where not; NaN misses it."""
+    missed = {series: ratio for series, ratio in ratios.items() if not ratio <= target}
     if not missed:
-        return f"- {label} <= {target}: met on all {len(ratios)} series (worst {worst:.3f})"
-    listed = ", ".join(f"{series} ({ratio:.3f})" for series, ratio in missed.items())
-    return f"- {label} <= {target}: MISSED on {len(missed)} of {len(ratios)} series: {listed}"
+        return f"- {label} <= {target}: met on all {len(ratios)} series (worst {max(ratios.values()):.3f})", True
+    listed = ", ".join(f"{series} ({ratio:.4f})" for series, ratio in missed.items())
+    return f"- {label} <= {target}: MISSED on {len(missed)} of {len(ratios)} series: {listed}", False
 
 
-def judge(source: str, all_series: dict[str, Series], warm: Callable[[int], dict[str, object]]) -> list[str]:
-    """Tables and verdicts of one source; ``warm`` gives NARX's start for a series by its number."""
+def judge(
+    source: str, all_series: dict[str, Series], warm: Callable[[int], dict[str, object]]
+) -> tuple[list[str], bool]:
+    """Tables and verdicts of one source, and whether all were met; ``warm`` gives NARX's start by a series' number."""
     rows: dict[str, dict[str, float]] = {}
     for number, (name, series) in enumerate(all_series.items()):
         rows[name] = {method: rmse(p, series) for method, p in predictors(warm(number)).items()}
         print(f"  {source}: {number + 1} of {len(all_series)} series", end="\r", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     names = list(CONFIGURATION)
-    best = {s: min(v for n, v in errors.items() if n != "Mixture") for s, errors in rows.items()}
     lines = [f"## {source}", "", *paper_table(rows, names), "", *table(rows, names), ""]
-    lines.append(verdict("Mixture / best single", MIXTURE_TARGET, {s: e["Mixture"] / best[s] for s, e in rows.items()}))
-    if not any(np.isnan(cpu) for series in all_series.values() for _, cpu, _ in series[:1]):
-        lines.append(verdict("NARX / EMA", NARX_TARGET, {s: e["NARX"] / e["EMA"] for s, e in rows.items()}))
-    return [*lines, ""]
+    verdicts = [
+        verdict("Mixture / best single", MIXTURE_TARGET, {s: e["Mixture"] / best_single(e) for s, e in rows.items()})
+    ]
+    driven = [name for name, series in all_series.items() if any(not np.isnan(cpu) for _, cpu, _ in series)]
+    if driven:
+        verdicts.append(verdict("NARX / EMA", NARX_TARGET, {s: rows[s]["NARX"] / rows[s]["EMA"] for s in driven}))
+    return [*lines, *(line for line, _ in verdicts), ""], all(met for _, met in verdicts)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, help="folder with alibaba_pai_job_*.csv")
     parser.add_argument("--recorded", type=Path, default=TRACES, help="folder with the recorded series")
@@ -152,34 +251,20 @@ def main() -> None:
     series = list(recorded.values())
     halves = [fit(series[0::2]), fit(series[1::2])]
     starts = [warm_start(half.parameters) for half in halves]
-    lines = judge("recorded traces (speed, CPU, memory)", recorded, lambda number: starts[1 - number % 2])
+    parts = [judge("recorded traces (speed, CPU, memory)", recorded, lambda number: starts[1 - number % 2])]
     if options.traces:
-        lines += judge("Alibaba PAI (speed only)", alibaba(options.traces), lambda number: starts[0])
-
-    lines += ["## cost of predict + update", "", "| method | median µs | 99 % | longest* |", "|---|---|---|---|"]
-    makers: dict[str, Callable[[], Predictor]] = {
-        "Memoryless": Memoryless,
-        "EMA": EMA,
-        "Reverting": Reverting,
-        "NARX": NARX,
-        "NARX, never training": lambda: NARX(retrain_every=10**9),
-        "Mixture": Mixture,
-    }
-    costs = {name: cost_us(make, series[0]) for name, make in makers.items()}
-    lines += [f"| {name} | " + " | ".join(f"{us:.1f}" for us in cost) + " |" for name, cost in costs.items()]
-    lines += [
-        "",
-        "*Mostly the scheduler's doing; what NARX waits for its training is the excess over NARX that never trains.",
-    ]
-    met = "met" if costs["NARX"][0] <= COST_TARGET_US else "MISSED"
-    lines += ["", f"- NARX <= {COST_TARGET_US:.0f} µs (median): {met}"]
-    text = "\n".join(lines)
+        parts.append(judge("Alibaba PAI (speed only)", alibaba(options.traces), lambda number: starts[0]))
+    parts.append(cost_section(series[0]))
+    met = all(good for _, good in parts)
+    summary = "All targets met." if met else "Not all targets met: see MISSED below."
+    text = "\n".join([summary, "", CAVEATS, "", *(line for lines, _ in parts for line in lines)])
     print(text)
     if options.write:
         from _report import write_result
 
         write_result("prediction", text)
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
