@@ -20,11 +20,12 @@ most ``Σ_k u_k R_k``, ``R_k = Σ_t r_k``; and unrolling the update, at every ti
     R_k <= (ln 1/π_k + ln W + T ln(1 / (1 - α))) / η_k + Σ_t h_k r_k².
 
 W stays small: exp(x - x²) <= 1 + x for x >= -1/2 and the weights make ``Σ_k π_k η_k e_k r_k = 0``, so the learning step
-does not raise it; the change of rate raises it by at most ``mean_k(η_k / η'_k - 1) / e`` (because x <= x^p + (p -
-1)/e for p >= 1); the share leaves it as it is. Only a round with a record, an |r_k| above all before it, may break
-the first of these, and multiplies W by at most e^{1/4}. So ``ln W <= N/4 + ln(1 + Σ_t mean_k(η_k / η'_k - 1) / e)``
-with N records, which grows like the logarithm of T, and R_k is of the order ``sqrt(V_k ln K) + B_k ln K + αT/η_k``:
-small where a member is nearly as good as the mixture. `Mixture.bound` gives the right-hand side; tests hold both
+does not raise it; the change of rate raises it by at most ``Σ_k π_k (η_k / η'_k - 1) / e`` (because x <= x^p +
+(p - 1)/e for p >= 1); the share leaves it as it is. Only a round with a record, an |r_k| above all before it, may break
+the first of these, and multiplies W by at most e^{1/4}. So ``ln W <= N/4 + ln(1 + Σ_t Σ_k π_k (η_k / η'_k - 1) / e)``
+with N records. That grows like the logarithm of T only where N does (independent errors; a series whose errors keep
+growing makes a record of every round), and then R_k is of the order ``sqrt(V_k ln K) + B_k ln K + αT/η_k``: small where
+a member is nearly as good as the mixture, up to about αT < ln K; after that the share costs more than the learning. `Mixture.bound` gives the right-hand side; tests hold both
 against random and adversarial series.
 
 α = 0.001 (arbitrary: about one change of the best member in a thousand rounds).
