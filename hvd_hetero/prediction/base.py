@@ -50,7 +50,10 @@ class Predictor(ABC):
         cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
         if self.rounds == 0:
             return NAN
-        forecast = self._forecast(cpu_known, memory_known)
+        try:
+            forecast = self._forecast(cpu_known, memory_known)
+        except OverflowError:  # math.exp, of a margin above a speed near 1e308
+            forecast = math.inf
         if usable(forecast):
             return forecast
         self.rejected += 1

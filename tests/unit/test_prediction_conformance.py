@@ -168,6 +168,15 @@ def test_any_speeds_give_finite_positive_forecasts(name, speeds):
         assert forecast > 0
 
 
+@pytest.mark.parametrize("name", ["memoryless", "ema", "reverting", "narx", "mixture"])
+def test_the_largest_speeds_there_are_give_finite_forecasts(name):
+    """The baselines are left out: numpy warns of their sums."""
+    p = MAKERS[name]()
+    for k in range(60):
+        p.update(1.7e308 if k % 3 == 2 else 0.8e308, 0.2 if k % 3 else 0.9, 0.5)
+        assert 0 < p.predict(1.0, 0.5) < math.inf
+
+
 @every
 def test_a_constant_speed_is_predicted_after_few_rounds(name):
     p = MAKERS[name]()
