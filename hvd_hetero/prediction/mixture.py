@@ -25,8 +25,8 @@ does not raise it; the change of rate raises it by at most ``Σ_k π_k (η_k / �
 the first of these, and multiplies W by at most e^{1/4}. So ``ln W <= N/4 + ln(1 + Σ_t Σ_k π_k (η_k / η'_k - 1) / e)``
 with N records. That grows like the logarithm of T only where N does (independent errors; a series whose errors keep
 growing makes a record of every round), and then R_k is of the order ``sqrt(V_k ln K) + B_k ln K + αT/η_k``: small where
-a member is nearly as good as the mixture, up to about αT < ln K; after that the share costs more than the learning. `Mixture.bound` gives the right-hand side; tests hold both
-against random and adversarial series.
+a member is nearly as good as the mixture, up to about αT < ln K; after that the share costs more than the learning.
+`Mixture.bound` gives the right-hand side; tests hold both against random and adversarial series.
 
 α = 0.001 (arbitrary: about one change of the best member in a thousand rounds).
 
