@@ -82,6 +82,30 @@ def test_reverting_learns_that_a_spike_passes():
     assert 85.0 < p.predict() < 110.0
 
 
+def test_one_round_a_thousand_times_too_slow_does_not_end_what_reverting_learns():
+    """From 30 rounds after it on, at most a fiftieth worse than its twin that never saw it."""
+    rng = np.random.default_rng(5)
+    squares = []
+    hit, spared = Reverting(), Reverting()
+    for k, v in enumerate(100.0 * np.exp(rng.normal(0, 0.05, 400))):
+        if k >= 90:
+            squares.append(((hit.predict() - v) ** 2, (spared.predict() - v) ** 2))
+        hit.update(v / 1000.0 if k == 60 else v)
+        spared.update(v)
+    ours, theirs = np.sqrt(np.mean(squares, axis=0))
+    assert ours <= 1.02 * theirs
+
+
+def test_reverting_takes_in_a_lasting_change_of_scale():
+    """A tenfold speed is forecast from the next rounds on, whatever counts as out of proportion."""
+    p = Reverting()
+    for v in 100.0 * np.exp(np.random.default_rng(6).normal(0, 0.03, 100)):
+        p.update(v)
+    for _ in range(12):
+        p.update(1000.0)
+    assert p.predict() == pytest.approx(1000.0, rel=0.05)
+
+
 def test_reverting_refuses_a_state_with_infinite_numbers():
     p = Reverting()
     p.update(3.0)
