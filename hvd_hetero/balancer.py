@@ -140,6 +140,7 @@ class Balancer:
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
+        self._weight = 0.0
         self._wait_s = self._transfer_s = float("nan")
         self._apply_s = 0.0
         self._longest = 0
@@ -196,7 +197,7 @@ class Balancer:
     @property
     def weight(self) -> float:
         """What to multiply the accumulated gradient by before it is summed over the ranks."""
-        return self._work.samples / self._work.plan.total
+        return self._weight
 
     def expect_next(self) -> None:
         """Raise if the micro-batch at hand is not finished, so that no other can begin."""
@@ -211,6 +212,7 @@ class Balancer:
         self.expect_next()
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED else 1.0
         self._work = work
+        self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
         self._input_s += input_s
         self._state = _State.COMPUTING
         self._began_at = self._clock()
