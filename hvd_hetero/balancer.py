@@ -7,6 +7,9 @@
                                  ▼      │
                                  PAUSED ┘
 
+A round that ends when the first rank is done has one more way on: ``stop_early`` turns the micro-batch at hand into the
+last one, once another rank has signalled that it has finished.
+
 One rank's balancer hears what the rank did and the table that all ranks share, and says what comes next. It moves no
 tensor, calls no collective and owns no clock: the clock is handed to it, and the adapter carries the vectors.
 
@@ -17,6 +20,9 @@ frameworks accumulate g_j themselves, so nothing is to be done while the sizes a
 factor ``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody
 multiplies the sum by ``X / S`` afterwards; S is in the table.
 
+A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
+gradient is further multiplied by the share of its micro-batches that it did, and nobody multiplies by X / S.
+
 **The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
 plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
 """
@@ -25,24 +31,25 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.errors import PlanMismatchError, RoundStateError
+from hvd_hetero.agreement import require_agreement
+from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.resources import ResourceMeter
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
-__all__ = ["Balancer", "FinishedRound", "MicroBatch"]
+__all__ = ["Balancer", "MicroBatch", "Signals"]
 
-# The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
-_WARM_UP_ROUNDS = 1
-
-# How often drivers are read that serve nothing but the report.
-_LEISURE_S = 1.0
+# Of a batch size that did not fit: what fits at the first try may not with the memory more fragmented (arbitrary).
+_HEADROOM = 0.9
+_STATE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +64,18 @@ class MicroBatch:
     epoch: int = 0
     data: int = 0
     """checksum of the order of the data and the place in it"""
+    round: int = -1
+    """the number of its round where the data side runs ahead"""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRound:
-    """What every rank knows once a round is agreed."""
+class Signals(Protocol):
+    """How ranks tell one another, while they compute, that one has finished (``hvd_hetero.signals``)."""
 
-    round: int
-    epoch: int
-    plan: RoundPlan
-    table: RoundTable
-    elapsed_s: float
-    """since the round before was agreed, on this rank's clock"""
+    def raise_signal(self, round: int) -> None:
+        """Tell the others that this rank has finished the round."""
 
-
-# What must be the same on all ranks, to what relative tolerance, and what it means if it is not. The last two have one
-# because unlike processors round unlike; what they are to find, updates that differ, is far larger.
-_MUST_AGREE = (
-    (
-        "fingerprint",
-        0.0,
-        "follow another plan or another order of the data than rank 0. Give all ranks the same policy, global_batch, "
-        "dataset, seed, num_workers and prefetch_factor, and let them leave an epoch at the same round (stop_at of the "
-        "loader)",
-    ),
-    (
-        "settings",
-        1e-5,
-        "have other hyper-parameters (learning rate, momentum, …) than rank 0. The body of the loop runs once per "
-        "micro-batch, and not at all on a rank without data: do what belongs to an update, such as scheduler.step(), "
-        "in optimizer.register_step_post_hook(…), or once per epoch",
-    ),
-    (
-        "witness",
-        1e-3,
-        "hold other parameters than rank 0. The body of the loop does not run on a rank without data: change "
-        "gradients, as clipping does, in optimizer.register_step_pre_hook(…), and let all ranks change parameters "
-        "alike",
-    ),
-)
+    def raised(self, round: int) -> bool:
+        """Whether any rank has finished the round."""
 
 
 class _State(enum.Enum):
@@ -133,19 +113,18 @@ class Balancer:
         self.rounds = 0
         """rounds agreed so far"""
         self.lead = 0
-        self._clock = clock
-        self._meter = meter
+        self.signals: Signals | None = None
+        """needed by policies whose rounds end when the first rank is done"""
         self.observer = observer
-        self._predictor = policy.predictor()
+        self.finished: FinishedRound | None = None
+        """the latest round agreed"""
+        self.pace = Pace(policy, clock, meter)
+        self._clock = clock
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
         self._weight = 0.0
         self._wait_s = self._transfer_s = float("nan")
-        self._apply_s = 0.0
-        self._longest = 0
-        self._cpu, self._memory = self._drivers()
-        self._drivers_read_at = clock()
         self._agreed_at = clock()
         self._reset_round()
 
@@ -173,6 +152,16 @@ class Balancer:
     def in_round(self) -> bool:
         """Whether gradients of a round are being gathered."""
         return self._state is not _State.AGREED
+
+    @property
+    def work(self) -> MicroBatch:
+        """The micro-batch at hand, or the last one."""
+        return self._work
+
+    @property
+    def computing(self) -> bool:
+        """Whether a micro-batch is at work."""
+        return self._state is _State.COMPUTING
 
     @property
     def between_updates(self) -> bool:
@@ -210,47 +199,60 @@ class Balancer:
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
         self.expect_next()
-        self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED else 1.0
+        self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
         self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
-        self._input_s += input_s
         self._state = _State.COMPUTING
-        self._began_at = self._clock()
+        self.pace.begin(input_s)
 
     def pause(self) -> None:
         """A micro-batch is done and is not the last of its round."""
         self._expect(_State.COMPUTING)
-        self._close_micro_batch()
+        self.pace.done(self._work.samples)
         self._state = _State.PAUSED
+
+    def stop_early(self) -> bool:
+        """Whether another rank has finished the round, so that the micro-batch just computed is this rank's last."""
+        if self._state is not _State.COMPUTING or self._work.last or self._work.plan.ends != "first":
+            return False
+        if self.signals is None or not self.signals.raised(self.rounds):
+            return False
+        if self.policy.weighs_twice:
+            self._weight *= (self._micro_batches + 1) / self._work.plan.micro_batches[self.rank]
+        self._work = replace(self._work, last=True)
+        return True
+
+    def out_of_memory(self) -> int:
+        """The micro-batch at hand does not fit. Returns how large its parts may be; it is as if it had not begun.
+
+        Every rank learns of the limit with the next table, and from then on plans keep to it.
+        """
+        self._expect(_State.COMPUTING)
+        size = self._work.samples
+        if size < 2:
+            raise HeteroError(
+                f"round {self.rounds}: rank {self.rank} has no memory for one sample; use a smaller model"
+            )
+        self.pace.limit = max(1, min(int(size * _HEADROOM), size - 1, self.pace.limit or size))
+        self.pace.failed()
+        self._state = _State.PAUSED if self._micro_batches else _State.AGREED
+        return min(self.pace.limit, -(-size // 2))
 
     def report(self, *, settings: float = 0.0, witness: float = 0.0) -> npt.NDArray[np.float64]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks."""
         self._expect(_State.COMPUTING)
-        self._close_micro_batch()
+        work = self._work
+        self.pace.done(work.samples)
         self._state = _State.SYNCHRONISING
-        compute_s = self._compute_s + self._apply_s
-        busy_s = compute_s + self._input_s
-        # A short round tells more of the fixed cost than of the speed.
-        self._longest = max(self._longest, self._work.plan.total)
-        whole = self._work.plan.total == self._longest
-        if self._samples and busy_s > 0 and whole and self.rounds >= _WARM_UP_ROUNDS:
-            self._predictor.update(self._samples / busy_s, cpu=self._cpu, memory=self._memory)
-        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
-        # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
-        if self._predictor.uses_drivers:
-            self._cpu, self._memory = self._drivers()
+        if work.plan.ends == "first" and self.signals is not None:
+            self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
+        self.pace.learn(short=work.plan.total < self._plans[0].total)
         return RoundReport(
-            samples=self._samples,
-            micro_batches=self._micro_batches,
-            compute_s=compute_s,
-            input_s=self._input_s,
             wait_s=self._wait_s,
-            samples_per_s=self._predictor.predict(cpu=self._cpu, memory=self._memory),
-            cpu=self._cpu,
-            memory=self._memory,
-            fingerprint=self._work.plan.fingerprint(self._work.data),
+            fingerprint=work.plan.fingerprint(work.data),
             settings=settings,
             witness=witness,
+            **self.pace.row(),
         ).vector(self.rank, self.workers)
 
     def waiting(self) -> tuple[float, float]:
@@ -260,9 +262,7 @@ class Balancer:
         waits only for the transfer. NaN where there was no such round.
         """
         self._expect(_State.SYNCHRONISING)
-        if not self._predictor.uses_drivers and self._reported_at - self._drivers_read_at > _LEISURE_S:
-            self._drivers_read_at = self._reported_at
-            self._cpu, self._memory = self._drivers()
+        self.pace.rest()
         return self._wait_s, self._transfer_s
 
     def agree(self, summed: npt.ArrayLike) -> float:
@@ -270,23 +270,29 @@ class Balancer:
         self._expect(_State.SYNCHRONISING)
         now = self._clock()
         table = RoundTable(summed, self.workers)
-        self._compare(table)
-        self._wait_s = now - self._reported_at
+        require_agreement(self.rounds, table)
+        self._wait_s = now - self.pace.done_at
         self._transfer_s = float(table.column("wait_s").min())  # NaN, if that of any rank is
-        self._plans.append(self.policy.next(self._plans[-1], table))
+        finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
+        plan = self.policy.next(self._plans[-1], finished)
+        if (limits := table.column("limit")).any():
+            plan = plan.within([int(limit) for limit in limits])
+        self._plans.append(plan)
         self._plans.popleft()
+        self.finished = finished
         if self.observer is not None:
-            elapsed_s = now - self._agreed_at
-            self.observer(FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, elapsed_s))
+            self.observer(finished)
         self.rounds += 1
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
-        self._reset_round()
-        return planned / used if used else 1.0
+        self.pace.settle()
+        self._state = _State.AGREED
+        self._rescale = 1.0
+        return planned / used if used and not self.policy.weighs_twice else 1.0
 
     def applied(self, seconds: float) -> None:
-        """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
-        self._apply_s = seconds
+        """The optimizer's update took this long."""
+        self.pace.applied(seconds)
 
     def abandon(self) -> None:
         """Forget the round at hand, which no synchronisation has seen; its plan is used for the next one."""
@@ -294,33 +300,55 @@ class Balancer:
             raise RoundStateError("a round that is being synchronised cannot be abandoned")
         self._reset_round()
 
-    def _compare(self, table: RoundTable) -> None:
-        if table.unanimous:
-            return
-        for name, tolerance, meaning in _MUST_AGREE:
-            if ranks := table.disagreement(name, tolerance):
-                raise PlanMismatchError(f"round {self.rounds}: ranks {ranks} {meaning}")
+    def state_dict(self) -> dict[str, Any]:
+        """The plans decided, what the policy keeps, and what this rank has learned of itself; between rounds only."""
+        self._expect(_State.AGREED)
+        return {
+            "version": _STATE_VERSION,
+            "policy": self.policy.name,
+            "workers": self.workers,
+            "global_batch": self.global_batch,
+            "rounds": self.rounds,
+            "plans": [
+                {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
+                for p in self._plans
+            ],
+            "kept": self.policy.state_dict(),
+            "pace": self.pace.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where another job left off, with the same policy, ranks, global batch and lead."""
+        self._expect(_State.AGREED)
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+        mine = {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
+        if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
+            raise ValueError(
+                f"the state is of a training with {other}, this one has { {name: mine[name] for name in other} }; "
+                "resume with the same, or begin anew with the model's parameters alone"
+            )
+        if len(state["plans"]) != self.lead + 1:
+            raise ValueError(
+                f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them {self.lead} "
+                "ahead; make the loader with the same num_workers and prefetch_factor before loading"
+            )
+        self.policy.load_state_dict(state["kept"])
+        self.pace.load_state_dict(state["pace"])
+        self._plans = deque(
+            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
+        )
+        self.rounds = state["rounds"]
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:
             raise RoundStateError(f"expected to be {state.value}, but this rank is {self._state.value}")
 
-    def _close_micro_batch(self) -> None:
-        self._reported_at = self._clock()
-        self._compute_s += self._reported_at - self._began_at
-        self._samples += self._work.samples
-        self._micro_batches += 1 if self._work.samples else 0
+    @property
+    def _micro_batches(self) -> int:
+        return self.pace.round.micro_batches
 
     def _reset_round(self) -> None:
         self._state = _State.AGREED
-        self._samples = 0
-        self._micro_batches = 0
-        self._compute_s = 0.0
-        self._input_s = 0.0
         self._rescale = 1.0
-
-    def _drivers(self) -> tuple[float, float]:
-        if self._meter is None:
-            return float("nan"), float("nan")
-        reading = self._meter.read()
-        return reading.cpu, reading.memory
+        self.pace.forget()

@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 
-__all__ = ["MAX_ROUND_SAMPLES", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
+__all__ = ["MAX_ROUND_SAMPLES", "FinishedRound", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
 
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
@@ -44,8 +45,15 @@ class RoundPlan:
 
     samples: tuple[int, ...]
     micro_batches: tuple[int, ...]
+    ends: Literal["all", "first"] = "all"
+    """"all": when every rank has done its micro-batches. "first": when one rank has; the others stop after the
+    micro-batch at hand, and what they leave undone returns to the queue"""
+    local: bool = False
+    """whether each rank updates its own parameters after every micro-batch, and the round averages the parameters"""
 
     def __post_init__(self) -> None:
+        if self.ends not in ("all", "first"):
+            raise ValueError(f"ends must be 'all' or 'first', got {self.ends!r}")
         if len(self.samples) != len(self.micro_batches):
             raise ValueError(
                 f"micro_batches must name as many ranks as samples, {len(self.samples)}; got {len(self.micro_batches)}"
@@ -97,20 +105,32 @@ class RoundPlan:
         """The plan for a short round of ``total`` samples: same proportions, micro-batches no larger than they were.
 
         Every rank that had samples keeps at least one while there are enough, so that as few as possible sit idle.
+        The round that takes the last samples of an epoch ends when all are done, for nobody could do what is left.
         """
-        if total >= self.total:
+        if total > self.total:
             return self
+        if total == self.total:
+            return replace(self, ends="all")
         busy = np.minimum(np.asarray(self.samples, dtype=np.int64), 1)
         samples = proportional(self.samples, total, minimum=busy if total >= busy.sum() else 0)
         micro_batches = tuple(
             -(-int(x) // -(-full // k)) if x else 0
             for x, full, k in zip(samples, self.samples, self.micro_batches, strict=True)
         )
-        return RoundPlan(tuple(int(x) for x in samples), micro_batches)
+        return RoundPlan(tuple(int(x) for x in samples), micro_batches, "all", self.local)
+
+    def within(self, limits: Sequence[int]) -> RoundPlan:
+        """The same samples in micro-batches no larger than each rank's limit (0: no limit), for its memory's sake."""
+        cut = tuple(
+            max(k, -(-x // limit)) if limit > 0 else k
+            for x, k, limit in zip(self.samples, self.micro_batches, limits, strict=True)
+        )
+        return self if cut == self.micro_batches else replace(self, micro_batches=cut)
 
     def fingerprint(self, data: int = 0) -> int:
         """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart."""
-        return checksum(np.array([*self.samples, *self.micro_batches, data], dtype="<i8").tobytes())
+        kind = 2 * (self.ends == "first") + self.local
+        return checksum(np.array([*self.samples, *self.micro_batches, kind, data], dtype="<i8").tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +161,14 @@ class RoundReport:
     witness: float
     """the norm of one parameter tensor as it was during this round: the same everywhere, if the ranks are together;
     0 where it is not known"""
+    slope_s: float = 0.0
+    """seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0 where not profiled"""
+    intercept_s: float = 0.0
+    """and the seconds that a batch takes besides"""
+    saturation: float = 0.0
+    """samples below which a smaller batch saves no time; 0 where not profiled"""
+    limit: float = 0.0
+    """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""
@@ -199,3 +227,16 @@ class RoundTable:
             figures = np.where(figures == 0, figures[figures != 0][0], figures)  # who has none agrees with everybody
         same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
         return [int(rank) for rank in np.flatnonzero(~same)]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRound:
+    """What every rank knows once a round is agreed."""
+
+    round: int
+    epoch: int
+    plan: RoundPlan
+    """what was planned for this very round, shortened where the epoch ends"""
+    table: RoundTable
+    elapsed_s: float
+    """since the round before was agreed, on this rank's clock: the one figure here that differs between ranks"""

@@ -6,6 +6,15 @@ c grows by X. So whatever the plans do, every sample is visited exactly once per
 depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
 is short.
 
+**Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. The table tells everybody,
+so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed in
+place, so that ``π[:c]`` always is what has been taken for good and ``π[c:]`` what is still to come.
+
+**The lead.** With a lead of L rounds, slices are taken up to L rounds before they are computed, earlier on one rank and
+later on another. All must still take the same slice for the same round: the tails of round r come back just before
+round r + 1 + L is taken, however early they are known. What comes back after the last slice was taken is a pass of its
+own over the order: ``resume``.
+
 No rank needs to hear from another: all compute the same permutation and follow the same plans. A checksum of the
 permutation rides in the table (``RoundReport.fingerprint``), so two ranks with different data do not go on unnoticed.
 """
@@ -13,6 +22,10 @@ permutation rides in the table (``RoundReport.fingerprint``), so two ranks with 
 from __future__ import annotations
 
 import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +34,23 @@ from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["SharedPermutation"]
 
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A round's slice of the order."""
+
+    number: int
+    indices: npt.NDArray[np.int64]
+    plan: RoundPlan
+
 
 class SharedPermutation:
-    """The order of one data set's samples over the epochs, and the cursor in the present one."""
+    """The order of one data set's samples over the epochs, and the cursor in the present one.
+
+    ``take`` for every round, then ``settle`` for every round that is agreed, in the same order.
+    """
 
     def __init__(self, length: int, *, shuffle: bool = False, seed: int = 0) -> None:
         if length < 1:
@@ -33,33 +60,112 @@ class SharedPermutation:
         self.length = length
         self.shuffle = shuffle
         self.seed = seed
+        self.lead = 0
         self.start(0)
 
     def start(self, epoch: int) -> None:
         """Put the cursor at the beginning of an epoch."""
         self.epoch = epoch
-        self.cursor = 0
-        self._order = np.arange(self.length)
+        order = np.arange(self.length)
         if self.shuffle:
-            np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(self._order)
+            np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(order)
+        self._reordered = False
+        self._begin(order)
+
+    def _begin(self, order: npt.NDArray[np.int64]) -> None:
+        self.cursor = 0
+        self._order = order
+        self._next = 0
+        self._open: deque[_Taken] = deque()
+        self._tails: deque[tuple[int, npt.NDArray[np.int64]]] = deque()
         # The order itself, not (seed, epoch): it also differs where two NumPy versions shuffle differently.
-        self.checksum = zlib.crc32(self._order.astype("<i8").tobytes())
+        self.checksum = zlib.crc32(order.astype("<i8").tobytes())
 
     @property
     def place(self) -> int:
         """A checksum of the order, the epoch and the cursor: what ranks must have in common to take the same round."""
+        self._put_back(self._next)
         return zlib.crc32(np.array([self.checksum, self.epoch, self.cursor], dtype="<i8").tobytes())
 
     @property
     def remaining(self) -> int:
-        """Samples of this epoch that no round has taken yet."""
-        return self.length - self.cursor
+        """Samples of this epoch that the next round can take."""
+        self._put_back(self._next)
+        return len(self._order) - self.cursor
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
         """The plan of the next round, shortened where the epoch ends, and this rank's samples of it."""
         if self.remaining == 0:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
         plan = plan.shrink(self.remaining)
-        begin = self.cursor + plan.start(rank)
+        indices = self._order[self.cursor : self.cursor + plan.total].copy()
+        self._open.append(_Taken(self._next, indices, plan))
         self.cursor += plan.total
-        return plan, self._order[begin : begin + plan.samples[rank]]
+        self._next += 1
+        begin = plan.start(rank)
+        return plan, indices[begin : begin + plan.samples[rank]]
+
+    def settle(self, done: Sequence[float]) -> None:
+        """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
+        taken = self._open.popleft()
+        if taken.plan.ends == "all":
+            return
+        tails = [
+            taken.indices[taken.plan.start(rank) + int(count) : taken.plan.start(rank) + planned]
+            for rank, (planned, count) in enumerate(zip(taken.plan.samples, done, strict=True))
+        ]
+        if any(map(len, tails)):
+            self._reordered = True
+            self._tails.append((taken.number + 1 + self.lead, np.concatenate(tails)))
+
+    def resume(self) -> bool:
+        """Once all rounds are settled: put back what is still to come back. Whether there is anything left to do."""
+        assert not self._open, "rounds that are not settled may still return samples"
+        if self._tails:
+            self._put_back(self._tails[-1][0])
+        return self.remaining > 0
+
+    def _put_back(self, number: int) -> None:
+        """Tails that are due before the round of that number is taken, the oldest first in the order."""
+        due = []
+        while self._tails and self._tails[0][0] <= number:
+            due.append(self._tails.popleft()[1])
+        if due:
+            back = np.concatenate(due)
+            # What lies before the cursor is done or in flight, and is kept by the rounds themselves: its places may be
+            # used. There are enough, for what comes back was taken from there.
+            self.cursor -= len(back)
+            self._order[self.cursor : self.cursor + len(back)] = back
+            self.checksum = zlib.crc32(back.astype("<i8").tobytes(), self.checksum)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done."""
+        waiting = [tail for _, tail in self._tails] + [taken.indices for taken in self._open]
+        begin = self.cursor - sum(len(taken.indices) for taken in self._open)
+        rest = np.concatenate([*waiting, self._order[self.cursor :]]).tolist() if self._reordered else None
+        return {
+            "version": _STATE_VERSION,
+            "length": self.length,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "cursor": begin,
+            "rest": rest,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another job stood in its epoch."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+        mine = {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
+        if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
+            raise ValueError(
+                f"the state is of an order with {other}, this one has { {name: mine[name] for name in other} }; "
+                "resume with the same dataset, shuffle and seed"
+            )
+        self.start(state["epoch"])
+        if state["rest"] is None:
+            self.cursor = state["cursor"]
+        else:
+            self._reordered = True
+            self._begin(np.array(state["rest"], dtype=np.int64))

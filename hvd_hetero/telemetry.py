@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.balancer import FinishedRound
+from hvd_hetero.rounds import FinishedRound
 
 __all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]
 

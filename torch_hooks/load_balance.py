@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
-import itertools
-import time
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import horovod.torch as hvd
+import torch
 
-from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.policies import Policy, resolve_policy
-from hvd_hetero.resources import ResourceMeter
-from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.policies import Policy
+from hvd_hetero.synchronisation import Mixing
+from hvd_hetero.training import Training
 
 if TYPE_CHECKING:
     from torch_hooks.optimizer import DistributedOptimizer
 
 __all__ = ["LoadBalance"]
 
-# Every LoadBalance has its own names on the wire, so that two trainings of one job can be under way at once. Ranks
-# make them in the same order, as they do everything else that Horovod names.
-_numbers = itertools.count()
+logger = logging.getLogger(__name__)
 
 
 class LoadBalance:
@@ -32,36 +32,35 @@ class LoadBalance:
     Parameters
     ----------
     policy
-        A name (``"bsp"``, ``"lb-bsp"``) or a policy object (``StaticAllocation([3, 7])``).
+        A name (``"bsp"``, ``"lb-bsp"``, ``"self-adaptive"``, ``"non-blocking"``, ``"elastic-bsp"``) or a policy object
+        (``StaticAllocation([3, 7])``).
     global_batch
-        Samples per round over all ranks together: what one process would call its batch size.
+        Samples per round over all ranks together: what one process would call its batch size. (Under ElasticBSP, of one
+        iteration of every rank.)
+    sync
+        ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
+        (``hvd_hetero.synchronisation``).
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
     """
 
     def __init__(
-        self, policy: str | Policy = "lb-bsp", *, global_batch: int, telemetry: str | Path | None = None
+        self,
+        policy: str | Policy = "lb-bsp",
+        *,
+        global_batch: int,
+        sync: str | Mixing = "allreduce",
+        telemetry: str | Path | None = None,
     ) -> None:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
-        self.policy = resolve_policy(policy)
-        self._telemetry: TelemetryWriter | None = None
-        self.balancer = Balancer(
-            self.policy,
-            hvd.rank(),
-            hvd.size(),
-            global_batch,
-            clock=time.perf_counter,
-            meter=ResourceMeter(clock=time.perf_counter),
-        )
-        if telemetry is not None and hvd.rank() == 0:
-            self._telemetry = TelemetryWriter(
-                telemetry, policy=self.policy.name, workers=hvd.size(), global_batch=self.balancer.global_batch
-            )
-            self.balancer.observer = self._telemetry
-            atexit.register(self._telemetry.close)
-        self.prefix = f"hetero{next(_numbers)}"  # drawn last: what fails above may fail on one rank alone
+        self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
+        self.policy = self._training.policy
+        self.balancer = self._training.balancer
+        self.prefix = self._training.prefix
+        self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None
+        self._parts = 0
 
     @property
     def rounds(self) -> int:
@@ -94,6 +93,12 @@ class LoadBalance:
             raise TypeError(f"samples must be a whole number, got {samples!r}")
         if samples < 0:
             raise ValueError(f"samples must not be negative, got {samples}")
+        plan = self.balancer.plan()
+        if plan.ends == "first" or plan.local:
+            raise ValueError(
+                f"policy {self.policy.name!r} gives a rank several micro-batches in a round, which only a "
+                "BalancedLoader can hand out; use one, also for a stream, or another policy"
+            )
         self.begin(MicroBatch(self.balancer.plan(), int(samples)))
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
@@ -111,7 +116,57 @@ class LoadBalance:
         assert self.optimizer is not None, "begin() has checked it"
         self.optimizer.idle_round()
 
+    @contextmanager
+    def surviving_out_of_memory(self) -> Iterator[None]:
+        """Around the body of the loop: a micro-batch that does not fit in memory is done again in smaller parts.
+
+            for x, y in loader:
+                with balance.surviving_out_of_memory():
+                    ...
+
+        The loader then yields the same samples in parts, and the plans keep to what fits, with headroom, from the next
+        round on. For batches of a ``BalancedLoader``. The body must do all of its work with a batch inside the block,
+        and, up to ``optimizer.step()``, nothing that cannot be done twice.
+        """
+        assert self.optimizer is not None, "begin() has checked it"
+        self.optimizer.guard_micro_batch()
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            if not self.balancer.computing or not self.optimizer.undo_micro_batch():
+                raise HeteroError(
+                    f"rank {self.balancer.rank} ran out of memory where it cannot try again, for gradients were on "
+                    "their way to the other ranks already; set max_micro_batch of the policy below "
+                    f"{self.balancer.work.samples}"
+                ) from error
+            self._parts = self.balancer.out_of_memory()
+            logger.warning(
+                "round %d: rank %d ran out of memory with %d samples; they are done in parts, and its micro-batches "
+                "hold at most %d from now on", self.rounds, self.balancer.rank, self.balancer.work.samples,
+                self.balancer.pace.limit,
+            )  # fmt: skip
+        # Outside of the handler, whose traceback holds the tensors of the failed attempt.
+        if self._parts and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def take_parts(self) -> int:
+        """How large the parts may be in which the micro-batch just yielded is to be done again; 0: it is done."""
+        parts, self._parts = self._parts, 0
+        return parts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks."""
+        mine = self.balancer.state_dict()
+        paces = hvd.allgather_object(mine.pop("pace"), name=f"{self.prefix}.paces")
+        return {**mine, "paces": paces}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where another job left off; before the first round, and on every rank."""
+        paces = state["paces"]
+        if len(paces) != hvd.size():
+            raise ValueError(f"the state is of {len(paces)} ranks, this job has {hvd.size()}; launch as many")
+        self.balancer.load_state_dict({**state, "pace": paces[hvd.rank()]})
+
     def close(self) -> None:
-        """Finish the telemetry. Done by itself when the process ends."""
-        if self._telemetry is not None:
-            self._telemetry.close()
+        """Finish the telemetry and the signals. Done by itself when the process ends."""
+        self._training.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -31,7 +32,8 @@ class BalancedLoader:
 
     A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it.
 
-    ``len()`` is the number of rounds of an epoch, the same on every rank.
+    ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank. Under
+    policies whose rounds differ in size, non-blocking and elastic ones, an epoch may take more rounds or fewer.
 
     Parameters
     ----------
@@ -88,7 +90,11 @@ class BalancedLoader:
         self.stop_at = stop_at
         self._balance = balance
         self._order = SharedPermutation(len(dataset), shuffle=shuffle, seed=seed)
-        self._pending: deque[MicroBatch] = deque()
+        self._pending: deque[tuple[MicroBatch, list[int]]] = deque()
+        self._resumes = False
+        self._settled = 0
+        self._dataset = dataset
+        self._collate = collate_fn or default_collate
         if num_workers > 0:
             prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
             balance.balancer.set_lead(num_workers * prefetch_factor)
@@ -97,7 +103,7 @@ class BalancedLoader:
             batch_sampler=_IndexLists(self._index_lists),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
-            collate_fn=_CollateUnlessEmpty(collate_fn or default_collate),
+            collate_fn=_CollateUnlessEmpty(self._collate),
             **loader_options,
         )
 
@@ -107,29 +113,88 @@ class BalancedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iteration is, which decides its order. Counted up by itself otherwise."""
-        self.epoch = epoch
+        if not (self._resumes and epoch == self._order.epoch):
+            self.epoch = epoch
+            self._resumes = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands after the last finished round, as plain data; the same on every rank."""
+        self._settle()
+        return {"epoch": self.epoch, "order": self._order.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration goes on in the middle of that epoch. Load the state of the ``LoadBalance``, too."""
+        self._order.load_state_dict(state["order"])
+        self.epoch = state["epoch"]
+        self._resumes = self._order.remaining > 0
 
     def __iter__(self) -> Iterator[Any]:
         balance = self._balance
         if balance.optimizer is not None:
             balance.optimizer.abandon_round()  # in case the last iteration was left inside one
+        if self._resumes:
+            self._resumes = False  # in the epoch that the state was in the middle of
+        else:
+            self._order.start(self.epoch)
+            self.epoch += 1
+        self._order.lead = balance.balancer.lead
+        least = balance.balancer.global_batch if self.drop_last else 1
+        while self._order.remaining >= least:
+            over = yield from self._pass()
+            if not (over and self._order.resume()):
+                return
+
+    def _pass(self) -> Generator[Any, None, bool]:
+        """Rounds until the order has nothing more to take; some of what was taken may come back to it.
+
+        Whether it got there: ``stop_at`` may come first.
+        """
+        balance = self._balance
         self._pending.clear()
-        self._order.start(self.epoch)
-        self.epoch += 1
         batches = iter(self._loader)
+        self._settled = balance.rounds
         while self.stop_at is None or balance.rounds < self.stop_at:
             balance.balancer.expect_next()
             asked_at = time.perf_counter()
             try:
                 batch = next(batches)
             except StopIteration:
-                return
-            work = self._pending.popleft()
+                return True
+            work, indices = self._pending.popleft()
+            if work.round < balance.rounds:
+                continue  # fetched ahead for a round that has ended early
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 yield batch
+                if parts := balance.take_parts():
+                    del batch
+                    yield from self._again(work, indices, parts)
             else:
                 balance.idle_round()
+            self._settle()
+        return False
+
+    def _settle(self) -> None:
+        """Note what was done of the round that has just finished, if one has."""
+        finished = self._balance.balancer.finished
+        if finished is not None and finished.round == self._settled:
+            self._order.settle(finished.table.column("samples").tolist())
+            self._settled += 1
+
+    def _again(self, work: MicroBatch, indices: list[int], parts: int) -> Iterator[Any]:
+        """The samples of a micro-batch that did not fit, in smaller ones."""
+        waiting = deque([indices])
+        while waiting and work.round == self._balance.rounds:
+            part = waiting.popleft()
+            if len(part) > parts:
+                waiting.appendleft(part[parts:])
+                part = part[:parts]
+            last = work.last and not waiting
+            self._balance.begin(replace(work, samples=len(part), last=last))
+            yield self._collate([self._dataset[i] for i in part])
+            if smaller := self._balance.take_parts():
+                waiting.appendleft(part)
+                parts = smaller
 
     def _index_lists(self) -> Iterator[list[int]]:
         """The micro-batches of this rank for one epoch as lists of indices; an empty list for a round without any.
@@ -143,12 +208,17 @@ class BalancedLoader:
         while self._order.remaining >= least:
             place = self._order.place
             plan, indices = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
-            upcoming += 1
             sizes = plan.sizes(balancer.rank) or (0,)
             for i, size in enumerate(sizes, start=1):
-                self._pending.append(MicroBatch(plan, size, i == len(sizes), self._order.epoch, place))
-                yield indices[:size].tolist()
+                if upcoming < balancer.rounds:
+                    break  # the round has ended early: nobody will ask for the rest
+                part = indices[:size].tolist()
+                self._pending.append(
+                    (MicroBatch(plan, size, i == len(sizes), self._order.epoch, place, upcoming), part)
+                )
+                yield part
                 indices = indices[size:]
+            upcoming += 1
 
 
 class _IndexLists:

@@ -8,20 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.attempt import Attempt
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.parameters import (
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    named_groups,
-    settings_of,
-    suitable,
-    witness_among,
-)
-from torch_hooks.waiting import wait
+from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
+from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
+from torch_hooks.synchroniser import Allreduce, Synchroniser
 
 __all__ = ["DistributedOptimizer"]
 
@@ -40,9 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer so that a round over all ranks is one step of the single process with the global batch.
 
     Inside a round of several micro-batches, ``zero_grad()`` and ``step()`` do nothing until the last one; so the loop
-    of a user need not know how many there are. In the last backward pass every gradient goes on the wire as soon as it
-    is there, with ``op=Sum`` and its weight already applied (factors handed to Horovod would have to be equal on all
-    ranks). The rank's row of the table goes out just before the last gradient and is fused with it.
+    of a user need not know how many there are. How gradients travel is the synchroniser's business (``Allreduce``,
+    ``NeighbourAverage``, ``LocalUpdates``).
 
     What belongs to an update and not to a batch (clipping, unscaling, a schedule per step) has its place in
     ``register_step_pre_hook`` and ``register_step_post_hook``: they run once per round on every rank, while the loop's
@@ -86,22 +79,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._balancer = balance.balancer
         self._names = named_groups(optimizer, named_parameters)
         self._prefix = balance.prefix
-        # Per gradient on its way: the handle, the gradient, and the version it had, which tells a change by the user.
-        self._handles: dict[torch.Tensor, tuple[int, torch.Tensor, int]] = {}
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self._listening: list[Any] = []
-        self._table: tuple[int, torch.Tensor] | None = None
         self._synchronised = False
         self._skip = False
-        self._table_dtype = torch.float64 if all(p.dtype == torch.float64 for p in self._names) else torch.float32
-        self._expected = sum(p.requires_grad for p in self._names)
+        self._attempt = Attempt()
+        self._sync = self._synchroniser(balance)
         for parameter in self._names:
             self._check_device(parameter)
             self._listen(parameter)
-        self._witness = witness_among(self._names)
         broadcast_parameters(self._names, self._prefix)
         broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
+
+    def _synchroniser(self, balance: LoadBalance) -> Synchroniser:
+        about = (self._balancer, self._inner, self._names, self._prefix)
+        if balance.policy.updates_locally:
+            return LocalUpdates(*about)
+        return Allreduce(*about) if balance.mixing is None else NeighbourAverage(*about, balance.mixing)
 
     # What a round asks of it.
 
@@ -109,7 +104,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``)."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._kept = None
-        if not self._balancer.accumulating:
+        self._attempt.begin(self._balancer.work.samples)
+        if not self._accumulating:
             return
         self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
         if self._kept is None:
@@ -117,6 +113,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         factor = self._balancer.rescale
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
+
+    @property
+    def _accumulating(self) -> bool:
+        return self._balancer.accumulating and not self._sync.updates_locally
+
+    def guard_micro_batch(self) -> None:
+        """The micro-batch that has begun may run out of memory: be able to undo it, where that is to be feared."""
+        kept = [p for p in self._names if p.grad is not None] if self._accumulating else []
+        self._attempt.guard(kept)
+
+    def undo_micro_batch(self) -> bool:
+        """Whether it was possible to bring everything back to where it was when the micro-batch began."""
+        if self._sync.under_way:
+            return False
+        return self._attempt.undo(self._names, self._accumulating)
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
@@ -133,39 +144,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Wait for the summed gradients. Horovod's pattern for clipping works: synchronise, clip, step under
         ``skip_synchronize()``; inside a round of several micro-batches nothing happens, and the answer is False.
         """
-        balancer = self._balancer
-        if self._synchronised or not balancer.closing:
+        if self._synchronised:
             return False
-        if self._handles:
-            self._expected = len(self._handles)  # gradients that arise by themselves, likely the same next time
-        for parameter in self._names:
-            if parameter.requires_grad and parameter not in self._handles:
-                # No gradient arose here; another rank may have one, so zeros take part, as in Horovod.
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                self._reduce(parameter)
-        if self._table is None:
-            self._post_table()
-        assert self._table is not None
-        handle, vector = self._table
-        wait(handle, *balancer.waiting())
-        changed = None
-        for parameter, (each, gradient, version) in self._handles.items():
-            hvd.synchronize(each)
-            if gradient._version != version:
-                changed = parameter
-        gradients = [gradient for _, gradient, _ in self._handles.values()]
-        self._handles.clear()
-        self._table = None
-        correction = balancer.agree(vector.numpy())
-        if changed is not None:
-            raise RoundStateError(
-                f"the gradient of {self._names[changed]!r} was changed between backward() and step(), while it was on "
-                "its way to the other ranks. Clip or unscale in optimizer.register_step_pre_hook(…), or write: "
-                "if optimizer.synchronize(): clip; with optimizer.skip_synchronize(): optimizer.step()"
-            )
-        if correction != 1.0:
-            torch._foreach_mul_(gradients, correction)
+        if self._sync.updates_locally:
+            self._synchronised = self._balancer.in_round
+            return self._synchronised  # every gradient is final, and this rank's own
+        if not (self._balancer.closing or self._balancer.stop_early()):
+            return False
+        self._sync.finish()
+        self._attempt.succeeded()
         self._synchronised = True
         return True
 
@@ -188,30 +175,57 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "pace; compute the loss before step() and call step() without it"
             )
         balancer = self._balancer
-        if not self._synchronised:
-            if not balancer.in_round:
-                raise RoundStateError(
-                    "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
-                    "balance.batch(samples) before its forward pass"
-                )
-            if not balancer.closing:
+        if not (self._synchronised or balancer.in_round):
+            raise RoundStateError(
+                "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
+                "balance.batch(samples) before its forward pass"
+            )
+        if self._skip and not self._synchronised:
+            if balancer.between_updates:
                 balancer.pause()
                 return
-            if self._skip:
-                raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
-            self.synchronize()
+            raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
+        if self._sync.updates_locally:
+            self._step_locally()
+            return
+        if not (self._synchronised or self.synchronize()):
+            self._attempt.succeeded()
+            balancer.pause()
+            return
         self._synchronised = False
         start = time.perf_counter()
         self._inner.step()
         balancer.applied(time.perf_counter() - start)
 
+    def _step_locally(self) -> None:
+        self._synchronised = False
+        if self._balancer.work.samples:
+            for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            self._inner.step()
+        self._attempt.succeeded()
+        if self._balancer.closing:
+            self._sync.finish()
+        else:
+            self._balancer.pause()
+
+    def average_parameters(self) -> None:
+        """Give all ranks the mean of their parameters; on every rank, between rounds.
+
+        Under D-PSGD and MATCHA ranks hold different models, and their mean is the result. Elsewhere it changes nothing.
+        """
+        if self._balancer.in_round:
+            raise RoundStateError("average_parameters() in the middle of a round; call it between rounds")
+        average_everywhere(self._names, self._prefix)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if self._handles:
+        if self._sync.under_way:
             raise RoundStateError(
                 "zero_grad() came after backward() and before step(): it would race with the synchronisation under way"
             )
-        if self._balancer.accumulating:
+        if self._accumulating:
             return
         self._inner.zero_grad(set_to_none=set_to_none)
 
@@ -289,51 +303,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._listening.append(handle)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        balancer = self._balancer
-        if not balancer.closing:
-            if not balancer.in_round:
-                raise RoundStateError(_WITHOUT_A_BATCH)
-            if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
-                raise RoundStateError(_CLEARED)
-            return
         if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
             raise RoundStateError(_CLEARED)
-        if parameter in self._handles:
-            raise RoundStateError(
-                f"the gradient of {self._names[parameter]!r} was computed twice before step(), and the first one is on "
-                "its way already; add the losses and call backward() once per micro-batch"
-            )
-        if len(self._handles) + 1 == self._expected:
-            self._post_table()
-        self._reduce(parameter)
-
-    def _reduce(self, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        name = self._names[parameter]
-        if gradient.layout is not torch.strided:
-            raise TypeError(
-                f"the gradient of {name!r} is sparse, which cannot be synchronised here; make the embedding with "
-                "sparse=False"
-            )
-        if not gradient.is_contiguous():
-            gradient = parameter.grad = gradient.contiguous()
-        elif gradient.untyped_storage().nbytes() > gradient.nbytes:
-            # A part of a larger tensor, as torch.cat of parameters leaves it: its version counts changes of all parts.
-            gradient = parameter.grad = gradient.clone()
-        weight = self._balancer.weight
-        if weight == 0.0:
-            gradient.zero_()  # and not a product, which would keep the NaN of a mean over no samples
-        elif weight != 1.0:
-            gradient.mul_(weight)
-        handle = hvd.allreduce_async_(gradient, name=f"{self._prefix}.{name}", op=hvd.Sum)
-        self._handles[parameter] = handle, gradient, gradient._version
-
-    def _post_table(self) -> None:
-        witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
-        report = self._balancer.report(settings=settings_of(self._inner.param_groups), witness=witness)
-        vector = torch.from_numpy(report).to(self._table_dtype)
-        self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
+        attempt = self._attempt
+        attempt.touched = True
+        if self._balancer.closing:
+            if self._sync.overlaps and not attempt.guarded:
+                self._sync.arrived(parameter)
+        elif not self._balancer.in_round:
+            raise RoundStateError(_WITHOUT_A_BATCH)
 
     def _check_device(self, parameter: torch.Tensor) -> None:
         policy = self._balancer.policy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -16,13 +15,9 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "named_groups",
-    "settings_of",
     "suitable",
     "witness_among",
 ]
-
-_SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))  # the weights only keep them apart
-_NO_RATE = 1e-30  # a rate of 0 has no logarithm
 
 
 def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -92,24 +87,6 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
         received = hvd.broadcast(parameter.detach().contiguous(), root_rank=0, name=f"{prefix}.start.{name}")
         if hvd.rank() != 0:
             parameter.data.copy_(received)
-
-
-def settings_of(groups: list[dict[str, Any]]) -> float:
-    """One number for the hyper-parameters that schedules change, so made that a change shows in it.
-
-    Learning rates enter by their logarithms, for they are small beside the rest. Not a checksum, because ranks on
-    unlike processors may compute a schedule with unlike last bits.
-    """
-    total = 0.0
-    for group in groups:
-        rate = group.get("lr")
-        if rate is not None:
-            total += math.log(abs(float(rate)) + _NO_RATE)
-        for key, weight in _SETTINGS:
-            value = group.get(key)
-            if value is not None:
-                total += weight * float(value[0] if isinstance(value, tuple | list) else value)
-    return total
 
 
 def witness_among(names: dict[torch.Tensor, str]) -> torch.Tensor | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.prediction import Predictor, predictor
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+if TYPE_CHECKING:
+    from hvd_hetero.allocation.device import DeviceProfile
 
 __all__ = ["Policy", "checked_micro_batch", "equal_plan"]
 
@@ -17,9 +21,10 @@ __all__ = ["Policy", "checked_micro_batch", "equal_plan"]
 class Policy(ABC):
     """Decides, from what all ranks know, what each rank does in the next round.
 
-    ``first`` and ``next`` are pure: the same arguments give the same plan on every rank and on every processor. Hence a
-    policy decides in integers, quantising measurements before it compares or divides them, and keeps nothing in itself
-    that was measured on one rank. What a rank predicts of its own speed reaches the policy through the table alone.
+    The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers,
+    quantising measurements before it compares or divides them, and knows nothing that was measured on one rank alone:
+    what a rank predicts of its own speed reaches it through the table. It may keep what follows from the tables it has
+    seen (an allocation that has settled, say), and saves that as its state; one object serves one training.
     """
 
     name: ClassVar[str]
@@ -28,17 +33,36 @@ class Policy(ABC):
     measures: ClassVar[bool] = True
     """whether plans depend on measured times (if not, a time that cannot be taken does not matter)"""
 
+    updates_locally: bool = False
+    """whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)"""
+
+    weighs_twice: bool = False
+    """whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)"""
+
     @abstractmethod
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """The plan before anything was measured."""
 
     @abstractmethod
-    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
-        """The plan that follows ``plan``, given the table of the latest finished round."""
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """The plan that follows ``plan``, the latest one decided, given the latest finished round."""
 
     def predictor(self) -> Predictor:
         """A fresh predictor for one rank's speed. Policies that do not predict report the latest measurement."""
         return predictor("memoryless")
+
+    def profile(self) -> DeviceProfile | None:
+        """A fresh profile of one rank's device, for policies that need more than its speed."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned from the tables, as plain data; the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where another object of this class left off."""
+        if state:
+            raise ValueError(f"policy {self.name!r} keeps no state, got {sorted(state)}; load the state of this policy")
 
 
 def checked_micro_batch(size: int | None) -> int | None:

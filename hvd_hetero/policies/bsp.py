@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["BSP"]
 
@@ -26,6 +26,6 @@ class BSP(Policy):
         """Equal shares."""
         return equal_plan(workers, global_batch, self.max_micro_batch)
 
-    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """The same again."""
         return plan

@@ -8,7 +8,7 @@ from typing import ClassVar
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.policies.base import Policy
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["StaticAllocation"]
 
@@ -61,6 +61,6 @@ class StaticAllocation(Policy):
         samples = proportional(self.weights, global_batch, minimum=self.weights)
         return RoundPlan(tuple(int(x) for x in samples), self.weights)
 
-    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """The same again."""
         return plan

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, FinishedRound, MicroBatch
+from hvd_hetero.balancer import Balancer, MicroBatch
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP
-from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 
 class Clock:
@@ -166,7 +166,7 @@ def test_a_short_round_says_nothing_of_the_speed():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
     job.round()
-    before = [b._predictor.predict() for b in job.balancers]
+    before = [b.pace.predictor.predict() for b in job.balancers]
     short = RoundPlan.of([2, 1])
     vectors = []
     for balancer, clock, size in zip(job.balancers, job.clocks, (2, 1), strict=True):
@@ -175,7 +175,7 @@ def test_a_short_round_says_nothing_of_the_speed():
         vectors.append(balancer.report())
     for balancer in job.balancers:
         balancer.agree(sum(vectors))
-    assert [b._predictor.predict() for b in job.balancers] == before
+    assert [b.pace.predictor.predict() for b in job.balancers] == before
 
 
 def test_an_abandoned_round_leaves_no_trace():

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_policy
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
 
-def table(speeds: list[float]) -> RoundTable:
+def told(speeds: list[float], number: int = 1) -> FinishedRound:
+    """A finished round in whose table the ranks predict these speeds for themselves."""
     known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
     rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
     with np.errstate(invalid="ignore"):
-        return RoundTable(sum(rows), len(speeds))
+        table = RoundTable(sum(rows), len(speeds))
+    return FinishedRound(number, 0, RoundPlan.of([1] * len(speeds)), table, 1.0)
 
 
 @pytest.mark.parametrize("policy", [BSP(), LBBSP(), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
 def test_every_policy_keeps_the_global_batch_and_answers_alike_twice(policy):
     plan = policy.first(3, 100)
     assert plan.total == 100
-    measured = table([3.0, 1.0, 2.0])
+    measured = told([3.0, 1.0, 2.0])
     assert policy.next(plan, measured) == policy.next(plan, measured)
     assert policy.next(plan, measured).total == 100
 
@@ -28,7 +30,7 @@ def test_every_policy_keeps_the_global_batch_and_answers_alike_twice(policy):
 def test_bsp_gives_equal_shares_whatever_was_measured():
     plan = BSP().first(3, 100)
     assert plan.samples == (34, 33, 33)
-    assert BSP().next(plan, table([9.0, 1.0, 1.0])) == plan
+    assert BSP().next(plan, told([9.0, 1.0, 1.0])) == plan
 
 
 def test_bsp_cuts_shares_for_the_memory():
@@ -54,14 +56,14 @@ def test_static_allocation_keeps_the_batch_where_the_weights_do_not_divide_it():
 
 def test_lb_bsp_divides_in_proportion_to_the_predicted_speeds():
     policy = LBBSP()
-    assert policy.next(policy.first(3, 60), table([3.0, 1.0, 2.0])).samples == (30, 10, 20)
+    assert policy.next(policy.first(3, 60), told([3.0, 1.0, 2.0])).samples == (30, 10, 20)
 
 
 def test_lb_bsp_leaves_a_split_that_is_good_enough():
     policy = LBBSP(tolerance=0.05)
     plan = policy.first(2, 200)
-    assert policy.next(plan, table([1.02, 1.0])) == plan
-    assert policy.next(plan, table([1.2, 1.0])) != plan
+    assert policy.next(plan, told([1.02, 1.0])) == plan
+    assert policy.next(plan, told([1.2, 1.0])) != plan
 
 
 def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
@@ -71,7 +73,7 @@ def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
     plan = policy.first(2, 1000)
     for _ in range(100):
         x = np.array(plan.samples)
-        plan = policy.next(plan, table(list(x / (slope * x + cost))))
+        plan = policy.next(plan, told(list(x / (slope * x + cost))))
     times = slope * np.array(plan.samples) + cost
     assert np.ptp(times) <= 2 * slope.max()
 
@@ -80,20 +82,20 @@ def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
 def test_lb_bsp_keeps_the_share_of_a_rank_without_a_usable_speed(unknown):
     policy = LBBSP()
     plan = policy.first(3, 90)
-    assert policy.next(plan, table([2.0, unknown, 1.0])).samples == (40, 30, 20)
-    assert policy.next(plan, table([unknown, unknown, 1.0])) == plan
+    assert policy.next(plan, told([2.0, unknown, 1.0])).samples == (40, 30, 20)
+    assert policy.next(plan, told([unknown, unknown, 1.0])) == plan
 
 
 def test_lb_bsp_decides_in_integers_so_the_last_bit_of_a_speed_does_not_matter():
     policy = LBBSP(tolerance=0.0)
     speeds = np.array([3.1, 1.7, 2.9, 0.3])
     plan = policy.first(4, 997)
-    assert policy.next(plan, table(list(speeds))) == policy.next(plan, table(list(np.nextafter(speeds, 9))))
+    assert policy.next(plan, told(list(speeds))) == policy.next(plan, told(list(np.nextafter(speeds, 9))))
 
 
 def test_lb_bsp_keeps_minimum_and_multiple():
     policy = LBBSP(minimum=8, multiple_of=8)
-    plan = policy.next(policy.first(2, 128), table([1000.0, 1.0]))
+    plan = policy.next(policy.first(2, 128), told([1000.0, 1.0]))
     assert plan.samples == (120, 8)
 
 
@@ -186,4 +188,4 @@ def test_plans_of_a_thousand_ranks_are_decided_quickly_enough_to_use():
     """A sanity check of growth, not a benchmark: quadratic work would take seconds here."""
     policy = LBBSP(tolerance=0.0)
     plan = policy.first(1000, 100_000)
-    assert isinstance(policy.next(plan, table(list(np.linspace(1, 2, 1000)))), RoundPlan)
+    assert isinstance(policy.next(plan, told(list(np.linspace(1, 2, 1000)))), RoundPlan)

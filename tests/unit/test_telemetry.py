@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import FinishedRound
 from hvd_hetero.plots import rounds_figure
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
 
 WORKERS = 2

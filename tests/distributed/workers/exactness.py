@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -38,7 +38,7 @@ class EveryRoundAnother(Policy):
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         return self._plan(workers, global_batch)
 
-    def next(self, plan: RoundPlan, table: RoundTable) -> RoundPlan:
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         self.round += 1
         return self._plan(plan.workers, plan.total)
 

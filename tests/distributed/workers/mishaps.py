@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import torch_hooks.optimizer as wire
+import torch_hooks.synchroniser as wire
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run

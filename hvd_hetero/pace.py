@@ -1,0 +1,175 @@
+"""What one rank measures of itself: how long it computes and waits for data, and what speed it expects next.
+
+A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
+data, since all of that moves with the samples. Waiting for the other ranks is in neither.
+
+On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the compute time.
+It knows the time of a round only when the queue has come past it, which the synchronisation of that round ensures: so
+there, what is reported and learned is the round before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hvd_hetero.policies import Policy
+from hvd_hetero.resources import ResourceMeter
+
+__all__ = ["Pace", "Stopwatch"]
+
+# The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
+_WARM_UP_ROUNDS = 1
+
+# How often drivers are read that serve nothing but the report.
+_LEISURE_S = 1.0
+
+
+class Stopwatch(Protocol):
+    """Takes the time of work that is queued."""
+
+    def start(self) -> None:
+        """What is queued from now on counts."""
+
+    def stop(self) -> None:
+        """What is queued from now on does not."""
+
+    def read(self) -> float:
+        """The seconds of all that counted since it was read last, now that it is done."""
+
+
+@dataclass(slots=True)
+class _Round:
+    samples: int = 0
+    micro_batches: int = 0
+    compute_s: float = 0.0
+    input_s: float = 0.0
+    disturbed: bool = False
+    teaches: bool = False
+    """whether its speed says something about later ones"""
+
+
+class Pace:
+    """The measurements and predictions of one rank."""
+
+    def __init__(self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None) -> None:
+        self._clock = clock
+        self._meter = meter
+        self.predictor = policy.predictor()
+        self.profile = policy.profile()
+        self.stopwatch: Stopwatch | None = None
+        self.limit = 0
+        """the largest micro-batch that fits, where one has not; 0: none has failed"""
+        self.round = _Round()
+        """the round at hand"""
+        self._before = _Round()
+        self._apply_s = 0.0
+        self._rounds = 0
+        self.cpu, self.memory = self._drivers()
+        self._drivers_read_at = clock()
+        self._began_at = self.done_at = clock()
+
+    def begin(self, input_s: float) -> None:
+        """A micro-batch is at hand after waiting for it; computing starts now."""
+        self.round.input_s += input_s
+        if self.stopwatch is not None:
+            self.stopwatch.start()
+        self._began_at = self._clock()
+
+    def done(self, samples: int) -> None:
+        """The micro-batch is computed."""
+        self.done_at = self._clock()
+        self.round.compute_s += self.done_at - self._began_at
+        self.round.samples += samples
+        self.round.micro_batches += 1 if samples else 0
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+
+    def failed(self) -> None:
+        """The micro-batch came to nothing; its time is lost, and says nothing about speed."""
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+        self.round.disturbed = True
+
+    def learn(self, *, short: bool) -> None:
+        """The last micro-batch of a round is done: learn from what is known now.
+
+        A short round tells more of the fixed cost than of the speed.
+        """
+        self.round.compute_s += self._apply_s
+        self._apply_s = 0.0
+        self.round.teaches = not (short or self.round.disturbed) and self._rounds >= _WARM_UP_ROUNDS
+        self._rounds += 1
+        known = self.round if self.stopwatch is None else self._before
+        busy_s = known.compute_s + known.input_s
+        if known.samples and busy_s > 0 and known.teaches:
+            self.predictor.update(known.samples / busy_s, cpu=self.cpu, memory=self.memory)
+            if self.profile is not None:
+                self.profile.observe(round(known.samples / known.micro_batches), busy_s / known.micro_batches)
+                self.profile.fit()
+        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
+        # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
+        if self.predictor.uses_drivers:
+            self.cpu, self.memory = self._drivers()
+
+    def row(self) -> dict[str, float]:
+        """The figures of this rank for the table, after `learn`."""
+        known = self.round if self.stopwatch is None else self._before
+        gamma = None if self.profile is None else self.profile.gamma
+        return {
+            "samples": self.round.samples,
+            "micro_batches": self.round.micro_batches,
+            "compute_s": known.compute_s,
+            "input_s": known.input_s,
+            "samples_per_s": self.predictor.predict(cpu=self.cpu, memory=self.memory),
+            "cpu": self.cpu,
+            "memory": self.memory,
+            "slope_s": 0.0 if gamma is None else gamma.slope_s,
+            "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
+            "saturation": 0.0 if gamma is None else gamma.saturation,
+            "limit": self.limit,
+        }
+
+    def rest(self) -> None:
+        """There is time, while others compute: do what would delay somebody elsewhere."""
+        if not self.predictor.uses_drivers and self.done_at - self._drivers_read_at > _LEISURE_S:
+            self._drivers_read_at = self.done_at
+            self.cpu, self.memory = self._drivers()
+
+    def applied(self, seconds: float) -> None:
+        """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
+        self._apply_s += seconds
+
+    def settle(self) -> None:
+        """The synchronisation is over, and the queue has come past the round."""
+        if self.stopwatch is not None:
+            self.round.compute_s = self.stopwatch.read()
+            self._before = self.round
+        self.round = _Round()
+
+    def forget(self) -> None:
+        """The round at hand never was."""
+        if self.stopwatch is not None:
+            self.stopwatch.read()
+        self.round = _Round()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has learned of itself, as plain data."""
+        return {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds} | (
+            {} if self.profile is None else {"profile": self.profile.state_dict()}
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where it left off."""
+        self.predictor.load_state_dict(state["predictor"])
+        self.limit = int(state["limit"])
+        self._rounds = 0  # a new process warms up anew
+        if self.profile is not None and "profile" in state:
+            self.profile.load_state_dict(state["profile"])
+
+    def _drivers(self) -> tuple[float, float]:
+        if self._meter is None:
+            return float("nan"), float("nan")
+        reading = self._meter.read()
+        return reading.cpu, reading.memory

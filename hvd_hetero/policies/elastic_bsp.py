@@ -1,0 +1,120 @@
+"""ElasticBSP: supersteps in which every rank does as many iterations as bring all to the barrier together."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation._checks import integer
+from hvd_hetero.barriers import zipline
+from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+__all__ = ["ElasticBSP"]
+
+_NANOSECONDS = 1e9
+_LONGEST_S = 1e6  # of an iteration; R of them in nanoseconds are far below 2^63
+
+
+class ElasticBSP(Policy):
+    r"""Rank i does ``tau_i`` iterations of a fixed batch before the next barrier (elastic-bsp, section III).
+
+    With ``a_i = b_i / v_i`` the predicted seconds of one iteration, the ends of the next R iterations are ``r a_i``,
+    r = 1 … R, and ZipLine picks one end per rank so that the latest and the earliest are as near as possible; of equals
+    the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
+
+    ``updates="accumulate"``: the gradients of the superstep are gathered, and one update follows with their mean over
+    all its samples: exactly the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
+    varies, from X = global_batch to R X, and with it the number of steps of an epoch.
+
+    ``updates="local"``: each rank updates its own parameters after every iteration, as in the paper's Algorithm 1, and
+    the barrier averages parameters and optimizer state, weighted by samples: with x_i the parameters of rank i after
+    its tau_i steps and S_i its samples, ``x <- sum_i (S_i / S) x_i``. State (momentum, second moments) is averaged
+    likewise, step counts included where they are floating-point numbers, so that all ranks go on alike and rank 0's
+    checkpoint is everybody's. State of other types stays each rank's own.
+
+    Parameters
+    ----------
+    lookahead
+        R, the iterations that are predicted of every rank. It bounds how long a superstep may be, and with it how stale
+        the slowest rank's iterations are; the paper uses 15 to 240 and gains nothing from much.
+    updates
+        See above.
+    predictor
+        Of the speed of each rank.
+    tolerance
+        Barriers that wait at most this share of the barrier's own time longer than the best are as good, and of
+        these the earliest is taken. Without it the noise of a measurement decides between a superstep of one iteration
+        and one of R.
+
+    Differences from the paper: the server, and its push and pull, are gone; ends are predicted from each rank's own
+    predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
+    """
+
+    name: ClassVar[str] = "elastic-bsp"
+
+    def __init__(
+        self,
+        lookahead: int = 15,
+        *,
+        updates: Literal["accumulate", "local"] = "accumulate",
+        predictor: str | Predictor = "ema",
+        tolerance: float = 0.02,
+    ) -> None:
+        self.lookahead = integer("lookahead", lookahead, 1, way_out="give the number of iterations to predict")
+        if updates not in ("accumulate", "local"):
+            raise ValueError(f"updates must be 'accumulate' or 'local', got {updates!r}")
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
+        self.updates = updates
+        self.updates_locally = updates == "local"
+        self.tolerance = tolerance
+        self._predictor = predictor
+        self._batches: tuple[int, ...] = ()
+        self.predictor()  # a wrong name is an error here and not in the first round
+
+    def predictor(self) -> Predictor:
+        """The predictor asked for: a fresh one by name, or the very object that was given."""
+        return predictor(self._predictor)
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """One iteration each."""
+        self._batches = equal_plan(workers, global_batch).samples
+        return self._plan(np.ones(workers, dtype=np.int64))
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """The iterations up to the best barrier; as before where a rank has no usable prediction."""
+        speeds = finished.table.column("samples_per_s")
+        if not (np.isfinite(speeds) & (speeds > 0)).all():
+            return plan
+        iteration_s = np.asarray(self._batches) / speeds
+        if not (iteration_s < _LONGEST_S).all():
+            return plan
+        # One correctly rounded division and one product decide the nanoseconds; from here on all is integer.
+        iteration_ns = np.maximum(np.rint(iteration_s * _NANOSECONDS), 1).astype(np.int64)
+        return self._plan(self._iterations(iteration_ns))
+
+    def _iterations(self, iteration_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        ends = iteration_ns[:, np.newaxis] * np.arange(1, self.lookahead + 1)
+        best = zipline(ends)
+        if self.tolerance == 0:
+            return best.index + 1
+        # The earliest barrier that is as good: barriers become good once their time is long enough for their wait, so
+        # try each time at which the slowest rank may end an iteration, and let the others take their last end before.
+        slowest = ends[int(iteration_ns.argmax())]
+        permille = round(self.tolerance * 1000)
+        for time in slowest.tolist():
+            tau: npt.NDArray[np.int64] = np.clip(time // iteration_ns, 1, self.lookahead)
+            chosen = tau * iteration_ns
+            wait = int(chosen.max() - chosen.min())
+            if (wait - int(best.wait)) * 1000 <= permille * time:
+                return tau
+        return best.index + 1
+
+    def _plan(self, iterations: npt.NDArray[np.int64]) -> RoundPlan:
+        counts = tuple(int(tau) for tau in iterations)
+        samples = tuple(b * tau for b, tau in zip(self._batches, counts, strict=True))
+        return RoundPlan(samples, counts, local=self.updates_locally)

@@ -1,0 +1,59 @@
+"""Non-blocking SGD: the first rank to finish ends the round, and the others hand in what they have."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from hvd_hetero.allocation._checks import integer
+from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+__all__ = ["NonBlocking"]
+
+
+class NonBlocking(Policy):
+    r"""Every rank may do up to N micro-batches; when the first has done N, all stop (non-blocking-sgd, Algorithm 1).
+
+    Rank i is given ``x_i = X / n`` samples in N micro-batches and does ``n_i <= N`` of them, ``S_i <= x_i`` samples;
+    ``S = sum S_i``. A rank stops at the end of the micro-batch at hand, so it never waits longer than the slowest
+    rank needs for one, and does at least one. A round thus lasts as long as its fastest rank needs.
+
+    **Scaling.** With G_i the sum of the gradients of the samples that rank i did,
+
+        unbiased:    g = (1 / S) sum_i G_i             the mean over all samples done, whoever did them
+        n/N:         g = (1 / X) sum_i (n_i / N) G_i   the paper's rule (section 3.2 and Eq. 19)
+
+    The paper shrinks the learning rate of rank i by n_i / N, and its gradient is a sum over n_i micro-batches, so what
+    a slow rank saw weighs (n_i / N)^2 against a fast rank's: samples count less for having been computed slowly, and
+    the step is shorter. Where the data are spread evenly, that costs speed and no more; where slow ranks hold data of
+    their own, it also turns the optimum away from them. Hence unbiased is the default.
+
+    Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every
+    sample once (the paper shuffles, and hopes); the round that takes the last samples of an epoch ends when all are
+    done. Gradients are means over samples where the paper adds, which only names the learning rate differently.
+    """
+
+    name: ClassVar[str] = "non-blocking"
+    measures: ClassVar[bool] = False
+
+    def __init__(self, micro_batches: int = 8, *, scaling: Literal["unbiased", "n/N"] = "unbiased") -> None:
+        self.micro_batches = integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank")
+        if scaling not in ("unbiased", "n/N"):
+            raise ValueError(f"scaling must be 'unbiased' or 'n/N', got {scaling!r}")
+        self.scaling = scaling
+        self.weighs_twice = scaling == "n/N"
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Equal shares, each in as many micro-batches."""
+        least = workers * self.micro_batches
+        if global_batch < least:
+            raise ValueError(
+                f"global_batch must be at least {least}, a sample for each of the {self.micro_batches} micro-batches "
+                f"of {workers} ranks; got {global_batch}: raise global_batch or lower micro_batches"
+            )
+        samples = equal_plan(workers, global_batch).samples
+        return RoundPlan(samples, (self.micro_batches,) * workers, ends="first")
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """The same again."""
+        return plan

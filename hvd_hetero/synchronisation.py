@@ -1,0 +1,110 @@
+"""How the ranks average: everybody with everybody, or each with its neighbours in a graph.
+
+    allreduce   one gradient g = (1 / S) sum_i G_i for all, G_i the sum of the gradients of rank i's S_i samples
+    D-PSGD      x_i <- sum_j W_ij x_j - eta (n / S) G_i
+    MATCHA      the same, with a W of its own in every round, drawn alike on every rank
+
+(non-blocking-sgd, sections 2.2 and 2.5, Algorithms 1 and 2.) W is symmetric and doubly stochastic, so mixing leaves the
+mean of the models where it is, and the mean moves by eta (1 / n) sum_i (n / S) G_i = eta g: the same step as with an
+allreduce, whatever the shares are. The ranks hold different models meanwhile; the result of a training is their mean.
+
+Differences from the paper: the factor n S_i / S, by which a rank's mean gradient weighs as much as its samples do (the
+paper's factor n_i / N is the option ``scaling="n/N"`` of ``NonBlocking``).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_hetero.topology import matcha, mixing_matrix, ring
+from hvd_hetero.topology.graphs import Graph
+from hvd_hetero.topology.matcha import Matcha
+
+__all__ = ["ALLREDUCE", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
+
+ALLREDUCE = "allreduce"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeighbourMixing:
+    """D-PSGD: the same weights in every round."""
+
+    graph: Graph
+
+    @property
+    def nodes(self) -> int:
+        """The ranks it is made for."""
+        return self.graph.nodes
+
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """The weights with which a rank averages, its own among them; they sum to 1."""
+        weights = mixing_matrix(self.graph)[rank]
+        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
+
+    @property
+    def most_neighbours(self) -> int:
+        """Of any rank in any round."""
+        return int(self.graph.degrees().max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchaMixing:
+    """MATCHA: some of the links in each round, the more important ones more often.
+
+    Activation probabilities are floating-point results of an optimisation, and two processors may find different last
+    bits; so one rank computes this object and the others receive it.
+    """
+
+    schedule: Matcha
+    seed: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """The ranks it is made for."""
+        return self.schedule.nodes
+
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """The weights with which a rank averages in this round, its own among them; they sum to 1."""
+        others = dict(self.schedule.partners(rank, self.seed, round))
+        return {rank: 1.0 - sum(others.values()), **others}
+
+    @property
+    def most_neighbours(self) -> int:
+        """Of any rank in any round."""
+        return len(self.schedule.matchings)
+
+
+Mixing = NeighbourMixing | MatchaMixing
+
+
+_BY_NAME: dict[str, Callable[[int], Mixing]] = {
+    "d-psgd": lambda workers: NeighbourMixing(ring(workers)),
+    "matcha": lambda workers: MatchaMixing(matcha(ring(workers), budget=0.5)),
+}
+
+
+def resolve_mixing(sync: str | Mixing, workers: int) -> Mixing | None:
+    """What ``sync`` means for so many ranks: None for the allreduce, or whom each rank averages with.
+
+    By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round.
+    """
+    if isinstance(sync, Mixing):
+        if (nodes := sync.nodes) != workers:
+            raise ValueError(
+                f"sync has a graph of {nodes} nodes, and there are {workers} ranks; give one node per rank"
+            )
+        return sync
+    if not isinstance(sync, str):
+        raise TypeError(f"sync must be a name, a NeighbourMixing or a MatchaMixing, got {sync!r}")
+    if sync == ALLREDUCE:
+        return None
+    if sync not in _BY_NAME:
+        known = (ALLREDUCE, *_BY_NAME)
+        near = difflib.get_close_matches(sync.lower().replace("_", "-"), known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"sync {sync!r} is not known; {hint}known names: {', '.join(known)}")
+    return None if workers == 1 else _BY_NAME[sync](workers)

@@ -1,0 +1,158 @@
+"""What carries the gradients of a round to the other ranks: one base, and the allreduce that most policies use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.settings import settings_of
+from torch_hooks.parameters import witness_among
+from torch_hooks.waiting import wait
+
+__all__ = ["Allreduce", "Synchroniser"]
+
+_CHANGED = (
+    "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
+    "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
+    "optimizer.skip_synchronize(): optimizer.step()"
+)
+
+
+class Synchroniser(ABC):
+    """Turns one round's gradients of this rank into what its update needs; the table rides along.
+
+    ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``. Parameters
+    are the keys of ``names``, in the same order on every rank.
+    """
+
+    overlaps: ClassVar[bool] = True
+    """whether gradients leave as they arise, so that they must not be touched before ``finish``"""
+
+    updates_locally: ClassVar[bool] = False
+    """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
+
+    def __init__(
+        self, balancer: Balancer, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], prefix: str
+    ) -> None:
+        self._balancer = balancer
+        self._optimizer = optimizer
+        self._names = names
+        self._prefix = prefix
+        self._table: tuple[int, torch.Tensor] | None = None
+        self._table_dtype = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
+        self._witness: torch.Tensor | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something of this round is on its way."""
+        return self._table is not None
+
+    @abstractmethod
+    def arrived(self, parameter: torch.Tensor) -> None:
+        """The gradient of this parameter is complete."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Everything is computed: exchange what is not on its way, wait, agree."""
+
+    def _post_table(self) -> None:
+        witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
+        report = self._balancer.report(settings=settings_of(self._optimizer.param_groups), witness=witness)
+        vector = torch.from_numpy(report).to(self._table_dtype)
+        self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
+
+    def _await_table(self) -> None:
+        assert self._table is not None
+        wait(self._table[0], *self._balancer.waiting())
+
+    def _agree(self) -> float:
+        assert self._table is not None
+        _, vector = self._table
+        self._table = None
+        return self._balancer.agree(vector.numpy())
+
+
+class Allreduce(Synchroniser):
+    """The mean gradient over all samples of the round, on every rank.
+
+    In the last backward pass every gradient goes on the wire as soon as it is there, with ``op=Sum`` and its weight
+    already applied: factors handed to Horovod would have to be equal on all ranks. The rank's row of the table goes out
+    just before the last gradient and is fused with it.
+    """
+
+    def __init__(
+        self, balancer: Balancer, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], prefix: str
+    ) -> None:
+        super().__init__(balancer, optimizer, names, prefix)
+        self._witness = witness_among(names)
+        # Per gradient on its way: the handle, the gradient, and the version it had, which tells a change by the user.
+        self._handles: dict[torch.Tensor, tuple[int, torch.Tensor, int]] = {}
+        self._expected = sum(p.requires_grad for p in names)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients are on their way."""
+        return bool(self._handles) or self._table is not None
+
+    def arrived(self, parameter: torch.Tensor) -> None:
+        """Send it."""
+        if parameter in self._handles:
+            raise RoundStateError(
+                f"the gradient of {self._names[parameter]!r} was computed twice before step(), and the first one is on "
+                "its way already; add the losses and call backward() once per micro-batch"
+            )
+        if len(self._handles) + 1 == self._expected:
+            self._post_table()
+        self._send(parameter)
+
+    def finish(self) -> None:
+        """Wait for the sums, once zeros are sent for gradients that did not arise here: another rank may have them."""
+        if self._handles:
+            self._expected = len(self._handles)  # gradients that arise by themselves, likely the same next time
+        for parameter in self._names:
+            if parameter.requires_grad and parameter not in self._handles:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                self._send(parameter)
+        if self._table is None:
+            self._post_table()
+        self._await_table()
+        changed = None
+        for parameter, (handle, gradient, version) in self._handles.items():
+            hvd.synchronize(handle)
+            if gradient._version != version:
+                changed = parameter
+        gradients = [gradient for _, gradient, _ in self._handles.values()]
+        self._handles.clear()
+        correction = self._agree()
+        if changed is not None:
+            raise RoundStateError(f"the gradient of {self._names[changed]!r} {_CHANGED}")
+        if correction != 1.0:
+            torch._foreach_mul_(gradients, correction)
+
+    def _send(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        name = self._names[parameter]
+        if gradient.layout is not torch.strided:
+            raise TypeError(
+                f"the gradient of {name!r} is sparse, which cannot be synchronised here; make the embedding with "
+                "sparse=False"
+            )
+        if not gradient.is_contiguous():
+            gradient = parameter.grad = gradient.contiguous()
+        elif gradient.untyped_storage().nbytes() > gradient.nbytes:
+            # A part of a larger tensor, as torch.cat of parameters leaves it: its version counts changes of all parts.
+            gradient = parameter.grad = gradient.clone()
+        weight = self._balancer.weight
+        if weight == 0.0:
+            gradient.zero_()  # and not a product, which would keep the NaN of a mean over no samples
+        elif weight != 1.0:
+            gradient.mul_(weight)
+        handle = hvd.allreduce_async_(gradient, name=f"{self._prefix}.{name}", op=hvd.Sum)
+        self._handles[parameter] = handle, gradient, gradient._version
