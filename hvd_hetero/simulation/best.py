@@ -1,0 +1,74 @@
+r"""The best possible split: the one that a round would have had, had its speeds been known before it began.
+
+    T* = min { τ : sum_i cap_i(τ) >= X },    cap_i(τ) = max { x : f_i Γ_i(x) <= A_i(T, T + τ) }
+
+cap_i counts the samples that worker i can finish within τ seconds of the pace that it is going to have. T* is found by
+bisection over τ to a relative 1e-9, then cap(T*) is cut to X, from the workers that hold most. It minimises the round's
+computing over all splits, saturation, memory limits and changes of pace in the middle of the round included: no policy
+that ends a round when all are done can be sooner. With a server the same holds but for the queue at the server.
+
+It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.policies import Policy
+from hvd_hetero.policies.base import equal_plan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.simulation.cluster import Machines
+
+__all__ = ["BestSplit"]
+
+
+class BestSplit(Policy):
+    """The oracle of the tables."""
+
+    name: ClassVar[str] = "best split"
+    measures: ClassVar[bool] = False
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """How many samples a round has; ``foresee`` says who does them."""
+        return equal_plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """As many again."""
+        return plan
+
+    def foresee(self, machines: Machines, begin_s: float, factors: NDArray[np.float64], total: int) -> RoundPlan:
+        """The split of the round that begins now."""
+        message_s = np.zeros(machines.count)
+        if machines.network.kind == "server":
+            message_s = machines.network.message_s(machines.bandwidth(begin_s))
+        start_s = begin_s + message_s
+
+        def capacity(span_s: float) -> NDArray[np.int64]:
+            end_s = np.maximum(begin_s + span_s - message_s, start_s)
+            return np.minimum(
+                machines.devices.within(machines.availability.work_between(start_s, end_s) / factors), total
+            )
+
+        late_s = 1e-6
+        while int(capacity(late_s).sum()) < total:
+            late_s *= 2.0
+        early_s = 0.0
+        while late_s - early_s > 1e-9 * late_s:
+            middle_s = 0.5 * (early_s + late_s)
+            if int(capacity(middle_s).sum()) < total:
+                early_s = middle_s
+            else:
+                late_s = middle_s
+        shares = capacity(late_s)
+        # What is too much is at most a few samples, all of which end at T* itself.
+        spare = int(shares.sum()) - total
+        for i in np.argsort(-(shares - capacity(early_s)), kind="stable").tolist():
+            if spare <= 0:
+                break
+            cut = min(spare, max(int(shares[i] - capacity(early_s)[i]), 0))
+            shares[i] -= cut
+            spare -= cut
+        return RoundPlan.of(shares)

@@ -1,0 +1,125 @@
+"""Several schemes on one cluster, each until it has trained on the same number of samples, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.policies import BSP
+from hvd_hetero.simulation.best import BestSplit
+from hvd_hetero.simulation.description import Description, SchemeChoice
+from hvd_hetero.simulation.engine import Options, RoundSimulation
+from hvd_hetero.simulation.learners import learner_for
+from hvd_hetero.simulation.order import WholeRounds
+from hvd_hetero.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
+from hvd_hetero.simulation.results import Simulated
+from hvd_hetero.simulation.server import ServerModel, ServerSimulation
+
+__all__ = ["Outcome", "compare", "problem_named"]
+
+_SETTLING = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
+_EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One line of the table. Rates and shares are without the first tenth of the samples."""
+
+    scheme: str
+    samples_per_s: float
+    waiting_share: float
+    transfer_share: float
+    round_s: float
+    time_to_loss_s: float | None
+    """None where no loss was asked for; infinite where it was not reached"""
+    final_loss: float | None
+    times_bsp: float = math.nan
+    of_best: float = math.nan
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which knows no infinity."""
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+
+
+def problem_named(name: str | None, seed: int) -> Problem | None:
+    """The problem of a description."""
+    if name in (None, "none"):
+        return None
+    data = digits(seed)
+    return SoftmaxRegression(data) if name == "digits-softmax" else SmallNetwork(data)
+
+
+def compare(
+    described: Description, progress: Callable[[str, float], None] = lambda label, share: None
+) -> list[tuple[Outcome, Simulated]]:
+    """Every scheme asked for, after BSP and the best split, which the ratios need."""
+    problem = problem_named(described.problem, described.cluster.seed)
+    asked = list(described.schemes)
+    labels = {scheme.label for scheme in asked}
+    references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit)]
+    schemes = [reference for reference in references if reference.label not in labels] + asked
+    found: list[tuple[Outcome, Simulated]] = []
+    for scheme in schemes:
+        result = _simulate(described, scheme, problem, progress)
+        found.append((_outcome(scheme.label, result, described), result))
+    rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
+    return [(_with_ratios(outcome, rates["bsp"], rates["best-split"]), result) for outcome, result in found]
+
+
+def _simulate(
+    described: Description, scheme: SchemeChoice, problem: Problem | None, progress: Callable[[str, float], None]
+) -> Simulated:
+    cluster, seed = described.cluster, described.cluster.seed
+    wanted = described.rounds * described.global_batch
+    length = problem.samples if problem else described.dataset
+    data = WholeRounds(length, shuffle=True, seed=seed) if length else None
+    every = max(described.rounds // _EVALUATIONS, 1)
+    if scheme.server is not None:
+        workers = len(cluster.workers)
+        # One update of BSP moves by the mean gradient of n batches; n updates by one batch each move as far at η / n.
+        # DynSSP averages the updates of a clock by itself.
+        rate = described.learning_rate / (1 if scheme.server.name == "dyn-ssp" else workers)
+        model = ServerModel(problem, rate, seed) if problem else None
+        batch = max(described.global_batch // workers, 1)
+        asynchronous = ServerSimulation(
+            cluster, scheme.server, batch, data=data, model=model, evaluate_every=every * workers
+        )
+        while sum(asynchronous.result.samples) < wanted:
+            asynchronous.run(max(workers, described.rounds * workers // 50))
+            progress(scheme.label, sum(asynchronous.result.samples) / wanted)
+        return asynchronous.result
+    assert scheme.make is not None
+    policy = scheme.make()
+    learner = learner_for(policy, problem, described.learning_rate, seed) if problem else None
+    options = Options(lead=described.lead, signal_s=described.signal_s, evaluate_every=every)
+    rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data, learner=learner)
+    done = 0
+    while done < wanted:
+        finished = rounds.step()
+        done += int(finished.table.total)
+        progress(scheme.label, done / wanted)
+    return rounds.result
+
+
+def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
+    samples = np.cumsum(result.samples)
+    skip = int(np.searchsorted(samples, _SETTLING * samples[-1]))
+    goal = described.target_loss
+    return Outcome(
+        label,
+        result.rate(skip),
+        result.waiting_share(skip),
+        result.transfer_share(skip),
+        result.round_s(skip),
+        None if goal is None else result.time_to(goal),
+        result.loss[-1][2] if result.loss else None,
+    )
+
+
+def _with_ratios(outcome: Outcome, bsp: float, best: float) -> Outcome:
+    values = asdict(outcome) | {"times_bsp": outcome.samples_per_s / bsp, "of_best": outcome.samples_per_s / best}
+    return Outcome(**values)

@@ -1,0 +1,280 @@
+r"""Rounds in simulated time: production's policy and paces decide, simulated machines say how long it takes.
+
+A round begins at T for all. Worker i, its share cut into k_i micro-batches, is ready at
+
+    r_i = finish_i(T + pull_i, f_i work_i) + push_i          (pull and push only where there is a server)
+
+and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan ends with the first, like this: let
+
+    e = min_i (time at which worker i has done all its micro-batches) + signal_s;
+
+every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
+the latest of these plus the transfer. Nothing is approximated: between two rounds there is no other event, so stepping
+from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
+
+**What is production here**: the policy object; one ``hvd_hetero.pace.Pace`` per worker with its predictor and device
+profile, driven by a simulated clock; ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the ``Balancer`` adds,
+the order of these steps, the lead and the memory limits, is repeated here, because n balancers each hold a table of n
+rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and finds the same
+plans.
+
+Cost: O(n) a round and a worker, about 10 microseconds each (the predictors').
+
+Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
+rounds. ``Network(kind="recorded")`` can carry both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.pace import Pace
+from hvd_hetero.policies import Policy
+from hvd_hetero.prediction import Predictor
+from hvd_hetero.resources import ResourceMeter
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
+from hvd_hetero.simulation.compute import Pieces
+from hvd_hetero.simulation.foreground import in_foreground
+from hvd_hetero.simulation.order import WholeRounds
+from hvd_hetero.simulation.results import Learner, Simulated
+
+__all__ = ["Options", "RoundSimulation", "simulate"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Foresight(Protocol):
+    """A plan made with knowledge of the future: the best that any could be (``hvd_hetero.simulation.best``)."""
+
+    def foresee(self, machines: Machines, begin_s: float, factors: Floats, total: int) -> RoundPlan:
+        """The plan of the round that begins now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run the rounds. The defaults are those of the simplest job."""
+
+    lead: int = 0
+    """plans are fixed so many rounds ahead, as by a loader that prefetches"""
+    signal_s: float = 0.0
+    """from one worker's end of a round to the others' hearing of it, where the first ends the round"""
+    matchings: int | None = None
+    """exchange with neighbours, so many one after the other, instead of an allreduce"""
+    evaluate_every: int = 0
+    """rounds between two evaluations of the loss, which take no simulated time; 0: never"""
+
+
+class RoundSimulation:
+    """A training in rounds. ``step`` does one; ``run`` does many."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        global_batch: int,
+        *,
+        options: Options | None = None,
+        data: WholeRounds | None = None,
+        learner: Learner | None = None,
+        observer: Callable[[FinishedRound], None] | None = None,
+        predictor: Callable[[], Predictor] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.machines = Machines(cluster)
+        self.options = options or Options()
+        self.data = data
+        self.learner = learner
+        self.observer = observer
+        n = self.machines.count
+        if global_batch < n:
+            raise ValueError(f"global_batch must be at least the number of workers, {n}, got {global_batch}")
+        self.now_s = 0.0
+        self.rounds = 0
+        self._clock = np.zeros(n)  # what each rank's clock shows
+        self._paces = [self._pace(i, predictor) for i in range(n)]
+        first = policy.first(n, global_batch)
+        self._plans = deque([first] * (self.options.lead + 1))
+        self._wait_s = np.full(n, np.nan)
+        self.result = Simulated(policy.name, n)
+
+    def _pace(self, rank: int, make: Callable[[], Predictor] | None) -> Pace:
+        cluster = self.machines.cluster
+        meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock)
+        clock = self._clock
+        pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter))
+        if make is not None:
+            pace.predictor = make()
+        elif self.policy.predictor() is pace.predictor:  # an object, which in production each process would have
+            pace.predictor = copy.deepcopy(pace.predictor)
+        else:
+            pace.predictor = in_foreground(pace.predictor)
+        return pace
+
+    def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
+        """So many rounds more."""
+        for _ in range(rounds):
+            self.step()
+            progress()
+        return self.result
+
+    def step(self) -> FinishedRound:
+        """One round."""
+        machines, options, n = self.machines, self.options, self.machines.count
+        begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
+        plan, samples = self._plan(factors)
+        epoch = 0 if self.data is None else self.data.epoch
+        shares = np.array(plan.samples, dtype=np.int64)
+        pieces = machines.devices.pieces(shares, np.array(plan.micro_batches, dtype=np.int64))
+
+        served = machines.network.kind == "server"
+        link = machines.bandwidth(begin_s)
+        message_s = machines.network.message_s(link) if served else np.zeros(n)
+        start_s = begin_s + message_s
+        done, finish_s = self._compute(plan, pieces, start_s, factors)
+        ready_s = machines.network.served(finish_s + message_s) if served else finish_s
+        last_s = float(ready_s.max())
+        transfer_s = self._transfer_s(last_s)
+        self.now_s = last_s + transfer_s
+
+        used = pieces.samples_of(done)
+        table = self._table(plan, used, done, start_s, finish_s, 2 * message_s)
+        self._wait_s = self.now_s - finish_s
+        finished = FinishedRound(self.rounds, epoch, plan, table, self.now_s - begin_s)
+        self._decide(finished)
+        if self.learner is not None:
+            self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
+        if self.data is not None:
+            self.data.settle(used.tolist())
+        self._note(finished, used, done, transfer_s, float((last_s - ready_s).mean()))
+        if self.observer is not None:
+            self.observer(finished)
+        self.rounds += 1
+        if self.learner is not None and options.evaluate_every and self.rounds % options.evaluate_every == 0:
+            self.result.loss.append((self.now_s, self.rounds, self.learner.loss))
+        return finished
+
+    def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
+        """The plan of this round, and the samples of every rank."""
+        plan = self._plans[0]
+        if self.data is not None:
+            plan = plan.shrink(self.data.ahead())
+        if hasattr(self.policy, "foresee"):
+            policy = cast(Foresight, self.policy)
+            plan = policy.foresee(self.machines, self.now_s, factors, plan.total)
+        if self.data is None:
+            return plan, [_NOTHING] * plan.workers
+        return self.data.take_round(plan)
+
+    def _compute(self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats) -> tuple[Ints, Floats]:
+        """Micro-batches done and when each worker has done its last."""
+        machines, count = self.machines, pieces.count
+        if machines.per_batch.any:
+            return self._compute_one_by_one(plan, pieces, start_s, factors)
+        finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
+        if plan.ends == "all":
+            return count, finish_s
+        heard_s = float(finish_s[count > 0].min()) + self.options.signal_s
+        # Work behind each worker at that moment; who has not even begun does one micro-batch all the same.
+        work_s = machines.availability.work_between(start_s, np.maximum(heard_s, start_s)) / factors
+        whole = pieces.finished_by(work_s)
+        at_hand = pieces.work_of(whole) < work_s * (1 - 1e-12)
+        done = np.minimum(np.maximum(whole + at_hand, 1), count)
+        return done, machines.availability.finish(start_s, pieces.work_of(done) * factors)
+
+    def _compute_one_by_one(
+        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats
+    ) -> tuple[Ints, Floats]:
+        machines, count = self.machines, pieces.count
+        each = machines.per_batch.following(count)  # (n, K)
+        place = np.arange(each.shape[1])
+        work_s = np.where(place < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
+        total_s = np.cumsum(np.where(place < count[:, None], work_s * each, 0.0), axis=1) * factors[:, None]
+        ends_s = np.stack([machines.availability.finish(start_s, total_s[:, j]) for j in place], axis=1)
+        rows = np.arange(machines.count)
+        finish_s = np.where(count > 0, ends_s[rows, np.maximum(count, 1) - 1], start_s)
+        done = count
+        if plan.ends == "first":
+            heard_s = float(finish_s[count > 0].min()) + self.options.signal_s
+            done = np.minimum((ends_s < heard_s).sum(axis=1) + 1, count)
+            finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
+        machines.per_batch.use(done)
+        return done, finish_s
+
+    def _transfer_s(self, time_s: float) -> float:
+        link = self.machines.bandwidth(time_s)
+        if self.options.matchings is not None:
+            return self.machines.network.exchange_s(link, self.options.matchings)
+        return self.machines.network.allreduce_s(link, self.rounds)
+
+    def _table(
+        self, plan: RoundPlan, used: Ints, done: Ints, start_s: Floats, finish_s: Floats, message_s: Floats
+    ) -> RoundTable:
+        """Every rank measures, learns and reports; the steps of ``Balancer.report``."""
+        self._run_out_of_memory(plan)
+        rows: dict[str, list[float]] = {name: [] for name in _COLUMNS}
+        clock, errors = self._clock, self.machines.measurement.round(self.rounds)
+        measured_s = start_s + (finish_s - start_s) * errors
+        short = plan.total < self._plans[0].total
+        figures = zip(self._paces, used.tolist(), done.tolist(), message_s.tolist(), strict=True)
+        for i, (pace, samples, micro_batches, communication_s) in enumerate(figures):
+            clock[i] = start_s[i]
+            pace.begin(communication_s)  # with a server: a rank's own transfers, which move with its link
+            clock[i] = measured_s[i]
+            pace.done(samples)
+            pace.round.micro_batches = micro_batches
+            pace.learn(short=short)
+            for name, value in pace.row().items():
+                rows[name].append(value)
+            pace.rest()
+            pace.settle()
+        rows["wait_s"] = self._wait_s.tolist()
+        zeros = [0.0] * len(used)
+        return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T, len(used))
+
+    def _run_out_of_memory(self, plan: RoundPlan) -> None:
+        """What ``Balancer.out_of_memory`` makes of micro-batches that do not fit: a limit, known from this table on."""
+        fits = self.machines.devices.memory_limit
+        largest = -(-np.array(plan.samples) // np.maximum(plan.micro_batches, 1))
+        for i in np.flatnonzero(largest > fits).tolist():
+            pace, size = self._paces[i], int(largest[i])
+            pace.failed()
+            while size > fits[i]:
+                pace.limit = max(1, min(int(size * _HEADROOM), size - 1, pace.limit or size))
+                size = min(pace.limit, -(-size // 2))
+
+    def _decide(self, finished: FinishedRound) -> None:
+        """The next plan; the steps of ``Balancer.agree``."""
+        plan = self.policy.next(self._plans[-1], finished)
+        limits = finished.table.column("limit")
+        if limits.any():
+            plan = plan.within([int(each) for each in limits])
+        self._plans.append(plan)
+        self._plans.popleft()
+
+    def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
+        result = self.result
+        result.elapsed_s.append(finished.elapsed_s)
+        result.samples.append(int(used.sum()))
+        result.transfer_s.append(transfer_s)
+        result.idle_s.append(idle_s)
+        result.micro_batches.append(int(done.sum()))
+        result.epochs.append(finished.epoch)
+
+
+def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, **how: Any) -> Simulated:
+    """``RoundSimulation(...).run(rounds)`` in one call."""
+    return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
+
+
+_HEADROOM = 0.9  # as in ``Balancer.out_of_memory``; a test finds out if they part
+_COLUMNS = tuple(RoundReport.__dataclass_fields__)
+_NOTHING = np.empty(0, dtype=np.int64)

@@ -1,0 +1,66 @@
+"""Pictures of simulated schemes. Needs matplotlib, the extra ``hvd-hetero[report]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_hetero.simulation.compare import Outcome
+from hvd_hetero.simulation.results import Simulated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["comparison_figure"]
+
+# Okabe and Ito's palette, which people who confuse red and green can tell apart, and two greys.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888", "#B8B800")
+_WINDOWS = 60  # points of the curve of throughput
+
+
+def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "") -> Figure:
+    """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no window system, no global state
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'hvd-hetero[report]', or leave --plot out") from None
+
+    figure = Figure(figsize=(11.0, 0.45 * len(found) + 3.0), layout="constrained")
+    bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
+    places = np.arange(len(found))[::-1]
+    colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
+    rates = [outcome.samples_per_s for outcome, _ in found]
+    bars.barh(places, rates, color=colours, height=0.65)
+    for place, rate, (outcome, _) in zip(places, rates, found, strict=True):
+        text = f"{rate:,.0f}   {outcome.times_bsp:.2f} times BSP, waits {outcome.waiting_share:.0%}"
+        bars.text(rate, place, "  " + text, va="center", fontsize=9)
+    bars.set_yticks(places, [outcome.scheme for outcome, _ in found])
+    bars.set_xlim(0, 1.75 * max(rates))
+    bars.set_xlabel("samples per second")
+
+    losses = any(result.loss for _, result in found)
+    for colour, (outcome, result) in zip(colours, found, strict=True):
+        style = {"color": colour, "label": outcome.scheme, "linewidth": 1.6}
+        if losses:
+            curves.plot([t for t, _, _ in result.loss], [value for _, _, value in result.loss], **style)
+        else:
+            end_s = np.cumsum(result.elapsed_s)
+            edges = np.linspace(0, end_s[-1], min(_WINDOWS, len(end_s)) + 1)
+            done = np.interp(edges, np.concatenate([[0.0], end_s]), np.concatenate([[0], np.cumsum(result.samples)]))
+            curves.plot(0.5 * (edges[1:] + edges[:-1]), np.diff(done) / np.diff(edges), **style)
+    curves.set_xlabel("simulated seconds")
+    curves.set_ylabel("training loss" if losses else "samples per second")
+    curves.set_yscale("log" if losses else "linear")
+    if not losses:
+        curves.set_ylim(bottom=0)
+    curves.legend(fontsize=8, loc="best")
+    bars.grid(alpha=0.3, axis="x")
+    bars.set_axisbelow(True)
+    curves.grid(alpha=0.3)
+    for axis in (bars, curves):
+        axis.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=12)
+    return figure

@@ -1,0 +1,86 @@
+r"""The communication model: α + M/β, put together as each scheme does.
+
+A message of M bytes over a link of β bytes per second and latency α takes α + M/β. Every worker i has its own link,
+β_i(t) = (its bandwidth) x (its share at t). Hence
+
+    ring         allreduce after the last worker is ready:  2(n-1) (α + M / (n min β))        (n > 1)
+    neighbours   one exchange after the other for c matchings:  c (α + M / min β)
+    server       worker i pulls before its batch and pushes after it, α + M/β_i each; pushes go through the server's own
+                 link first come, first served, M/β_0 each:  f_j = max(f_{j-1}, a_j) + M/β_0  for the j-th arrival a_j
+    recorded     after the last worker is ready, so long as a recorded run took in that round
+
+Left out: overlap of communication with the backward pass (so M counts what is not overlapped), congestion between
+links, bandwidth that changes during a message (its share is read when the message begins), packet loss.
+
+Shapes: n workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Kind = Literal["ring", "server", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How long messages take. The default is a network that takes no time."""
+
+    kind: Kind = "ring"
+    latency_s: float = 0.0
+    message_bytes: float = 0.0
+    """M, the gradients (or parameters) of one worker"""
+    bandwidth: float = math.inf
+    """β of a worker's link, bytes per second, unless the worker has its own"""
+    server_bandwidth: float = math.inf
+    """β_0 of the server's link, bytes per second"""
+    recorded_s: tuple[float, ...] = ()
+    """of kind "recorded": seconds per round, over and over"""
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "message_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        for name in ("bandwidth", "server_bandwidth"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive (bytes per second), got {getattr(self, name)}")
+        if self.kind not in ("ring", "server", "recorded"):
+            raise ValueError(f"kind must be 'ring', 'server' or 'recorded', got {self.kind!r}")
+        if (self.kind == "recorded") != bool(self.recorded_s):
+            raise ValueError(f"recorded_s goes with kind='recorded' and no other, got kind={self.kind!r}")
+
+    def message_s(self, bandwidth: Floats) -> Floats:
+        """One message over each worker's link."""
+        return np.asarray(self.latency_s + self.message_bytes / bandwidth)
+
+    def allreduce_s(self, bandwidth: Floats, round_number: int) -> float:
+        """From the moment when the last is ready to the moment when all have the sum; 0 with a server."""
+        n = len(bandwidth)
+        if self.kind == "recorded":
+            return self.recorded_s[round_number % len(self.recorded_s)]
+        if self.kind == "server" or n == 1:
+            return 0.0
+        return float(2 * (n - 1) * (self.latency_s + self.message_bytes / (n * bandwidth.min())))
+
+    def exchange_s(self, bandwidth: Floats, matchings: int) -> float:
+        """Exchanges with one neighbour after the other."""
+        return float(matchings * (self.latency_s + self.message_bytes / bandwidth.min()))
+
+    def served(self, arrival_s: Floats) -> Floats:
+        """When each push has gone through the server's link: first come, first served, ties to the lower rank."""
+        service_s = self.message_bytes / self.server_bandwidth
+        if service_s == 0:
+            return arrival_s
+        order = np.argsort(arrival_s, kind="stable")
+        place = np.arange(len(order))
+        # f_j = max over i <= j of a_i + (j - i + 1) s: the busy period that j belongs to began with some i.
+        done = np.maximum.accumulate(arrival_s[order] - place * service_s) + (place + 1) * service_s
+        result = np.empty_like(done)
+        result[order] = done
+        return np.asarray(result)

@@ -1,0 +1,28 @@
+"""Production's order of the data, seen from all ranks at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.sampling import SharedPermutation
+
+__all__ = ["WholeRounds"]
+
+
+class WholeRounds(SharedPermutation):
+    """In production each rank holds its own copy and takes its own samples; one copy does for a whole simulation."""
+
+    def take_round(self, plan: RoundPlan) -> tuple[RoundPlan, list[NDArray[np.int64]]]:
+        """The plan of the next round, and the samples of every rank; begins the next epoch where one has ended."""
+        if self.remaining == 0 and not self.resume():
+            self.start(self.epoch + 1)
+        plan, _ = self.take(plan, 0)
+        return plan, np.split(self._open[-1].indices, np.cumsum(plan.samples)[:-1])
+
+    def ahead(self) -> int:
+        """Samples that the next round can take at most."""
+        if self.remaining == 0 and not self.resume():
+            self.start(self.epoch + 1)
+        return self.remaining
