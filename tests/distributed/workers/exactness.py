@@ -8,6 +8,7 @@ round by round, with plain PyTorch.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,12 +17,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-ROUNDS = 50
+ROUNDS = 100
+CLIP = 0.5
+PAUSE_S = 2e-4  # a sample, on every rank but the first, so that policies which measure have something to find
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
 FEATURES = 6
@@ -86,6 +89,8 @@ class Outcome:
     net: Net
     seen: list[list[int]]
     """this rank's samples, per round"""
+    epochs: list[int]
+    """of each round"""
     idle: int
     sizes: list[int]
 
@@ -96,6 +101,10 @@ def samples(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(dtype), torch.sin(x.sum(1, keepdim=True)).to(dtype)
 
 
+def clip(parameters: list[torch.nn.Parameter]) -> None:
+    torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+
+
 def train(policy: Policy, optimizer_name: str, dtype: torch.dtype) -> Outcome:
     torch.manual_seed(100 + hvd.rank())  # ranks start apart: the broadcast has something to do
     net = Net().to(dtype)
@@ -103,16 +112,22 @@ def train(policy: Policy, optimizer_name: str, dtype: torch.dtype) -> Outcome:
     balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
     loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS)
     optimizer = DistributedOptimizer(OPTIMIZERS[optimizer_name](net.parameters()), balance, net.named_parameters())
+    optimizer.register_step_pre_hook(lambda *_: clip(list(net.parameters())))
+    slow = policy.measures or policy.name == "non-blocking"
     seen: list[list[int]] = [[] for _ in range(ROUNDS)]
     sizes = []
+    epochs: list[int] = []
+    balance.balancer.observer = lambda finished: epochs.append(finished.epoch)
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds] += index.tolist()
             sizes.append(len(index))
+            time.sleep(PAUSE_S * len(index) * hvd.rank() * slow)
             optimizer.zero_grad()
             functional.mse_loss(net(x[index]), y[index]).backward()
             optimizer.step()
-    return Outcome(net, seen, sum(not s for s in seen), sizes)
+    balance.close()
+    return Outcome(net, seen, epochs, sum(not s for s in seen), sizes)
 
 
 def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) -> Net:
@@ -124,6 +139,7 @@ def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) 
     for index in rounds:
         optimizer.zero_grad(set_to_none=False)
         functional.mse_loss(net(x[index]), y[index]).backward()
+        clip(list(net.parameters()))
         optimizer.step()
     return net
 
@@ -145,13 +161,19 @@ def main() -> None:
         "bsp": BSP,
         "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
         "lb-bsp": LBBSP,
-        "static": lambda: StaticAllocation([3, 1, 2][:n]),
-        "static, one rank without data": lambda: StaticAllocation([0, 3, 1][:n]),
+        "static": lambda: StaticAllocation([3, 1, 2, 1][:n]),
+        "static, one rank without data": lambda: StaticAllocation([0, 3, 1, 1][:n]),
         "every round another": EveryRoundAnother,
+        "self-adaptive": lambda: SelfAdaptive(total=3 * n),
+        "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // n),
+        "elastic-bsp": lambda: ElasticBSP(lookahead=4),
     }
     cases = [(p, "momentum", torch.float64) for p in policies]
     cases += [("every round another", "adam", torch.float64)]
-    cases += [(p, "momentum", torch.float32) for p in ("bsp", "static", "every round another")]
+    cases += [(p, "momentum", torch.float32) for p in ("bsp", "static", "every round another", "non-blocking")]
+    if n == 4:  # twice the cores that a small machine has: the policies whose rounds differ most
+        cases = [case for case in cases if case[0] in ("lb-bsp", "non-blocking", "elastic-bsp", "every round another")]
+        cases = [case for case in cases if case[1:] == ("momentum", torch.float64)]
     results = []
     for policy, optimizer_name, dtype in cases:
         outcome = train(policies[policy](), optimizer_name, dtype)
@@ -167,6 +189,8 @@ def main() -> None:
                 "difference": difference(outcome.net, reference(rounds, optimizer_name, dtype)),
                 "between_ranks": float((everywhere - everywhere[0]).abs().max()),
                 "rounds": [sorted(r) for r in rounds],
+                "epochs": outcome.epochs,
+                "shares": [[len(part[r]) for part in parts] for r in range(ROUNDS)],
                 "idle": hvd.allgather_object(outcome.idle),
                 "sizes": hvd.allgather_object(sorted(set(outcome.sizes))),
             }
