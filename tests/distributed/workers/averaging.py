@@ -1,0 +1,189 @@
+"""One rank of the test of synchronisers that average parameters: each against an oracle that holds all ranks' models.
+
+The oracle shares no code with the project: rank 0 gathers the samples of every micro-batch that the ranks really saw,
+and repeats each rank's steps, and the averaging between them, with plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch.nn import functional
+
+from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
+from hvd_hetero.synchronisation import MatchaMixing, Mixing
+from hvd_hetero.testing import report
+from hvd_hetero.topology import matcha, ring
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+ROUNDS = 40
+GLOBAL_BATCH = 24
+SAMPLES = 24 * 6 + 3
+RATE = 0.05
+PAUSE_S = 2e-4
+
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.randn(SAMPLES, 4, generator=GENERATOR, dtype=torch.float64)
+Y = torch.sin(X.sum(1, keepdim=True))
+
+Rounds = list[list[list[int]]]  # per round, per micro-batch: the samples
+Models = list[torch.nn.Module]
+Steps = list[torch.optim.Optimizer]
+
+
+class Indexed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def loss_of(model: torch.nn.Module, index: Any) -> torch.Tensor:
+    return functional.mse_loss(model(X[index]), Y[index])
+
+
+def train(policy: Policy, sync: str | Mixing, make: Callable) -> tuple[torch.nn.Module, Rounds, Any]:
+    model = network()
+    balance = LoadBalance(policy, global_batch=GLOBAL_BATCH, sync=sync)
+    loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=1, stop_at=ROUNDS)
+    optimizer = DistributedOptimizer(make(model), balance, model.named_parameters())
+    seen: Rounds = [[] for _ in range(ROUNDS)]
+    while balance.rounds < ROUNDS:
+        for index in loader:
+            seen[balance.rounds].append(index.tolist())
+            time.sleep(PAUSE_S * len(index) * hvd.rank())
+            optimizer.zero_grad()
+            loss_of(model, index).backward()
+            optimizer.step()
+    mixing = balance.mixing
+    balance.close()
+    return model, seen, mixing
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def mix(models: Models, weights: np.ndarray) -> None:
+    """x_i <- sum_j W_ij x_j."""
+    with torch.no_grad():
+        for tensors in zip(*(m.parameters() for m in models), strict=True):
+            mixed = torch.einsum("ij,j...->i...", torch.from_numpy(weights), torch.stack(tensors))
+            for tensor, new in zip(tensors, mixed, strict=True):
+                tensor.copy_(new)
+
+
+def gradient(model: torch.nn.Module, micro_batches: list[list[int]], factor: float) -> None:
+    """The sum over the samples, times the factor."""
+    model.zero_grad(set_to_none=False)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for index in micro_batches:
+        (loss_of(model, index) * len(index) * factor).backward()
+
+
+def with_neighbours(models: Models, steps: Steps, parts: list[Rounds], mixing: Any) -> None:
+    n = len(models)
+    for r in range(ROUNDS):
+        total = sum(len(i) for part in parts for i in part[r])
+        for rank, model in enumerate(models):
+            gradient(model, parts[rank][r], n / total)
+        mix(models, np.array([[mixing.row(i, r).get(j, 0.0) for j in range(n)] for i in range(n)]))
+        for step in steps:
+            step.step()
+
+
+def with_local_updates(models: Models, steps: Steps, parts: list[Rounds], mixing: Any) -> None:
+    for r in range(ROUNDS):
+        done = np.array([sum(map(len, part[r])) for part in parts], dtype=float)
+        for rank, (model, step) in enumerate(zip(models, steps, strict=True)):
+            for index in parts[rank][r]:
+                step.zero_grad()
+                loss_of(model, index).backward()
+                step.step()
+        weights = np.tile(done / done.sum(), (len(models), 1))
+        mix(models, weights)
+        states = [[step.state[p] for p in model.parameters()] for model, step in zip(models, steps, strict=True)]
+        for of_parameter in zip(*states, strict=True):
+            for key in of_parameter[0]:
+                mean = sum(w * state[key] for w, state in zip(weights[0], of_parameter, strict=True))
+                for state in of_parameter:
+                    state[key] = mean.clone().to(state[key].dtype)
+
+
+def with_the_papers_rate(models: Models, steps: Steps, parts: list[Rounds], mixing: Any) -> None:
+    """g = (1 / X) sum_i (n_i / N) G_i, every round planned for the global batch but those at the end of an epoch."""
+    each = 4
+    left = SAMPLES
+    for r in range(ROUNDS):
+        planned = min(GLOBAL_BATCH, left)
+        whole = planned == GLOBAL_BATCH
+        for rank, model in enumerate(models):
+            assigned = each if whole else len(parts[rank][r])
+            gradient(model, parts[rank][r], len(parts[rank][r]) / max(assigned, 1) / planned)
+        for tensors in zip(*(m.parameters() for m in models), strict=True):
+            total = sum(p.grad for p in tensors)
+            for p in tensors:
+                p.grad = total.clone()
+        for step in steps:
+            step.step()
+        left -= sum(len(i) for part in parts for i in part[r])
+        left = left or SAMPLES
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    n = hvd.size()
+    uneven = [1, 3, 2, 1][:n]
+    half = MatchaMixing(matcha(ring(n), budget=0.6), seed=3)
+    cases: dict[str, tuple] = {
+        "bsp, d-psgd": (BSP(), "d-psgd", sgd, with_neighbours),
+        "static, d-psgd": (StaticAllocation(uneven), "d-psgd", sgd, with_neighbours),
+        "non-blocking, d-psgd": (NonBlocking(4), "d-psgd", sgd, with_neighbours),
+        "bsp, matcha": (BSP(), "matcha", adam, with_neighbours),
+        "non-blocking, matcha": (NonBlocking(4), half, sgd, with_neighbours),
+        "elastic-bsp, local, momentum": (ElasticBSP(4, updates="local"), "allreduce", sgd, with_local_updates),
+        "elastic-bsp, local, adam": (ElasticBSP(4, updates="local"), "allreduce", adam, with_local_updates),
+        "non-blocking, n/N": (NonBlocking(4, scaling="n/N"), "allreduce", sgd, with_the_papers_rate),
+    }
+    outcome = {}
+    for name, (policy, sync, make, oracle) in cases.items():
+        model, seen, mixing = train(policy, sync, make)
+        parts = hvd.allgather_object(seen, name="seen")
+        everywhere = hvd.allgather(flat(model)[None].contiguous(), name="parameters")
+        models = [copy.deepcopy(network()) for _ in range(n)]
+        oracle(models, [make(m) for m in models], parts, mixing)
+        expected = torch.stack([flat(m) for m in models])
+        outcome[name] = {
+            "difference": float((everywhere - expected).abs().max() / expected.abs().max()),
+            "between_ranks": float((everywhere - everywhere[0]).abs().max()),
+            "done": [[sum(map(len, part[r])) for part in parts] for r in range(ROUNDS)],
+            "visited": [[i for part in parts for m in part[r] for i in m] for r in range(ROUNDS)],
+        }
+    if hvd.rank() == 0:
+        report({"samples": SAMPLES, "cases": outcome})
+
+
+if __name__ == "__main__":
+    main()
