@@ -1,5 +1,6 @@
 """For tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect what they report."""
 
+from hvd_hetero.testing.device_model import DeviceModel
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
@@ -7,6 +8,7 @@ from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDo
 
 __all__ = [
     "CpuQuota",
+    "DeviceModel",
     "HangError",
     "LaunchError",
     "LaunchResult",

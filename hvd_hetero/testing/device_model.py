@@ -1,0 +1,83 @@
+"""Make a process behave like a device that saturates and runs out of memory, such as a GPU, where there is none.
+
+A batch of x samples takes, whatever the host needs for it (if that is less),
+
+    Γ(x) = m max(x, x_s) + b seconds,
+
+and more than x_o samples do not fit (``allocation.Gamma``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hvd_hetero.allocation import Gamma
+
+__all__ = ["DeviceModel"]
+
+
+class DeviceModel:
+    """A device with this Γ.
+
+        device = DeviceModel(1e-3, 5e-3, saturation=8, out_of_memory=40, error=torch.OutOfMemoryError)
+        with device.step(len(x)):
+            ...
+
+    Parameters
+    ----------
+    slope_s, intercept_s, saturation, out_of_memory
+        m, b, x_s and x_o. ``out_of_memory=None``: everything fits.
+    error
+        Makes the exception of a batch that does not fit from its message: that of the framework, or MemoryError.
+    clock, sleep
+        Of seconds, for tests of this class.
+    """
+
+    def __init__(
+        self,
+        slope_s: float,
+        intercept_s: float,
+        saturation: int = 1,
+        out_of_memory: int | None = None,
+        *,
+        error: Callable[[str], BaseException] = MemoryError,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not (0 < slope_s < math.inf):
+            raise ValueError(f"slope_s must be positive and finite, got {slope_s}")
+        if saturation < 1 or (out_of_memory is not None and out_of_memory < 1):
+            raise ValueError(
+                f"saturation and out_of_memory count samples, at least 1, got {saturation} and {out_of_memory}"
+            )
+        self.gamma = Gamma(slope_s, intercept_s, saturation, out_of_memory)
+        if not 0 < self.gamma.seconds(1) < math.inf:
+            raise ValueError(f"a batch must take some time, got {self.gamma.seconds(1)} s for one sample")
+        self.late_s = 0.0
+        """by how much steps took longer than modelled, in sum: the host was slower than the device it plays"""
+        self.factor = 1.0
+        """how many times slower it has become"""
+        self._error = error
+        self._clock = clock
+        self._sleep = sleep
+
+    def allocate(self, batch: int) -> None:
+        """Raise the error if a batch of this size does not fit."""
+        limit = self.gamma.out_of_memory
+        if limit is not None and batch > limit:
+            raise self._error(f"out of memory: {batch} samples, {limit} fit (a model of a device)")
+
+    @contextmanager
+    def step(self, batch: int) -> Iterator[None]:
+        """The body is the real work on a batch; on leaving, sleeps until the modelled time is over."""
+        begin_s = self._clock()
+        self.allocate(batch)
+        yield
+        rest_s = begin_s + self.factor * self.gamma.seconds(batch) - self._clock()
+        if rest_s > 0:
+            self._sleep(rest_s)
+        else:
+            self.late_s -= rest_s

@@ -1,0 +1,87 @@
+"""A process that plays a device takes the modelled time, and has no memory for more than the modelled batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvd_hetero.testing import DeviceModel
+
+
+class World:
+    """A clock that moves by work and by sleeping."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def played(world: World, **options) -> DeviceModel:
+    return DeviceModel(0.5, 2.0, 4, clock=world.clock, sleep=world.work, **options)
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(1, 4.0), (4, 4.0), (6, 5.0), (20, 12.0)])
+def test_a_step_takes_the_modelled_time_whatever_part_of_it_is_real_work(batch, seconds):
+    world = World()
+    device = played(world)
+    for work_s in (0.0, 1.5, seconds):
+        begin_s = world.now_s
+        with device.step(batch):
+            world.work(work_s)
+        assert world.now_s - begin_s == pytest.approx(seconds)
+    assert device.late_s == 0.0
+
+
+def test_work_that_outlasts_the_model_is_not_shortened_but_told():
+    world = World()
+    device = played(world)
+    with device.step(4):
+        world.work(4.75)
+    assert device.late_s == pytest.approx(0.75)
+    assert world.now_s == pytest.approx(54.75)
+
+
+def test_a_device_that_slows_down_takes_that_many_times_as_long():
+    world = World()
+    device = played(world)
+    device.factor = 3.0
+    with device.step(6):
+        pass
+    assert world.now_s == pytest.approx(65.0)
+
+
+def test_a_batch_beyond_the_memory_raises_the_given_error_before_any_work():
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    world = World()
+    device = played(world, out_of_memory=7, error=OutOfMemoryError)
+    with pytest.raises(OutOfMemoryError, match="8 samples, 7 fit"), device.step(8):
+        pytest.fail("the body ran")
+    assert world.now_s == 50.0
+    with device.step(7):
+        pass
+    assert device.gamma.out_of_memory == 7
+
+
+def test_by_default_it_is_a_memory_error():
+    with pytest.raises(MemoryError):
+        DeviceModel(1.0, 0.0, out_of_memory=1).allocate(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 1.0), "slope_s must be positive"),
+        ((1.0, -2.0), "a batch must take some time"),
+        ((1.0, 1.0, 0), "saturation and out_of_memory count samples"),
+        ((1.0, 1.0, 1, 0), "saturation and out_of_memory count samples"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        DeviceModel(*arguments)
