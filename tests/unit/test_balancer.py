@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.errors import PlanMismatchError, RoundStateError
-from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 
@@ -234,3 +236,126 @@ def test_plans_beyond_the_lead_and_a_late_change_of_it_are_refused():
 def test_an_impossible_global_batch_is_named(global_batch, error, message):
     with pytest.raises(error, match=message):
         Balancer(BSP(), 0, 4, global_batch, clock=Clock())
+
+
+class Board:
+    """Signals between ranks of one process."""
+
+    def __init__(self) -> None:
+        self.ended = -1
+
+    def raise_signal(self, round: int) -> None:
+        self.ended = max(self.ended, round)
+
+    def raised(self, round: int) -> bool:
+        return self.ended >= round
+
+
+def non_blocking_round(job: Job, board: Board) -> list[float]:
+    """Micro-batch by micro-batch in the order of time, as ranks that compute at the same time would."""
+    for balancer in job.balancers:
+        balancer.signals = board
+    vectors: dict[int, np.ndarray] = {}
+    at_work: dict[int, list[int]] = {rank: list(b.plan().sizes(rank)) for rank, b in enumerate(job.balancers)}
+    ends = dict.fromkeys(at_work, job.clocks[0].now)
+    while at_work:
+        rank = min(at_work, key=lambda r: ends[r] + at_work[r][0] / job.speeds[r])
+        balancer, clock, size = job.balancers[rank], job.clocks[rank], at_work[rank].pop(0)
+        balancer.begin(MicroBatch(balancer.plan(), size, not at_work[rank]))
+        clock.now = ends[rank] = ends[rank] + size / job.speeds[rank]
+        if at_work[rank] and not balancer.stop_early():
+            balancer.pause()
+        else:
+            del at_work[rank]
+            vectors[rank] = balancer.weight, balancer.report()
+    end = max(clock.now for clock in job.clocks) + 0.01
+    for clock in job.clocks:
+        clock.now = end
+    factors = {balancer.agree(sum(v for _, v in vectors.values())) for balancer in job.balancers}
+    return [weight * factors.copy().pop() for _, (weight, _) in sorted(vectors.items())]
+
+
+def test_when_the_first_rank_is_done_the_others_stop_after_the_micro_batch_at_hand():
+    job = Job(NonBlocking(4), [400.0, 150.0, 90.0], 120)
+    weights = non_blocking_round(job, Board())
+    table = job.finished[-1].table
+    # At speed 400, four micro-batches of 10 take 0.1 s: the others have then done one, and have begun the next.
+    assert table.column("samples").tolist() == [40, 20, 10]
+    assert table.column("micro_batches").tolist() == [4, 2, 1]
+    assert weights == pytest.approx([10 / 70] * 3), "each sample weighs the same, whoever did it"
+
+
+def test_by_the_papers_rule_a_rank_that_stopped_early_weighs_less_and_nothing_makes_up_for_it():
+    job = Job(NonBlocking(4, scaling="n/N"), [400.0, 150.0, 90.0], 120)
+    weights = non_blocking_round(job, Board())
+    assert weights == pytest.approx([10 / 120, 10 / 120 * 2 / 4, 10 / 120 * 1 / 4])
+
+
+def test_without_signals_everybody_does_everything():
+    job = Job(NonBlocking(4), [400.0, 150.0], 80)
+    job.round()
+    assert job.finished[-1].table.column("samples").tolist() == [40, 40]
+
+
+def test_a_micro_batch_that_does_not_fit_is_done_in_parts_and_plans_keep_to_what_fits():
+    """Every rank learns of the limit with the table; it has headroom below the size that failed."""
+    job = Job(BSP(), [100.0, 100.0], 200)
+    vectors = []
+    for rank, balancer in enumerate(job.balancers):
+        plan = balancer.plan()
+        balancer.begin(MicroBatch(plan, 100))
+        sizes = [100]
+        if rank == 1:
+            parts = balancer.out_of_memory()
+            sizes = [parts] * (100 // parts)
+            assert parts == 50
+        for i, size in enumerate(sizes, start=1):
+            if len(sizes) > 1:
+                balancer.begin(MicroBatch(plan, size, i == len(sizes)))
+                assert balancer.rescale == 1.0
+            if i < len(sizes):
+                balancer.pause()
+        vectors.append(balancer.report())
+    assert {balancer.agree(sum(vectors)) for balancer in job.balancers} == {1.0}
+    table = job.finished[-1].table
+    assert table.column("samples").tolist() == [100, 100]
+    assert table.column("limit").tolist() == [0, 90]
+    assert job.balancers[0].plan() == job.balancers[1].plan()
+    assert job.balancers[0].plan().samples == (100, 100)
+    assert job.balancers[0].plan().micro_batches == (1, 2)
+
+
+def test_a_single_sample_that_does_not_fit_is_the_end():
+    balancer = Job(BSP(), [1.0, 1.0], 2).balancers[0]
+    balancer.begin(MicroBatch(balancer.plan(), 1))
+    with pytest.raises(HeteroError, match="rank 0 has no memory for one sample; use a smaller model"):
+        balancer.out_of_memory()
+
+
+def test_a_resumed_balancer_plans_as_the_first_would_have():
+    job = Job(LBBSP(), [300.0, 100.0], 120)
+    for _ in range(4):
+        job.round()
+    again = Job(LBBSP(), [300.0, 100.0], 120)
+    for old, new in zip(job.balancers, again.balancers, strict=True):
+        new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert again.balancers[0].rounds == 4
+    for _ in range(4):
+        job.round()
+        again.round()
+        assert job.balancers[0].plan() == again.balancers[1].plan()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy": "bsp"}, r"of a training with \{'policy': 'bsp'\}, this one has \{'policy': 'lb-bsp'\}"),
+        ({"global_batch": 7}, "'global_batch': 7"),
+        ({"plans": []}, "make the loader with the same num_workers"),
+        ({"version": 0}, "state has version 0"),
+    ],
+)
+def test_the_state_of_another_training_is_refused(change, message):
+    balancer = Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
+    with pytest.raises(ValueError, match=message):
+        balancer.load_state_dict(balancer.state_dict() | change)

@@ -96,3 +96,82 @@ def test_taking_beyond_the_end_is_an_error():
     order.take(RoundPlan.of([4]), 0)
     with pytest.raises(ValueError, match="no samples left"):
         order.take(RoundPlan.of([4]), 0)
+
+
+class Rank:
+    """One rank's copy of the order, which takes slices as far ahead as it likes within the lead."""
+
+    def __init__(self, length: int, rank: int, lead: int, seed: int) -> None:
+        self.order = SharedPermutation(length, shuffle=True, seed=seed)
+        self.order.lead = lead
+        self.rank = rank
+        self.taken: list[tuple[RoundPlan, np.ndarray, int]] = []
+
+    def take_up_to(self, number: int, plan: RoundPlan) -> None:
+        while len(self.taken) <= number and self.order.remaining:
+            place = self.order.place
+            self.taken.append((*self.order.take(plan, self.rank), place))
+
+
+@given(st.integers(1, 90), st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
+@settings(derandomize=True, max_examples=150)
+def test_samples_left_undone_come_back_and_each_is_done_exactly_once(length, workers, lead, seed):
+    """However far ahead each rank takes its slices, all take the same, and an epoch does every sample once."""
+    rng = np.random.default_rng(seed)
+    plan = RoundPlan.of([6] * workers, 2)
+    plan = RoundPlan(plan.samples, plan.micro_batches, ends="first")
+    ranks = [Rank(length, rank, lead, seed) for rank in range(workers)]
+    done: list[int] = []
+    number = 0
+    more = True
+    while more:
+        ahead = [int(rng.integers(0, lead + 1)) for _ in ranks]
+        for each, further in zip(ranks, ahead, strict=True):
+            each.take_up_to(number + further, plan)
+        if len(ranks[0].taken) <= number:
+            more = {each.order.resume() for each in ranks} == {True}
+            continue
+        plans = {each.taken[number][0] for each in ranks}
+        assert len(plans) == len({each.taken[number][2] for each in ranks}) == 1
+        planned = plans.pop()
+        did = [int(rng.integers(0, x + 1)) if planned.ends == "first" else x for x in planned.samples]
+        for each, count in zip(ranks, did, strict=True):
+            done += each.taken[number][1][:count].tolist()
+        for each in ranks:
+            each.order.settle(did)
+        number += 1
+    assert sorted(done) == list(range(length))
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3, 7])
+def test_an_epoch_resumed_anywhere_does_what_was_left_of_it(lead, stop):
+    """Rounds in flight when the state was saved count as not done, and what had come back is not forgotten."""
+    plan = RoundPlan((6, 6), (3, 3), ends="first")
+    first = Rank(60, 0, lead, seed=4)
+    done: list[int] = []
+    for number in range(stop):
+        first.take_up_to(number + lead, plan)
+        planned, mine, _ = first.taken[number]
+        if planned.ends == "all":
+            break
+        order = first.order
+        theirs = order._open[0].indices[6:]
+        done += mine[:2].tolist() + theirs[:4].tolist()
+        order.settle([2, 4])
+    resumed = SharedPermutation(60, shuffle=True, seed=4)
+    resumed.load_state_dict(first.order.state_dict())
+    whole = RoundPlan.of([6, 6])
+    while resumed.remaining:
+        resumed.take(whole, 0)
+        done += resumed._open[-1].indices.tolist()
+        resumed.settle(resumed._open[0].plan.samples)
+    assert sorted(done) == list(range(60))
+
+
+def test_the_state_of_another_order_is_refused_with_what_differs():
+    state = SharedPermutation(60, shuffle=True, seed=4).state_dict()
+    with pytest.raises(ValueError, match=r"order with \{'seed': 4\}, this one has \{'seed': 5\}; resume with the same"):
+        SharedPermutation(60, shuffle=True, seed=5).load_state_dict(state)
+    with pytest.raises(ValueError, match="version 9"):
+        SharedPermutation(60).load_state_dict(state | {"version": 9})

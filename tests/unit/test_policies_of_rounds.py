@@ -1,0 +1,207 @@
+"""Self-adaptive allocation, non-blocking rounds and supersteps: what each scheme plans, on ranks of known speed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import ElasticBSP, NonBlocking, Policy, SelfAdaptive, resolve_policy
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+
+COST_S = 0.02  # of a round, besides the samples
+
+
+@dataclass
+class Cluster:
+    """Ranks that need (samples / speed + a fixed cost) seconds, give or take some noise, and say so in the table."""
+
+    policy: Policy
+    speeds: list[float]
+    global_batch: int
+    noise: float = 0.0
+    plans: list[RoundPlan] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.plans.append(self.policy.first(len(self.speeds), self.global_batch))
+
+    def run(self, rounds: int, epoch: int = 0) -> RoundPlan:
+        for _ in range(rounds):
+            plan = self.plans[-1]
+            rows = []
+            for rank, (x, v) in enumerate(zip(plan.samples, self.speeds, strict=True)):
+                seconds = (x / v + COST_S) * (1 + self.noise * self.rng.standard_normal())
+                known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+                known |= {"samples": x, "micro_batches": plan.micro_batches[rank], "compute_s": seconds}
+                known["samples_per_s"] = x / seconds
+                rows.append(RoundReport(**known).vector(rank, len(self.speeds)))
+            table = RoundTable(np.sum(rows, axis=0), len(self.speeds))
+            self.plans.append(self.policy.next(plan, FinishedRound(len(self.plans) - 1, epoch, plan, table, 1.0)))
+        return self.plans[-1]
+
+    def epochs(self, count: int, rounds: int = 10, start: int = 0) -> list[tuple[int, ...]]:
+        """The micro-batches per rank in each epoch."""
+        return [self.run(rounds, start + epoch).micro_batches for epoch in range(count)]
+
+
+def test_self_adaptive_allocation_is_stable_within_5_epochs_from_9_to_1_on_ranks_of_1_to_2():
+    policy = SelfAdaptive(start=[9, 1])
+    cluster = Cluster(policy, [100.0, 200.0], 200, noise=0.02)
+    path = cluster.epochs(6)
+    assert path[0] == (9, 1)
+    assert policy.stable
+    assert path[4] == path[5]
+    assert path[5] in ((3, 7), (4, 6))
+
+
+@pytest.mark.parametrize("start", [[18, 1, 1], [1, 1, 18], None])
+def test_self_adaptive_allocation_comes_to_equal_times_wherever_it_starts(start):
+    policy = SelfAdaptive(20, start=start)
+    cluster = Cluster(policy, [300.0, 200.0, 100.0], 600, noise=0.01)
+    final = cluster.epochs(8)[-1]
+    assert policy.stable
+    assert sum(final) == 20
+    busy = [w * 30 / v for w, v in zip(final, cluster.speeds, strict=True)]
+    assert max(busy) - min(busy) <= 30 / 100 + 0.01, "equal times but for one micro-batch of the slowest"
+
+
+def test_a_stable_allocation_stays_whatever_the_noise_and_is_taken_up_again_when_a_rank_slows_down():
+    policy = SelfAdaptive(10)
+    cluster = Cluster(policy, [100.0, 200.0], 200, noise=0.03)
+    cluster.epochs(6)
+    settled = cluster.plans[-1]
+    assert policy.stable
+    assert set(cluster.epochs(10, start=6)) == {settled.micro_batches}
+    cluster.speeds[1] = 50.0
+    moved = cluster.epochs(7, start=16)
+    assert moved[-1][0] > moved[-1][1]
+    assert policy.stable
+
+
+def test_re_allocation_can_follow_rounds_instead_of_epochs():
+    cluster = Cluster(SelfAdaptive(10, every=5), [100.0, 300.0], 200)
+    assert cluster.run(5).micro_batches == (5, 5)
+    assert cluster.run(1).micro_batches in ((3, 7), (2, 8))
+
+
+def test_shares_follow_the_counts_and_keep_the_global_batch():
+    cluster = Cluster(SelfAdaptive(7), [100.0, 300.0], 201)
+    for plan in (cluster.plans[0], cluster.run(25, 1), cluster.run(25, 2)):
+        assert plan.total == 201
+        assert sum(plan.micro_batches) == 7
+        assert all(28 <= size <= 29 for rank in range(2) for size in plan.sizes(rank))
+
+
+def test_a_resumed_self_adaptive_policy_goes_on_as_the_first_would_have():
+    one = Cluster(SelfAdaptive(10), [100.0, 200.0], 200)
+    one.epochs(2)
+    two = Cluster(SelfAdaptive(10), [100.0, 200.0], 200)
+    two.policy.load_state_dict(json.loads(json.dumps(one.policy.state_dict())))
+    two.plans = list(one.plans)
+    assert one.epochs(5, start=2) == two.epochs(5, start=2)
+
+
+def test_a_round_without_usable_times_teaches_nothing():
+    policy = SelfAdaptive(10)
+    cluster = Cluster(policy, [100.0, float("nan")], 200)
+    assert set(cluster.epochs(4)) == {(5, 5)}
+
+
+def test_non_blocking_rounds_end_with_the_first_rank_and_are_equal_for_all():
+    policy = NonBlocking(4)
+    plan = policy.first(2, 66)
+    assert plan.ends == "first"
+    assert plan.samples == (33, 33)
+    assert plan.micro_batches == (4, 4)
+    assert Cluster(policy, [1.0, 5.0], 66).run(3) == plan
+
+
+def test_the_last_round_of_an_epoch_ends_when_all_are_done():
+    plan = NonBlocking(4).first(2, 64)
+    assert plan.shrink(65) == plan
+    assert plan.shrink(64).ends == "all"
+    assert plan.shrink(10).ends == "all"
+
+
+def test_supersteps_bring_unequal_ranks_to_the_barrier_together():
+    cluster = Cluster(ElasticBSP(15), [300.0, 100.0], 64)
+    plan = cluster.run(30)
+    iteration_s = [32 / 300 + COST_S / plan.micro_batches[0], 32 / 100 + COST_S / plan.micro_batches[1]]
+    ends = [tau * s for tau, s in zip(plan.micro_batches, iteration_s, strict=True)]
+    assert plan.micro_batches[0] > plan.micro_batches[1]
+    assert abs(ends[0] - ends[1]) <= 0.05 * max(ends)
+    assert {size for rank in range(2) for size in plan.sizes(rank)} == {32}
+
+
+def test_equal_ranks_synchronise_after_every_iteration_despite_noise():
+    cluster = Cluster(ElasticBSP(15), [100.0, 100.0, 100.0], 96, noise=0.01)
+    cluster.run(200)
+    assert sum(plan.micro_batches == (1, 1, 1) for plan in cluster.plans) >= 190
+
+
+def test_no_rank_is_more_than_r_minus_1_iterations_ahead():
+    cluster = Cluster(ElasticBSP(4), [1000.0, 1.0], 64, noise=0.3)
+    cluster.run(20)
+    assert max(max(plan.micro_batches) for plan in cluster.plans) == 4
+    assert min(min(plan.micro_batches) for plan in cluster.plans) == 1
+
+
+def predicted(plan: RoundPlan, speeds: list[float]) -> FinishedRound:
+    """A round in whose table the ranks predict these speeds for themselves."""
+    known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    rows = [RoundReport(**known | {"samples_per_s": v}).vector(rank, len(speeds)) for rank, v in enumerate(speeds)]
+    with np.errstate(invalid="ignore"):
+        return FinishedRound(1, 0, plan, RoundTable(np.sum(rows, axis=0), len(speeds)), 1.0)
+
+
+def test_without_tolerance_the_barrier_is_ziplines():
+    """7 : 5 meet exactly after 7 and 5 iterations, and nowhere before."""
+    policy = ElasticBSP(15, predictor="memoryless", tolerance=0.0)
+    plan = policy.first(2, 70)
+    assert policy.next(plan, predicted(plan, [7.0, 5.0])).micro_batches == (7, 5)
+
+
+@pytest.mark.parametrize("unknown", [float("nan"), 0.0, float("inf"), -1.0])
+def test_a_rank_without_a_usable_speed_leaves_the_superstep_as_it_was(unknown):
+    policy = ElasticBSP()
+    policy.first(2, 64)
+    plan = RoundPlan((96, 32), (3, 1))
+    assert policy.next(plan, predicted(plan, [300.0, unknown])) == plan
+    assert policy.next(plan, predicted(plan, [100.0, 100.0])) != plan
+
+
+def test_local_updates_are_in_the_plan():
+    assert ElasticBSP(updates="local").first(2, 8).local
+    assert not ElasticBSP().first(2, 8).local
+    assert ElasticBSP(updates="local").first(2, 8).shrink(3).local
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SelfAdaptive(1).first(2, 8), "total must be at least the number of ranks, 2.*got 1"),
+        (lambda: SelfAdaptive(10).first(2, 8), "global_batch must be at least .* 10.*got 8"),
+        (lambda: SelfAdaptive(10, start=[3, 3]), "start must sum to total=10"),
+        (lambda: SelfAdaptive(start=[3, 3]).first(3, 9), "start must name one count per rank: got 2 for 3"),
+        (lambda: SelfAdaptive(drift=0), "drift must be positive"),
+        (lambda: NonBlocking(0), "micro_batches must be at least 1"),
+        (lambda: NonBlocking(8).first(2, 15), "global_batch must be at least 16.*lower micro_batches"),
+        (lambda: NonBlocking(8, scaling="fair"), "scaling must be 'unbiased' or 'n/N', got 'fair'"),
+        (lambda: ElasticBSP(0), "lookahead must be at least 1"),
+        (lambda: ElasticBSP(updates="async"), "updates must be 'accumulate' or 'local', got 'async'"),
+        (lambda: ElasticBSP(tolerance=2), "tolerance must be a share"),
+        (lambda: ElasticBSP(predictor="emma"), "did you mean 'ema'"),
+        (lambda: RoundPlan((1,), (1,), ends="last"), "ends must be 'all' or 'first', got 'last'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("name", ["self-adaptive", "non-blocking", "elastic-bsp"])
+def test_every_scheme_has_a_name(name):
+    assert resolve_policy(name).name == name
