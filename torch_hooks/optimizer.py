@@ -12,9 +12,11 @@ import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.attempt import Attempt
+from torch_hooks.compression import compressor
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
+from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Allreduce, Synchroniser
 
 __all__ = ["DistributedOptimizer"]
@@ -58,6 +60,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     named_parameters
         ``model.named_parameters()``. Names identify gradients across ranks. None numbers them by their place in
         the optimizer.
+    compression
+        ``hvd.Compression.fp16`` sends gradients in 16 bits; weights are applied before, counts are never compressed.
+    sparse_as_dense
+        Make sparse gradients dense before they are sent, which is faster where most rows are touched, and lets
+        optimizers be used that take no sparse ones. Otherwise only the rows that were touched are sent.
     """
 
     # A gradient scaler would hand its factor to a fused optimizer by attributes of this object, which never reach it.
@@ -68,6 +75,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         balance: LoadBalance,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        *,
+        compression: Any = None,
+        sparse_as_dense: bool = False,
     ) -> None:
         # No super().__init__(): all that it would set up is the wrapped optimizer's, and is reached through it.
         suitable(optimizer)
@@ -84,7 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronised = False
         self._skip = False
         self._attempt = Attempt()
-        self._sync = self._synchroniser(balance)
+        self._sync = self._synchroniser(balance, compressor(compression), sparse_as_dense)
         for parameter in self._names:
             self._check_device(parameter)
             self._listen(parameter)
@@ -92,11 +102,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
 
-    def _synchroniser(self, balance: LoadBalance) -> Synchroniser:
+    def _synchroniser(self, balance: LoadBalance, compression: Any, sparse_as_dense: bool) -> Synchroniser:
         about = (self._balancer, self._inner, self._names, self._prefix)
-        if balance.policy.updates_locally:
-            return LocalUpdates(*about)
-        return Allreduce(*about) if balance.mixing is None else NeighbourAverage(*about, balance.mixing)
+        if balance.mixing is None and not balance.policy.updates_locally:
+            return Allreduce(*about, compression=compression, sparse_as_dense=sparse_as_dense)
+        if compression is not None or sparse_as_dense:
+            raise ValueError(
+                "compression and sparse_as_dense are for gradients that are summed over the ranks, and this training "
+                "sends parameters instead; leave them out, or use sync='allreduce' with a policy without local updates"
+            )
+        return LocalUpdates(*about) if balance.mixing is None else NeighbourAverage(*about, balance.mixing)
 
     # What a round asks of it.
 
@@ -202,7 +217,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._balancer.work.samples:
             for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
                 if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = empty_gradient(parameter, self._inner)
             self._inner.step()
         self._attempt.succeeded()
         if self._balancer.closing:
@@ -256,6 +271,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in added:
             self._check_device(parameter)
             self._listen(parameter)
+        self._sync.extend(added)
         broadcast_parameters(added, f"{self._prefix}.group{group}")
 
     @property

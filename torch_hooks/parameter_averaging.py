@@ -9,7 +9,9 @@ import horovod.torch as hvd
 import torch
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import HeteroError
 from hvd_hetero.synchronisation import Mixing
+from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
@@ -58,7 +60,7 @@ class NeighbourAverage(Synchroniser):
         for parameter in self._names:
             if parameter.requires_grad:
                 if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = empty_gradient(parameter, self._optimizer)
                 gradients.append(parameter.grad)
         if factor == 0.0:
             torch._foreach_zero_(gradients)
@@ -166,8 +168,15 @@ def _unflatten_into(tensors: list[torch.Tensor], flat: torch.Tensor) -> None:
 
 def _floating_state(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[torch.Tensor]:
     """The tensors of the optimizer's state that can be averaged, in an order that all ranks share."""
-    state = [optimizer.state.get(p, {}) for p in names]
-    return [
-        each[key] for each in state for key in sorted(each)
-        if isinstance(each[key], torch.Tensor) and each[key].is_floating_point()
-    ]  # fmt: skip
+    tensors = []
+    for parameter, name in names.items():
+        state = optimizer.state.get(parameter, {})
+        for key in sorted(state):
+            if isinstance(state[key], torch.Tensor) and state[key].is_floating_point():
+                if state[key].layout is not torch.strided:
+                    raise HeteroError(
+                        f"the optimizer keeps a sparse {key!r} of {name!r}, which cannot be averaged over the ranks; "
+                        "use momentum=0, SparseAdam, or ElasticBSP(updates='accumulate')"
+                    )
+                tensors.append(state[key])
+    return tensors

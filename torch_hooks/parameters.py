@@ -129,7 +129,7 @@ class _Placeholder:
 
 
 def _take_out(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
+    if isinstance(tree, torch.Tensor) and tree.layout is torch.strided:  # a sparse one travels within the tree
         tensors.append(tree)
         return _Placeholder(tree)
     if isinstance(tree, dict):

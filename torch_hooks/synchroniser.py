@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import horovod.torch as hvd
 import torch
@@ -11,7 +12,9 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.settings import settings_of
+from torch_hooks.compression import Compressed
 from torch_hooks.parameters import witness_among
+from torch_hooks.sparse import Gather, Layouts
 from torch_hooks.waiting import wait
 
 __all__ = ["Allreduce", "Synchroniser"]
@@ -52,6 +55,9 @@ class Synchroniser(ABC):
         """Whether something of this round is on its way."""
         return self._table is not None
 
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - most have nothing to note
+        """These parameters are trained, too; they are in the names already."""
+
     @abstractmethod
     def arrived(self, parameter: torch.Tensor) -> None:
         """The gradient of this parameter is complete."""
@@ -83,21 +89,37 @@ class Allreduce(Synchroniser):
     In the last backward pass every gradient goes on the wire as soon as it is there, with ``op=Sum`` and its weight
     already applied: factors handed to Horovod would have to be equal on all ranks. The rank's row of the table goes out
     just before the last gradient and is fused with it.
+
+    ``compression`` is Horovod's (``compress`` and ``decompress``), applied to the weighted gradient; the table is never
+    compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
     """
 
     def __init__(
-        self, balancer: Balancer, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], prefix: str
+        self,
+        balancer: Balancer,
+        optimizer: torch.optim.Optimizer,
+        names: dict[torch.Tensor, str],
+        prefix: str,
+        *,
+        compression: Any = None,
+        sparse_as_dense: bool = False,
     ) -> None:
         super().__init__(balancer, optimizer, names, prefix)
         self._witness = witness_among(names)
         # Per gradient on its way: the handle, the gradient, and the version it had, which tells a change by the user.
-        self._handles: dict[torch.Tensor, tuple[int, torch.Tensor, int]] = {}
+        self._handles: dict[torch.Tensor, tuple[Any, torch.Tensor, int]] = {}
         self._expected = sum(p.requires_grad for p in names)
+        self._compression = compression
+        self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
 
     @property
     def under_way(self) -> bool:
         """Whether gradients are on their way."""
         return bool(self._handles) or self._table is not None
+
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These are trained, too."""
+        self._layouts.extend(parameters)
 
     def arrived(self, parameter: torch.Tensor) -> None:
         """Send it."""
@@ -114,37 +136,46 @@ class Allreduce(Synchroniser):
         """Wait for the sums, once zeros are sent for gradients that did not arise here: another rank may have them."""
         if self._handles:
             self._expected = len(self._handles)  # gradients that arise by themselves, likely the same next time
+        self._layouts.agree()
         for parameter in self._names:
             if parameter.requires_grad and parameter not in self._handles:
                 if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = self._layouts.nothing(parameter)
                 self._send(parameter)
         if self._table is None:
             self._post_table()
         self._await_table()
         changed = None
+        gradients: list[torch.Tensor] = []
         for parameter, (handle, gradient, version) in self._handles.items():
-            hvd.synchronize(handle)
-            if gradient._version != version:
+            if parameter.grad is not gradient or gradient._version != version:
                 changed = parameter
-        gradients = [gradient for _, gradient, _ in self._handles.values()]
+            if type(handle) is int:
+                hvd.synchronize(handle)
+                gradients.append(gradient)
+            else:
+                gradients.append(handle.result())
+                parameter.grad = gradients[-1]
         self._handles.clear()
         correction = self._agree()
         if changed is not None:
             raise RoundStateError(f"the gradient of {self._names[changed]!r} {_CHANGED}")
         if correction != 1.0:
             torch._foreach_mul_(gradients, correction)
+        self._layouts.back_to_rows()
 
     def _send(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
-        name = self._names[parameter]
+        name = f"{self._prefix}.{self._names[parameter]}"
+        if self._layouts.as_rows(parameter, gradient):
+            gradient = parameter.grad = self._layouts.rows(parameter, gradient)
+            gather = Gather(gradient, self._balancer.weight, name, self._compression)
+            self._handles[parameter] = gather, gradient, gradient._version
+            return
         if gradient.layout is not torch.strided:
-            raise TypeError(
-                f"the gradient of {name!r} is sparse, which cannot be synchronised here; make the embedding with "
-                "sparse=False"
-            )
-        if not gradient.is_contiguous():
+            gradient = parameter.grad = gradient.to_dense()
+        elif not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
         elif gradient.untyped_storage().nbytes() > gradient.nbytes:
             # A part of a larger tensor, as torch.cat of parameters leaves it: its version counts changes of all parts.
@@ -154,5 +185,9 @@ class Allreduce(Synchroniser):
             gradient.zero_()  # and not a product, which would keep the NaN of a mean over no samples
         elif weight != 1.0:
             gradient.mul_(weight)
-        handle = hvd.allreduce_async_(gradient, name=f"{self._prefix}.{name}", op=hvd.Sum)
+        handle: Any
+        if self._compression is None:
+            handle = hvd.allreduce_async_(gradient, name=name, op=hvd.Sum)
+        else:
+            handle = Compressed(gradient, name, self._compression)
         self._handles[parameter] = handle, gradient, gradient._version

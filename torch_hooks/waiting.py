@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from typing import cast
 
 import horovod.torch as hvd
+import torch
 
 __all__ = ["wait"]
 
@@ -16,8 +18,8 @@ _LONGEST_TRANSFER_S = 20e-3
 _YIELDS = 8  # between two looks: yielding is cheaper than looking, and what gives Horovod its turn
 
 
-def wait(handle: int, expected_s: float, transfer_s: float) -> None:
-    """Wait for a collective that is expected to take ``expected_s``, the last ``transfer_s`` of it to move the data.
+def wait(handle: int, expected_s: float, transfer_s: float) -> torch.Tensor:
+    """The result of a collective that is expected to take ``expected_s``, the last ``transfer_s`` of it to move data.
 
     Horovod's own ``synchronize`` spins on the processor until the operation is done, which on shared cores takes time
     from the very ranks that are waited for. Sleeping all the while costs too: Horovod's thread moves the data in many
@@ -39,4 +41,4 @@ def wait(handle: int, expected_s: float, transfer_s: float) -> None:
                 os.sched_yield()
         else:
             time.sleep(min(_LONGEST_SLEEP_S, waited_s * _SLEEP_SHARE))
-    hvd.synchronize(handle)
+    return cast(torch.Tensor, hvd.synchronize(handle))

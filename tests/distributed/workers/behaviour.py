@@ -269,13 +269,6 @@ def refusals() -> dict:
         for x, y in batches:
             functional.mse_loss(model(x), y).backward()
 
-    def sparse() -> None:
-        table = torch.nn.Embedding(4, 2, sparse=True)
-        mine = balance()
-        DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.1), mine)
-        mine.batch(4)
-        table(torch.tensor([1])).sum().backward()
-
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(range(9))
@@ -299,7 +292,6 @@ def refusals() -> dict:
         "two backward passes": refusal(double_backward),
         "zero_grad too late": refusal(zero_after_backward),
         "no step": refusal(no_step),
-        "sparse": refusal(sparse),
         "negative samples": refusal(lambda: balance().batch(-1)),
     }
 
