@@ -107,7 +107,6 @@ class Pace:
             self.predictor.update(known.samples / busy_s, cpu=self.cpu, memory=self.memory)
             if self.profile is not None:
                 self.profile.observe(round(known.samples / known.micro_batches), busy_s / known.micro_batches)
-                self.profile.fit()
         # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
         # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
         if self.predictor.uses_drivers:

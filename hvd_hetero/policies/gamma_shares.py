@@ -1,66 +1,145 @@
-"""Shares for devices that saturate: find out their curves in the first rounds, then the exact minimax of Eq. 3.
+"""The exact minimax of Eq. 3 over devices that saturate and run out of memory, by the curves in the table.
 
-**The ladder.** To learn Γ every rank must see batches of many sizes; the round keeps its X samples. In step q of Q
+Let c_i Γ_i(x) = m_i max(x, x^s_i) + b_i (``allocation.Gamma``), t^m the predicted seconds of communication, and ℓ_i the
+largest micro-batch that fits. A share x takes k = ⌈x / ℓ_i⌉ micro-batches, and
 
-    x_i ∝ 1 + A cos(2π (q / Q + i / n)),    A = 0.9,
+    T_i(x) = k c_i Γ_i(x / k) + t^m  =  m_i x + k b_i + t^m    where x >= k x^s_i.
 
-whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel: each rank climbs from a tenth to
-almost twice its equal share and down again, each at another moment. A rank that runs out of memory on the way up says
-so in the table, and from then on its micro-batches keep to what fits.
+Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 and 5), in two stages: bisect the level T
+for the k_i that reach X samples by then, and solve the linear problem that is left exactly (``allocation.minimax``).
+Where the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and nobody
+saturates. No share may be more than twice what its rank has been seen with: beyond, the line may not go on.
+Cost: that of ``minimax``, and 52 passes over the ranks where memory bounds a micro-batch.
 
-**The split.** With c_i Γ_i(x) = m_i x + b_i above x^s_i (``allocation.Gamma``) and t^m the predicted seconds of
-communication, minimise max_i Γ_i(x_i) + t^m subject to sum x_i = X and x^s_i <= x_i <= x^o_i (lb-bsp, Eq. 3 and 5),
-exactly (``allocation.minimax``). Where the bounds leave no room they yield: lower bounds shrink together when they sum
-to more than X (then the batch is too small for these devices, and nobody saturates), and upper bounds fall away when
-they sum to less (then shares are done in several micro-batches, which memory does allow).
-
-Differences from the paper: it profiles each type of device offline and by itself. There communication differs between
-workers, each with its own link to the server; an allreduce ends for all at once, so t^m is one number, which moves the
-predicted end of the round and not the split.
+Differences from the paper: there x^o bounds the share; here it bounds the micro-batch, since a fast device with little
+memory may well do two batches while a slow one does one (b_i once more is the price, and it is weighed). There
+communication differs between workers, each with its own link to the server; an allreduce ends for all at once, so t^m
+is one number, which moves the predicted end of the round, hence what is worth a change of the split, and not the split.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import minimax, proportional
-from hvd_hetero.rounds import RoundTable
+from hvd_hetero.allocation import minimax
+from hvd_hetero.rounds import RoundPlan, RoundTable
 
-__all__ = ["LADDER_STEPS", "ladder", "shares_by_gamma"]
+__all__ = ["relaxed_seconds", "shares_by_gamma", "shares_seconds"]
 
-LADDER_STEPS = 16  # the sizes of one turn; nine of them different with two ranks, each seen twice or once
-_SWING = 0.9
+_SEEN = 1.9  # times the equal share: what every rank has had on the way here (``policies.device_shares``)
+_HALVINGS = 52  # of the level: as many as a float has bits
 
-
-def ladder(workers: int, total: int, step: int, minimum: int, multiple_of: int) -> npt.NDArray[np.int64]:
-    """The shares of one step of the ladder."""
-    if workers == 1:
-        return np.array([total], dtype=np.int64)
-    # Quantised before they are divided: two libraries' cosines may differ in the last bit.
-    weights = [
-        round(1024 * (1 + _SWING * math.cos(2 * math.pi * (step / LADDER_STEPS + i / workers)))) for i in range(workers)
-    ]
-    return proportional(weights, total, minimum=minimum, multiple_of=multiple_of)
+Shares = npt.NDArray[np.int64]
 
 
 def shares_by_gamma(
-    table: RoundTable, comm_s: float, total: int, minimum: int, multiple_of: int
-) -> npt.NDArray[np.int64]:
-    """The best split by the curves in the table. Raises ValueError where they cannot be those of real devices."""
+    table: RoundTable,
+    plan: RoundPlan,
+    comm_s: float,
+    minimum: int = 1,
+    multiple_of: int = 1,
+    max_micro_batch: int | None = None,
+) -> Shares:
+    """The best split by the curves in the table, none more than twice what ``plan`` or the ladder has.
+
+    Raises ValueError where the curves cannot be those of real devices.
+    """
+    total, step = plan.total, multiple_of
+    fits = _fits(table, total, max_micro_batch)
+    saturation = np.minimum(table.column("saturation").astype(np.int64), fits)
+    # The bend lies within the sample below x_s, which is rounded up.
+    lower = _lower(saturation - 1, total, minimum, step)
+    seen = np.maximum(np.asarray(plan.samples), math.ceil(_SEEN * total / plan.workers))
+    most = np.maximum(np.minimum(2 * seen, total), lower)
+    # Where not even saturation fits, a micro-batch takes the same time whatever is in it.
+    flat = fits < table.column("saturation")
     slope_s, intercept_s = table.column("slope_s"), table.column("intercept_s")
-    workers = table.workers
-    step = multiple_of
+    intercept_s = np.where(flat, intercept_s + slope_s * table.column("saturation"), intercept_s)
+    slope_s = np.where(flat, 0.0, slope_s)
+    # By noise b may be negative; a second micro-batch must not look like a gain of time for that.
+    again_s = np.maximum(intercept_s, 0.0)
+    counts = np.ones(plan.workers, dtype=np.int64)
+    if (fits < most).any():
+        device = _Devices(slope_s, intercept_s - again_s, again_s, saturation, fits)
+        counts = device.micro_batches(total, lower, most, step)
+        kept_busy = np.where(counts > 1, np.maximum(lower, counts * saturation // step * step), lower)
+        lower = kept_busy if kept_busy.sum() <= total else lower
+    upper = np.maximum(np.minimum(counts * fits // step * step, most), lower)
+    intercept_s = intercept_s + (counts - 1) * again_s
+    return minimax(slope_s, intercept_s, np.full(plan.workers, comm_s), total, lower, upper, step).shares
+
+
+def shares_seconds(table: RoundTable, shares: Shares, max_micro_batch: int | None = None) -> npt.NDArray[np.float64]:
+    """T_i(x_i) without communication, by the curves in the table."""
+    fits = _fits(table, int(shares.sum()), max_micro_batch)
+    counts = -(-shares // fits)
+    each = np.maximum(shares / np.maximum(counts, 1), table.column("saturation"))
+    seconds: npt.NDArray[np.float64] = counts * (table.column("slope_s") * each + table.column("intercept_s"))
+    return seconds
+
+
+def _fits(table: RoundTable, total: int, max_micro_batch: int | None) -> Shares:
+    """ℓ: the largest micro-batches."""
+    limit = table.column("limit").astype(np.int64)
+    return np.minimum(np.where(limit > 0, limit, total), total if max_micro_batch is None else max_micro_batch)
+
+
+def _lower(saturation: Shares, total: int, minimum: int, step: int) -> Shares:
+    """Saturation in whole steps; less where the round does not hold as much."""
     least = -(-minimum // step) * step
-    lower = np.maximum(-(-table.column("saturation").astype(np.int64) // step) * step, least)
+    lower = np.maximum(-(-saturation // step) * step, least)
     if lower.sum() > total:
         lower = np.maximum(lower * total // int(lower.sum()) // step * step, least)
-    if lower.sum() > total:  # the floor of a minimum each does not fit beside the others' saturation
-        lower = np.full(workers, least)
-    limit = table.column("limit").astype(np.int64) // step * step
-    upper = np.where(limit > 0, np.maximum(limit, lower), total)
-    if upper.sum() < total:
-        upper = np.full(workers, total)
-    return minimax(slope_s, intercept_s, np.full(workers, comm_s), total, lower, upper, step).shares
+    if lower.sum() > total:  # the minimum does not fit beside what the others saturate with
+        lower = np.full(len(saturation), least)
+    return lower
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Devices:
+    """What a share takes: ``head_s`` once, and for each micro-batch ``again_s`` and the time of its samples."""
+
+    slope_s: npt.NDArray[np.float64]
+    head_s: npt.NDArray[np.float64]
+    again_s: npt.NDArray[np.float64]
+    saturation: Shares
+    fits: Shares
+
+    def micro_batches(self, total: int, lower: Shares, most: Shares, step: int) -> Shares:
+        """k_i by bisection of the level; operations that are correctly rounded everywhere, so alike on all ranks."""
+        full_s = self.slope_s * self.fits + self.again_s
+        early, late = 0.0, float((self.head_s + full_s * (-(-most // self.fits) + 1)).max())
+        for _ in range(_HALVINGS):
+            middle = (early + late) / 2
+            if int(self._reached(middle, lower, most, step).sum()) < total:
+                early = middle
+            else:
+                late = middle
+        counts: Shares = np.maximum(-(-self._reached(late, lower, most, step) // self.fits), 1)
+        return counts
+
+    def _reached(self, level_s: float, lower: Shares, most: Shares, step: int) -> Shares:
+        """The samples that each device has done by then, within the bounds."""
+        left_s = np.maximum(level_s - self.head_s, 0.0)
+        whole = np.minimum(np.floor(left_s / (self.slope_s * self.fits + self.again_s)), most)
+        # One more that is not full, if there is time for all of them, equally large, above saturation.
+        one_more = left_s >= (whole + 1) * (self.slope_s * self.saturation + self.again_s)
+        rest_s = left_s - whole * (self.slope_s * self.fits + self.again_s) - self.again_s
+        part = np.divide(rest_s, self.slope_s, out=np.zeros_like(rest_s), where=one_more & (self.slope_s > 0))
+        samples = whole * self.fits + np.clip(np.floor(part), 0, self.fits)
+        done: Shares = np.clip(samples.astype(np.int64) // step * step, lower, most)
+        return done
+
+
+def relaxed_seconds(table: RoundTable, total: int) -> float:
+    """A time that no split can beat: Eq. 3 over the reals, every device saturated, nobody bounded."""
+    slope_s, intercept_s = table.column("slope_s").tolist(), table.column("intercept_s").tolist()
+    if not all(0.0 < m < math.inf for m in slope_s):
+        return -math.inf
+    # Plain floats: these operations in this order round alike on every processor.
+    inverse = [1.0 / m for m in slope_s]
+    return float((total + sum(b * v for b, v in zip(intercept_s, inverse, strict=True))) / sum(inverse))

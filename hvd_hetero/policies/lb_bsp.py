@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -15,15 +14,11 @@ from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.device import DeviceProfile
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.policies.base import Policy, checked_micro_batch
-from hvd_hetero.policies.gamma_shares import LADDER_STEPS, ladder, shares_by_gamma
-from hvd_hetero.prediction import EMA, Predictor, predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
+from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
+from hvd_hetero.prediction import Predictor, predictor
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
-
-logger = logging.getLogger(__name__)
-
-_TURNS = 3  # of the ladder, before it is given up
 
 
 class LBBSP(Policy):
@@ -50,12 +45,12 @@ class LBBSP(Policy):
         noise of a predicted speed and a loss that one would notice.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
-
     device
         "cpu": as above. "gpu": devices that saturate and run out of memory, where the time of a batch is a curve and
         not a line through the origin. The first rounds climb a ladder of batch sizes to learn each curve Γ, with the
-        global batch kept; from then on the split is the exact optimum of Eq. 3 with the bounds of Eq. 5 (section 3.3;
-        ``policies.gamma_shares``), and follows devices that slow down.
+        global batch kept (``policies.device_shares``); from then on the split is the exact optimum of Eq. 3 with the
+        bounds of Eq. 5 (section 3.3; ``policies.gamma_shares``), and follows devices that slow down. Shares grow until
+        something does not fit, so let the loop survive that: ``docs/gpu.md``.
 
     Differences from the paper: no manager process; the largest-remainder rounding (the paper leaves rounding open); the
     tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
@@ -84,9 +79,14 @@ class LBBSP(Policy):
         self.tolerance = tolerance
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
-        self._comm_s = EMA()
-        self._climbed = 0
-        self._on_ladder = True
+        self._curves = None
+        if device == "gpu":
+            self._curves = DeviceShares(
+                minimum=self.minimum,
+                multiple_of=self.multiple_of,
+                tolerance=tolerance,
+                max_micro_batch=self.max_micro_batch,
+            )
         self.predictor()  # a wrong name is an error here and not in the first round
 
     def predictor(self) -> Predictor:
@@ -95,22 +95,22 @@ class LBBSP(Policy):
 
     def profile(self) -> DeviceProfile | None:
         """The curve of one device, on devices that have one."""
-        return DeviceProfile() if self.device == "gpu" else None
+        return None if self._curves is None else DeviceProfile(enough=LADDER_STEPS - 2)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Equal shares, until speeds are known."""
         self._check_divisible(workers, global_batch)
-        self._comm_s = EMA()
-        self._climbed = 0
-        self._on_ladder = True
+        if self._curves is not None:
+            self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         return RoundPlan.of(shares, self.max_micro_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Shares in proportion to the predicted speeds, or by the curves, where that is worth a change."""
         table = finished.table
-        if self.device == "gpu" and table.workers > 1 and self._climbed < _TURNS * LADDER_STEPS:
-            return self._next_by_curves(plan, finished)
+        if self._curves is not None and not self._curves.given_up and table.workers > 1:
+            by_curves = self._curves.next(plan, finished)
+            return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         if self._good_enough(plan.samples, table.column("samples_per_s").tolist()):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
@@ -126,47 +126,19 @@ class LBBSP(Policy):
             return plan
         return RoundPlan.of(wanted, self.max_micro_batch)
 
-    def _next_by_curves(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        table = finished.table
-        self._comm_s.update(float(table.column("wait_s").min()))
-        comm_s = self._comm_s.predict()
-        known = table.column("slope_s") > 0
-        if self._climbed < LADDER_STEPS or (self._on_ladder and not known.all()):
-            self._climbed += 1
-            if self._climbed == _TURNS * LADDER_STEPS:
-                logger.warning(
-                    "no curve explains the times of ranks %s after %d rounds at different batch sizes; shares follow "
-                    "the predicted speeds instead", np.flatnonzero(~known).tolist(), self._climbed,
-                )  # fmt: skip
-            shares = ladder(table.workers, plan.total, self._climbed, self.minimum, self.multiple_of)
-            return RoundPlan.of(shares, self.max_micro_batch)
-        try:
-            shares = shares_by_gamma(
-                table, comm_s if math.isfinite(comm_s) else 0.0, plan.total, self.minimum, self.multiple_of
-            )
-        except ValueError as error:  # a curve that makes no sense, say: training goes on with the plan that there is
-            logger.warning("round %d: the split stays as it is: %s", finished.round, error)
-            return plan
-        latest_s, next_latest_s = (_latest_s(table, np.asarray(x)) for x in (plan.samples, shares))
-        if self._on_ladder or next_latest_s < latest_s * (1.0 - self.tolerance):
-            self._on_ladder = False  # it is left by the first split, however good its last step was
-            return RoundPlan.of(shares, self.max_micro_batch)
-        return plan
-
     def state_dict(self) -> dict[str, Any]:
-        """How far the ladder is climbed, and the predicted communication."""
-        if self.device == "cpu":
-            return {}
-        return {"climbed": self._climbed, "on_ladder": self._on_ladder, "comm_s": self._comm_s.state_dict()}
+        """What is known of devices with a curve; otherwise nothing is kept."""
+        return {} if self._curves is None else self._curves.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        if bool(state) != (self.device == "gpu"):
-            raise ValueError(f"the state is of LBBSP with another device than {self.device!r}; resume with the same")
-        if state:
-            self._climbed = int(state["climbed"])
-            self._on_ladder = bool(state["on_ladder"])
-            self._comm_s.load_state_dict(state["comm_s"])
+        if bool(state) != (self._curves is not None):
+            raise ValueError(
+                f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin anew "
+                "with the model's parameters alone"
+            )
+        if self._curves is not None:
+            self._curves.load_state_dict(state)
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
@@ -209,9 +181,3 @@ def _comparable(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Speeds as integers that are the same on every processor; 0 where there is no finite positive speed."""
     usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
     return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)
-
-
-def _latest_s(table: RoundTable, shares: npt.NDArray[np.int64]) -> float:
-    """When the latest rank is done with its share, by the curves."""
-    beyond = np.maximum(shares, table.column("saturation"))
-    return float((table.column("slope_s") * beyond + table.column("intercept_s")).max())

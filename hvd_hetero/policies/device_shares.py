@@ -1,0 +1,128 @@
+"""Shares for devices that saturate: find out their curves in the first rounds, then keep to the best split.
+
+**The ladder.** To learn Γ every rank must see batches of many sizes; the round keeps its X samples. In step q of Q = 12
+
+    x_i ∝ 1 + A cos(2π ((q + 1/4) / Q + i / n)),    A = 0.9,
+
+whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel: each rank climbs from a tenth to
+almost twice its equal share and down again, each at another moment. The quarter makes the sizes of the way down
+others than those of the way up. Every step lasts two rounds, for the first batch of a size pays for buffers and
+kernels (``allocation.device``). A rank that runs out of memory on the way up says so in the table, and from then on
+its micro-batches keep to what fits.
+
+**The split** is that of ``policies.gamma_shares``, looked for in every round and taken where it is worth a change.
+
+Differences from the paper (lb-bsp, section 3.3): it profiles each type of device offline and by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation import proportional
+from hvd_hetero.policies.gamma_shares import relaxed_seconds, shares_by_gamma, shares_seconds
+from hvd_hetero.prediction import EMA
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+__all__ = ["LADDER_ROUNDS", "LADDER_STEPS", "DeviceShares", "ladder"]
+
+LADDER_STEPS = 12  # as many sizes; enough for a bent line with a third of the measurements astray
+LADDER_ROUNDS = 2 * LADDER_STEPS
+_SWING = 0.9
+_TURNS = 2  # of the ladder, before it is given up
+
+logger = logging.getLogger(__name__)
+
+Shares = npt.NDArray[np.int64]
+
+
+def ladder(workers: int, total: int, step: int, minimum: int = 1, multiple_of: int = 1) -> Shares:
+    """The shares of one step of the ladder."""
+    angles = [2 * math.pi * ((step + 0.25) / LADDER_STEPS + i / workers) for i in range(workers)]
+    # Quantised before they are divided: two libraries' cosines may differ in the last bit.
+    weights = [round(1024 * (1 + _SWING * math.cos(angle))) for angle in angles]
+    return proportional(weights, total, minimum=minimum, multiple_of=multiple_of)
+
+
+class DeviceShares:
+    """The shares of one training on devices with a curve; the same on every rank."""
+
+    def __init__(self, *, minimum: int, multiple_of: int, tolerance: float, max_micro_batch: int | None) -> None:
+        self._minimum = minimum
+        self._multiple_of = multiple_of
+        self._tolerance = tolerance
+        self._max_micro_batch = max_micro_batch
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing is known."""
+        self._comm_s = EMA()
+        self._climbed = 0
+        self._patience = _TURNS * LADDER_ROUNDS
+        self._on_ladder = True
+
+    @property
+    def given_up(self) -> bool:
+        """Whether some device's times follow no curve."""
+        return self._on_ladder and self._climbed > self._patience
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> Shares | None:
+        """The shares after ``plan``, or None for the same again."""
+        table = finished.table
+        self._comm_s.update(float(table.column("wait_s").min()))  # the last to come waits for the transfer alone
+        known = table.column("slope_s") > 0
+        if self._on_ladder and not (self._climbed >= LADDER_ROUNDS and known.all()):
+            return self._climb(plan, finished, known)
+        comm_s = self._comm_s.predict()
+        comm_s = comm_s if math.isfinite(comm_s) else 0.0
+        now_s = float(shares_seconds(table, np.asarray(plan.samples), self._max_micro_batch).max()) + comm_s
+        worthwhile_s = now_s * (1.0 - self._tolerance)
+        if not self._on_ladder and relaxed_seconds(table, plan.total) + comm_s >= worthwhile_s:
+            return None
+        try:
+            shares = shares_by_gamma(table, plan, comm_s, self._minimum, self._multiple_of, self._max_micro_batch)
+        except ValueError as error:  # a curve that makes no sense, say: training goes on with the plan that there is
+            logger.warning("round %d: the split stays as it is: %s", finished.round, error)
+            return None
+        next_s = float(shares_seconds(table, shares, self._max_micro_batch).max()) + comm_s
+        if self._on_ladder or next_s < worthwhile_s:
+            self._on_ladder = False  # it is left by the first split, however good its last step was
+            return shares
+        return None
+
+    def _climb(self, plan: RoundPlan, finished: FinishedRound, known: npt.NDArray[np.bool_]) -> Shares | None:
+        if finished.plan.total == plan.total:  # a short round teaches nothing, so its step is not done
+            self._climbed += 1
+            # Rounds planned before the ladder began, and any that looks like them, do not count against it.
+            self._patience += max(finished.plan.samples) - min(finished.plan.samples) <= self._multiple_of
+        if self.given_up:
+            logger.warning(
+                "no curve explains the times of ranks %s after %d rounds at different batch sizes (too much noise, or "
+                "a global batch that keeps no device busy); shares follow the predicted speeds instead",
+                np.flatnonzero(~known).tolist(), self._climbed,
+            )  # fmt: skip
+            return None
+        step = max(self._climbed - 1, 0) // 2
+        return ladder(plan.workers, plan.total, step, self._minimum, self._multiple_of)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the ladder is climbed, and the predicted communication."""
+        return {
+            "climbed": self._climbed,
+            "patience": self._patience,
+            "on_ladder": self._on_ladder,
+            "comm_s": self._comm_s.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._climbed = int(state["climbed"])
+        self._patience = int(state["patience"])
+        self._on_ladder = bool(state["on_ladder"])
+        self._comm_s.load_state_dict(state["comm_s"])
