@@ -36,8 +36,19 @@ class Policy(ABC):
     updates_locally: bool = False
     """whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)"""
 
+    keeps_total: ClassVar[bool] = True
+    """whether every round but the last of an epoch has the same samples, so that their number is known beforehand"""
+
     weighs_twice: bool = False
     """whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)"""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a rank may do several micro-batches in a round: an adapter that builds graphs must know beforehand.
+
+        As most schemes may, the answer is yes but for those whose one reason for it is a limit that is not set.
+        """
+        return getattr(self, "max_micro_batch", 0) is not None
 
     @abstractmethod
     def first(self, workers: int, global_batch: int) -> RoundPlan:

@@ -55,6 +55,7 @@ class ElasticBSP(Policy):
     """
 
     name: ClassVar[str] = "elastic-bsp"
+    keeps_total: ClassVar[bool] = False
 
     def __init__(
         self,

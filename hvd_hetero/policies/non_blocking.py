@@ -35,6 +35,7 @@ class NonBlocking(Policy):
 
     name: ClassVar[str] = "non-blocking"
     measures: ClassVar[bool] = False
+    keeps_total: ClassVar[bool] = False
 
     def __init__(self, micro_batches: int = 8, *, scaling: Literal["unbiased", "n/N"] = "unbiased") -> None:
         self.micro_batches = integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank")

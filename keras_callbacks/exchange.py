@@ -1,0 +1,191 @@
+"""What carries a round to the other ranks, inside the graph: one base, and one class for each way of averaging.
+
+The table of the round rides along. Collectives go by the names of nodes, which must be the same on all ranks and
+contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises a failure of theirs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_hetero.rounds import RoundTable
+from hvd_hetero.synchronisation import Mixing
+from keras_callbacks import host
+
+if TYPE_CHECKING:
+    from keras_callbacks.load_balance import LoadBalance
+
+__all__ = ["Exchange", "ask", "average", "dense", "exchange_of"]
+
+
+def ask(balance: LoadBalance, function: Callable[..., Any], numbers: int, *inputs: Any, after: list[Any]) -> tf.Tensor:
+    """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
+
+    def plainly(*arguments: Any) -> Any:
+        return np.asarray(function(*arguments), dtype=np.float64).reshape(numbers)
+
+    with tf.device("CPU:0"), tf.control_dependencies([t for t in after if isinstance(t, tf.Tensor)]):
+        answer = tf.numpy_function(balance.guard(plainly), inputs, tf.float64)
+    answer.set_shape([numbers])
+    return answer
+
+
+def dense(gradient: Any) -> Any:
+    """The gradient of an embedding as a whole: the rows that ranks have touched differ."""
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+class Exchange(ABC):
+    """Turns one round's gradients of this rank into what its update needs."""
+
+    def __init__(self, balance: LoadBalance) -> None:
+        self._balance = balance
+        self._eagerly = tf.function(self._exchange)
+
+    def __call__(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+        """The gradients to update with. ``weight`` is what this rank's mean gradient weighs in the round's."""
+        if tf.executing_eagerly():  # nodes have names in graphs alone
+            return list(self._eagerly(gradients, weight))
+        return self._exchange(gradients, weight)
+
+    @abstractmethod
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]: ...
+
+    def _sum_with_table(self, tensors: list[tf.Tensor], after: list[Any]) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The sums over all ranks, and what the balancer answers to the table that came with them."""
+        balance = self._balance
+        precise = bool(tensors) and all(t.dtype == tf.float64 for t in tensors)
+        length = RoundTable.length(balance.balancer.workers) + 1
+        row = ask(balance, balance.report, length, balance.learning_rate(), after=after)
+        waiting = ask(balance, balance.waiting, 1, after=[row])
+        *summed, table = hvd.grouped_allreduce(
+            [*tensors, tf.cast(row, tf.float64 if precise else tf.float32)],
+            op=hvd.Sum,
+            name=f"HorovodAllreduce_{balance.prefix}",
+            ignore_name_scope=True,
+        )
+        correction = ask(balance, balance.agree, 1, tf.cast(table, tf.float64), after=[waiting])[0]
+        return summed, correction
+
+
+class AllReduce(Exchange):
+    """The mean gradient over all samples of the round, on every rank."""
+
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+        weighted = _scaled(gradients, weight)
+        summed, correction = self._sum_with_table(weighted, after=weighted)
+        return _scaled(summed, correction)
+
+
+class NeighbourAverage(Exchange):
+    """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
+
+    One ``alltoall`` carries the parameters. Every rank sends as many copies in every round, to itself where it has
+    fewer neighbours than the most, so that the shape stays what it was and Horovod's cache knows it.
+    """
+
+    def __init__(self, balance: LoadBalance, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
+        super().__init__(balance)
+        self._variables = variables
+        self._mixing = mixing
+
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+        balance = self._balance
+        workers, most = balance.balancer.workers, self._mixing.most_neighbours
+        asked = ask(balance, self._partners, workers + 1 + most, after=gradients)
+        copies, own, others = tf.cast(asked[:workers], tf.int32), asked[workers], asked[workers + 1 :]
+        mixed = []
+        for number, group in enumerate(_by_dtype(self._variables())):
+            flat = tf.concat([tf.reshape(v, [-1]) for v in group], 0)
+            size = int(flat.shape[0])
+            received, _ = hvd.alltoall(
+                tf.tile(flat, [most]),
+                splits=copies * size,
+                name=f"HorovodAlltoall_{balance.prefix}_{number}",
+                ignore_name_scope=True,
+            )
+            theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
+            mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
+        _, correction = self._sum_with_table([], after=gradients)
+        for group, flat in mixed:
+            _assign(group, flat)
+        return _scaled(gradients, weight * workers * correction)
+
+    def _partners(self) -> list[float]:
+        """How many copies go to each rank; the weight of this rank's own parameters; the weights of those received."""
+        balancer = self._balance.balancer
+        weights = self._mixing.row(balancer.rank, balancer.rounds)
+        copies = [int(j in weights and j != balancer.rank) for j in range(balancer.workers)]
+        spare = self._mixing.most_neighbours - sum(copies)
+        copies[balancer.rank] = spare
+        received = [[0.0] * spare if j == balancer.rank else [weights[j]] * n for j, n in enumerate(copies) if n]
+        return [*copies, weights[balancer.rank], *(w for several in received for w in several)]
+
+
+class LocalUpdates(Exchange):
+    """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
+
+    def __init__(self, balance: LoadBalance, variables: Callable[[], list[tf.Variable]]) -> None:
+        super().__init__(balance)
+        self._variables = variables
+
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+        balance = self._balance
+        variables = [v for v in self._variables() if v.dtype.is_floating]
+        values = [v.read_value() for v in variables]  # after the update, which has written them
+        share = ask(balance, balance.share_done, 1, after=[*gradients, *values])[0]
+        weighted = _scaled(values, share)
+        summed, correction = self._sum_with_table(weighted, after=weighted)
+        for variable, value in zip(variables, _scaled(summed, correction), strict=True):
+            variable.assign(value)
+        return gradients
+
+
+def average(variables: list[tf.Variable], prefix: str) -> None:
+    """Give every rank the mean of all ranks' variables; a collective call."""
+    for i, variable in enumerate(variables):
+        variable.assign(hvd.allreduce(variable.read_value(), op=hvd.Average, name=f"{prefix}.mean.{i}"))
+
+
+def _scaled(tensors: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors times a factor: untouched for 1, and zero for 0, where a product would keep the NaN of a stand-in."""
+
+    def product() -> Any:
+        return tf.cond(
+            factor > 0,
+            lambda: [t * tf.cast(factor, t.dtype) for t in tensors],
+            lambda: [tf.zeros_like(t) for t in tensors],
+        )
+
+    scaled: list[tf.Tensor] = tf.cond(tf.equal(factor, 1.0), lambda: [tf.identity(t) for t in tensors], product)
+    return scaled
+
+
+def _by_dtype(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
+    groups: dict[tf.DType, list[tf.Variable]] = {}
+    for variable in variables:
+        groups.setdefault(variable.dtype, []).append(variable)
+    return list(groups.values())
+
+
+def _assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
+    parts = tf.split(flat, [v.shape.num_elements() for v in variables])
+    for variable, part in zip(variables, parts, strict=True):
+        variable.assign(tf.reshape(part, variable.shape))
+
+
+def exchange_of(balance: LoadBalance, model: Any) -> Exchange:
+    """What the policy and ``sync`` of a training ask for; variables are asked for in tracing, when all exist."""
+
+    def trained() -> list[tf.Variable]:
+        return host.trained_variables(model)
+
+    if balance.policy.updates_locally:
+        return LocalUpdates(balance, lambda: [*trained(), *host.optimizer_variables(model.optimizer)])
+    return AllReduce(balance) if balance.mixing is None else NeighbourAverage(balance, trained, balance.mixing)

@@ -1,0 +1,156 @@
+"""A round inside TensorFlow's graph: what the train step becomes, and where the clock is read.
+
+    batch ─ begin ─ forward, backward ─ report ─▶ grouped allreduce of gradients and table ─ agree ─ update
+              ▲                           │                        │                           ▲
+              │                           └─▶ waiting ─────────────┘                           │
+        balancer.begin              balancer.report                              balancer.agree, correction
+
+``begin``, ``report``, ``waiting`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the
+compute time ends when the last gradient is ready and before anything is sent, and the waiting time when the sum is
+there. A call costs 25 to 80 microseconds. TensorFlow orders calls by nothing but these dependencies, so each is named.
+
+A round of several micro-batches is a loop in the graph over slices of the batch, and one more call, ``proceed``, after
+each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them where
+there is one micro-batch, and no shape changes: whatever the sizes do, the step is traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hvd_hetero.errors import RoundStateError
+from keras_callbacks import host
+from keras_callbacks.exchange import Exchange, ask, dense
+from keras_callbacks.host import Update
+
+if TYPE_CHECKING:
+    from keras_callbacks.load_balance import LoadBalance
+
+__all__ = ["GraphRound"]
+
+# What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, and factors of its gradient.
+_BEGIN, _SIZE, _RESCALE, _WEIGHT, _MORE, _NUMBERS = range(6)
+
+
+class GraphRound:
+    """One training's rounds in the graph. Its methods are called while the train step is traced."""
+
+    def __init__(self, balance: LoadBalance, exchange: Exchange) -> None:
+        self._balance = balance
+        self._exchange = exchange
+        self._state: tf.Tensor | None = None
+        self._gathered: tuple[list[Any], list[Any], Update] | None = None
+        self._gathering = False
+
+    def train_step(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The train step that does a whole round, whose update is synchronised."""
+        whole = self._several if self._balance.policy.accumulates else self._one
+        return host.as_it_is(lambda data: whole(host.as_keras_would(step), data))
+
+    def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
+        """The train step hands its gradients to the optimizer."""
+        if self._gathering:
+            if self._gathered is not None:
+                raise ValueError(_TWICE)
+            self._gathered = gradients, variables, update
+            if self._balance.policy.updates_locally:
+                self._update_locally(gradients, update)
+            return None
+        state, self._state = self._state, None
+        if state is None:
+            raise RoundStateError(_OUTSIDE)
+        return update(self._synchronised(gradients, state[_WEIGHT]))
+
+    def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
+        """A round of one micro-batch: the update happens where the train step makes it."""
+        self._state, data = self._begin(data)
+        logs = step(data)
+        if self._state is not None:
+            self._state = None
+            raise ValueError(_NEVER)
+        return logs
+
+    def _several(self, step: Callable[[Any], Any], data: Any) -> Any:
+        """A round of any number of micro-batches: the update follows when all are done."""
+        self._state, data = self._begin(data)
+        gradients, (present, update), logs = self._gather(step, _slice(data, self._state))
+        state = ask(self._balance, self._balance.proceed, _NUMBERS, after=gradients)
+
+        def body(state: tf.Tensor, gradients: list[tf.Tensor], logs: Any) -> tuple[Any, ...]:
+            self._state = None  # of what is computed in a loop there are samples
+            more, _, logs = self._gather(step, _slice(data, state))
+            total = [a * tf.cast(state[_RESCALE], a.dtype) + b for a, b in zip(gradients, more, strict=True)]
+            return ask(self._balance, self._balance.proceed, _NUMBERS, after=total), total, logs
+
+        # One iteration at a time: two at once would need the memory of two.
+        state, gradients, logs = tf.while_loop(
+            lambda state, *_: state[_MORE] > 0, body, (state, gradients, logs), parallel_iterations=1
+        )
+        self._state = None
+        reduced = iter(self._synchronised(gradients, state[_WEIGHT]))
+        if not self._balance.policy.updates_locally:
+            update([next(reduced) if here else None for here in present])
+        return logs
+
+    def _gather(self, step: Callable[[Any], Any], data: Any) -> tuple[list[tf.Tensor], tuple[list[bool], Update], Any]:
+        """The gradients of one micro-batch, which variables have one, what updates them, and the logs."""
+        self._gathering, self._gathered = True, None
+        try:
+            logs = step(data)
+        finally:
+            self._gathering = False
+        if self._gathered is None:
+            raise ValueError(_NEVER)
+        gradients, _, update = self._gathered
+        self._gathered = None
+        logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
+        return [dense(g) for g in gradients if g is not None], ([g is not None for g in gradients], update), logs
+
+    def _update_locally(self, gradients: list[Any], update: Update) -> None:
+        if self._state is None:
+            update(gradients)
+            return
+
+        def updated() -> tf.Tensor:
+            update(gradients)
+            return tf.constant(0)
+
+        tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))  # a stand-in must leave no trace
+
+    def _begin(self, data: Any) -> tuple[tf.Tensor, Any]:
+        """The clock starts once the batch is there, and nothing is computed before it has."""
+        parts = tf.nest.flatten(data, expand_composites=True)
+        size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
+        state = ask(self._balance, self._balance.begin_round, _NUMBERS, size, after=parts)
+        with tf.control_dependencies([state]):
+            return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
+
+    def _synchronised(self, gradients: list[Any], weight: tf.Tensor) -> list[Any]:
+        present = [dense(g) for g in gradients if g is not None]
+        if not present:
+            raise ValueError("the loss reaches no variable that is trained; give compile a loss, and check trainable")
+        reduced = iter(self._exchange(present, weight))
+        return [None if g is None else next(reduced) for g in gradients]
+
+
+def _slice(data: Any, state: tf.Tensor) -> Any:
+    begin = tf.cast(state[_BEGIN], tf.int64)
+    end = begin + tf.cast(state[_SIZE], tf.int64)
+    return tf.nest.map_structure(lambda part: part[begin:end] if isinstance(part, tf.Tensor) else part, data)
+
+
+_TWICE = (
+    "train_step called the optimizer twice, and LoadBalance synchronises one update per step: add the losses up, or "
+    "update in one call"
+)
+_NEVER = (
+    "train_step did not call model.optimizer, so nothing would be synchronised; update by "
+    "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))"
+)
+_OUTSIDE = (
+    "this optimizer was asked to update outside of a round: train by model.fit(…, callbacks=[balance]) with the "
+    "LoadBalance that wraps it, call it once per train_step, or balance.release() to have the plain optimizer back"
+)

@@ -1,0 +1,163 @@
+"""Where Keras 3 and tf_keras differ: all of it is in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = [
+    "as_it_is",
+    "as_keras_would",
+    "build",
+    "check_compiled",
+    "gradients_pass_through",
+    "hyper_parameters",
+    "is_keras_3",
+    "optimizer_variables",
+    "plain",
+    "trained_variables",
+]
+
+# What receives (gradients, variables) once they are computed, and what gives back the update.
+Update = Callable[[list[Any]], Any]
+Receiver = Callable[[list[Any], list[Any], Update], Any]
+
+
+def is_keras_3(model: Any) -> bool:
+    """Whether a model is of Keras 3; refuses what is neither that nor of tf_keras."""
+    if isinstance(model, tf.keras.Model):
+        return any(cls.__module__.startswith("keras.src") for cls in type(model).__mro__)
+    raise ValueError(
+        f"the model is a {type(model).__module__}.{type(model).__name__}, and tf.keras is "
+        f"{tf.keras.Model.__module__.partition('.')[0]} in this process. To train models of tf_keras, set the "
+        "environment variable TF_USE_LEGACY_KERAS=1 before TensorFlow is imported; for those of Keras 3, leave it unset"
+    )
+
+
+def check_compiled(model: Any) -> None:
+    """Refuse what could not be synchronised, and say what to write instead; switch XLA off where it chose itself."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before model.fit")
+    keras_3 = is_keras_3(model)
+    if keras_3:
+        import keras
+
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                f"Keras runs on {keras.backend.backend()!r}, and gradients are synchronised inside TensorFlow's graph; "
+                "set KERAS_BACKEND=tensorflow, or use torch_hooks with a model in PyTorch"
+            )
+    if hasattr(optimizer, "_allreduce_grads") or hasattr(optimizer, "_hvd") or "horovod" in type(optimizer).__module__:
+        raise ValueError(
+            "the optimizer is Horovod's DistributedOptimizer, which on Keras 3 synchronises nothing, and elsewhere "
+            "would do so twice; compile the model with the plain optimizer: LoadBalance wraps it in fit"
+        )
+    if isinstance(optimizer, list | tuple):
+        raise ValueError("the model has several optimizers; LoadBalance synchronises one: compile it with a single one")
+    if _steps_per_execution(model) != 1:
+        raise ValueError(
+            f"steps_per_execution is {_steps_per_execution(model)}, and the plan may change after every step: "
+            "compile with steps_per_execution=1"
+        )
+    if model.distribute_strategy.num_replicas_in_sync != 1:
+        raise ValueError(
+            "the model is under a tf.distribute strategy; build and compile it without, Horovod takes its place"
+        )
+    if model.jit_compile:
+        if not (keras_3 and model._resolve_auto_jit_compile()):
+            raise ValueError(
+                "jit_compile=True compiles the train step with XLA, which has no kernel for Horovod's grouped "
+                "allreduce; compile with jit_compile=False"
+            )
+        model.jit_compile = False  # it was "auto", most likely
+
+
+def _steps_per_execution(model: Any) -> int:
+    steps = model.steps_per_execution if is_keras_3(model) else getattr(model, "_steps_per_execution", 1)
+    return 1 if steps is None else int(steps)
+
+
+def build(model: Any, sample: Callable[[], Any]) -> None:
+    """Make sure that the model's and the optimizer's variables exist, so that they can be broadcast.
+
+    Keras 3 has built most models by now; others build in their first step only. They are called once here.
+    """
+    if not model.weights or not all(layer.built for layer in model._flatten_layers()):
+        batch = sample()
+        model(batch[0] if isinstance(batch, tuple) else batch)
+    optimizer = model.optimizer
+    if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+        optimizer._create_all_weights(model.trainable_variables)
+    elif not getattr(optimizer, "built", False):
+        optimizer.build(model.trainable_variables)
+
+
+def plain(variables: Iterable[Any]) -> list[tf.Variable]:
+    """TensorFlow's variables behind those of Keras 3."""
+    return [v if isinstance(v, tf.Variable) else v.value for v in variables]
+
+
+def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
+    """All state of an optimizer, in an order that all ranks share."""
+    variables = optimizer.variables
+    return plain(variables() if callable(variables) else variables)
+
+
+def trained_variables(model: Any) -> list[tf.Variable]:
+    """What training changes by gradients."""
+    return plain(model.trainable_variables)
+
+
+def hyper_parameters(optimizer: Any) -> dict[str, Any]:
+    """Those that schedules change; the learning rate is a tensor, or becomes one in the graph."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # a loss scale has none of its own
+    found = {"momentum": getattr(inner, "momentum", None), "weight_decay": getattr(inner, "weight_decay", None)}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def gradients_pass_through(optimizer: Any, receive: Receiver) -> Callable[[], None]:
+    """Have every gradient of this optimizer go through ``receive`` before it is applied; returns how to end that.
+
+    An attribute of the object, not another class: what is saved, and how it is called there, stays what it was. It is
+    the outermost optimizer that is changed: a loss scale must see the sum over the ranks, so that all skip a step
+    alike.
+    """
+    keras_3 = hasattr(optimizer, "apply")
+    name = "apply" if keras_3 else "apply_gradients"
+    update = getattr(optimizer, name)
+
+    def apply(grads: Iterable[Any], trainable_variables: Any = None) -> Any:
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        return receive(list(grads), variables, lambda reduced: update(reduced, variables))
+
+    def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **options: Any) -> Any:
+        pairs = list(grads_and_vars)
+        variables = [v for _, v in pairs]
+        gradients = [g for g, _ in pairs]
+        return receive(
+            gradients, variables, lambda reduced: update(list(zip(reduced, variables, strict=True)), *args, **options)
+        )
+
+    def undo() -> None:
+        if optimizer.__dict__.get(name) is mine:
+            del optimizer.__dict__[name]
+
+    mine = apply if keras_3 else apply_gradients
+    object.__setattr__(optimizer, name, mine)
+    return undo
+
+
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose Python AutoGraph leaves alone. What it calls may still be converted, see below."""
+    function.autograph_info__ = {}  # type: ignore[attr-defined]
+    return function
+
+
+def as_keras_would(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's train step, with its ``if`` and ``for`` converted where Keras would have done so (tf_keras does)."""
+    autograph = tf.__internal__.autograph
+    converted: Callable[..., Any] = autograph.tf_convert(step, autograph.control_status_ctx())
+    return converted

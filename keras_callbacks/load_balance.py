@@ -1,0 +1,324 @@
+"""The callback: what ``fit`` needs for the ranks to train one model together, each at its own pace."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.policies import Policy
+from hvd_hetero.settings import settings_of
+from hvd_hetero.synchronisation import Mixing
+from hvd_hetero.training import Training
+from keras_callbacks import host
+from keras_callbacks.exchange import average, exchange_of
+from keras_callbacks.graph import GraphRound
+from keras_callbacks.metrics import global_results, mean_over_ranks
+from keras_callbacks.queue import RoundQueue, micro_batches
+from keras_callbacks.start import start_alike
+from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
+
+__all__ = ["LoadBalance"]
+
+logger = logging.getLogger(__name__)
+
+_WITNESS_NUMBERS = 4096  # of a variable, at its beginning: enough to tell updates apart, and soon read (arbitrary)
+
+
+class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
+
+        balance = LoadBalance(policy="lb-bsp", global_batch=512)
+        model.compile(optimizer, loss)
+        model.fit(resize_batches((x, y), balance), epochs=5, callbacks=[balance])
+
+    In ``fit`` it wraps the compiled optimizer, broadcasts rank 0's weights and optimizer state, and makes a step of
+    ``fit`` a round: all ranks do the same number of steps. Metrics are those of all ranks' samples at the end of
+    each epoch, whatever the order of the callbacks. The wrapper stays for the next ``fit``; ``release()`` takes it off.
+
+    Parameters
+    ----------
+    policy
+        A name (``"bsp"``, ``"lb-bsp"``, ``"self-adaptive"``, ``"non-blocking"``, ``"elastic-bsp"``) or a policy object
+        (``StaticAllocation([3, 7])``).
+    global_batch
+        Samples per round over all ranks together: what one process would call its batch size. (Under ElasticBSP, of one
+        iteration of every rank.)
+    sync
+        ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
+        (``hvd_hetero.synchronisation``). Under the last two ranks hold different models, and the end of ``fit`` gives
+        all of them the mean.
+    telemetry
+        Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+    """
+
+    def __init__(
+        self,
+        policy: str | Policy = "lb-bsp",
+        *,
+        global_batch: int,
+        sync: str | Mixing = "allreduce",
+        telemetry: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        if not hvd.is_initialized():
+            raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
+        self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
+        self.policy = self._training.policy
+        self.balancer = self._training.balancer
+        self.prefix = self._training.prefix
+        self.mixing = self._training.mixing
+        self.queue: RoundQueue | None = None
+        self._sample: Callable[[], Any] = tuple
+        self.failure: BaseException | None = None
+        """what went wrong in a call from the graph, which TensorFlow would tell as text alone"""
+        self.fitting = False
+        self.stop_agreed = False
+        """whether some rank wants to stop, as all know by the table"""
+        self.last_step = False
+        """whether the step at hand is the last of its epoch, as far as fit knows"""
+        self.evaluated = False
+        """whether an evaluation has ended whose figures are of this rank alone"""
+        self.plain_logs: list[str] = []
+        """what the train step tells beside metrics"""
+        self.samples = 0
+        """of this rank in the latest round"""
+        self.asked_at = self.agreed_at = time.perf_counter()
+        self._pending: list[MicroBatch] = []
+        self._offset = 0
+        self._optimizer: Any = None
+        self._witnesses: list[tf.Variable] = []
+        self._undo: list[Callable[[], None]] = []
+
+    # What users ask.
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all ranks have finished. The same number on every rank."""
+        return self.balancer.rounds
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """Samples of every rank in the round at hand (between rounds: in the next one)."""
+        return self.balancer.plan().samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in the round at hand (between rounds: in the next one)."""
+        return self.plan[self.balancer.rank]
+
+    def close(self) -> None:
+        """Finish the telemetry and the signals. Done by itself when the process ends."""
+        self._training.close()
+
+    def release(self) -> None:
+        """Give the model its plain optimizer back, which then trains this rank alone."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self._optimizer = None
+
+    # What fit says.
+
+    def set_model(self, model: Any) -> None:
+        """Wrap the optimizer and the train step, before the train function is made of them."""
+        super().set_model(model)
+        if self._optimizer is not None and self._optimizer is model.optimizer and self._function_is_ours(model):
+            return
+        self.release()
+        host.check_compiled(model)
+        self._attach(model)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Start all ranks from rank 0's weights."""
+        if self.queue is None:
+            raise ValueError(
+                "fit was given data that this LoadBalance cannot resize; write "
+                "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
+            )
+        model = self.model
+        host.build(model, self._sample)
+        together = self.mixing is None and not self.policy.updates_locally
+        self._witnesses = host.trained_variables(model) if together else []
+        self._pending.clear()
+        self.balancer.abandon()
+        self.failure = None
+        self.stop_agreed = False
+        start_alike(host.plain(model.weights), host.optimizer_variables(model.optimizer), self.prefix)
+        self.fitting = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the number of the epoch, which decides the order of its samples."""
+        assert self.queue is not None, "on_train_begin has checked it"
+        self.queue.want_epoch(epoch)
+        self._meet(leaving=False)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Note whether this is the last step of the epoch."""
+        self.last_step = batch + 1 == (self.params or {}).get("steps")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """All ranks stop, if one of them wants to; and logs that are no metrics are averaged."""
+        stops = hvd.allreduce(tf.constant(int(self._wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
+        self.model.stop_training = bool(stops > 0)
+        if logs is not None and self.plain_logs:
+            logs.update(mean_over_ranks({k: logs[k] for k in self.plain_logs if k in logs}, self.samples, self.prefix))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Training is over, on all ranks."""
+        self._meet(leaving=True)
+        self.fitting = False
+        if self.mixing is not None:
+            average(host.trained_variables(self.model), self.prefix)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """An evaluation goes on, and its figures are not complete."""
+        self.evaluated = False
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Perhaps they are now."""
+        self.evaluated = True
+
+    @property
+    def _wants_to_stop(self) -> bool:
+        return bool(self.model.stop_training) and self.model.stop_training is not EPOCH_IS_OVER
+
+    def _meet(self, *, leaving: bool) -> None:
+        """Wherever a rank begins an epoch or leaves training, all do: else the rest would wait for it for ever."""
+        leavers = int(hvd.allreduce(tf.constant(int(leaving)), op=hvd.Sum, name=f"{self.prefix}.meet"))
+        if 0 < leavers < hvd.size():
+            raise HeteroError(
+                f"{leavers} of {hvd.size()} ranks left fit, and the others began another epoch. Give all ranks the "
+                "same number of epochs; where a callback of yours stops training on one rank, put balance behind it in "
+                "callbacks, which tells the others"
+            )
+
+    def _attach(self, model: Any) -> None:
+        graph = GraphRound(self, exchange_of(self, model))
+        self._optimizer = model.optimizer
+        self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive))
+        self._undo.append(_set(model, "train_step", graph.train_step(model.train_step)))
+        model.make_train_function(force=True)
+        model.train_function = function = RoundFunction(self, model, model.train_function)
+        self._undo.append(_set(model, "get_metrics_result", global_results(self, model, function.close_epoch)))
+
+        def forget_function() -> None:
+            model.train_function = None
+
+        self._undo.append(forget_function)
+
+    def _function_is_ours(self, model: Any) -> bool:
+        function = model.train_function
+        return isinstance(function, RoundFunction) and function.balance is self
+
+    # What the data side and the graph ask; the latter from threads of TensorFlow.
+
+    def use(self, queue: RoundQueue, sample: Callable[[], Any]) -> None:
+        """Batches come from this queue from now on; ``sample`` gives a batch of one."""
+        self.queue = queue
+        self._sample = sample
+
+    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with what it raises kept for the main thread."""
+
+        def guarded(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                self.failure = error
+                raise
+
+        return guarded
+
+    def begin_round(self, size: int) -> list[float]:
+        """A batch of this size has arrived: the first micro-batch begins."""
+        assert self.queue is not None, "the batch came from it"
+        with self.queue.lock:
+            cut = self.queue.take()
+            self._pending = micro_batches(cut, self.balancer.rank)
+            planned = sum(work.samples for work in self._pending)
+            if size != max(planned, 1):
+                if len(self._pending) > 1:
+                    raise ValueError(
+                        f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
+                        "leave their number as it is"
+                    )
+                # Weighted by what is really used. The table tells the others.
+                self._pending = [MicroBatch(cut.plan, int(size), True, cut.epoch, cut.place)]
+            self._offset = 0
+            self.samples = planned
+            return self._begin_next(time.perf_counter() - self.asked_at)
+
+    def proceed(self) -> list[float]:
+        """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
+        if self.balancer.closing or self.balancer.stop_early():
+            self.samples = self.balancer.pace.round.samples + self.balancer.work.samples
+            return [0.0, 0.0, 1.0, self.balancer.weight, False]
+        self.balancer.pause()
+        return self._begin_next(0.0)
+
+    def share_done(self) -> float:
+        """What this rank's weights count for in the average that ends a round of local updates."""
+        return self.samples / self.balancer.work.plan.total
+
+    def _begin_next(self, input_s: float) -> list[float]:
+        work = self._pending.pop(0)
+        self.balancer.begin(work, input_s)
+        size = max(work.samples, 1)
+        begin, self._offset = self._offset, self._offset + size
+        return [begin, size, self.balancer.rescale, self.balancer.weight, True]
+
+    def learning_rate(self) -> tf.Tensor:
+        """The optimizer's, in the graph."""
+        return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float64)
+
+    def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
+        """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
+        settings = settings_of([{"lr": learning_rate, **host.hyper_parameters(self._optimizer)}])
+        row = self.balancer.report(settings=settings, witness=self._witness())
+        return np.append(row, float(self._wants_to_stop))
+
+    def waiting(self) -> float:
+        """The row has left."""
+        self.balancer.waiting()
+        return 0.0
+
+    def agree(self, summed: npt.NDArray[np.float64]) -> float:
+        """The sum is there: what to multiply the gradients by."""
+        assert self.queue is not None, "the round came from it"
+        with self.queue.lock:
+            correction = self.balancer.agree(summed[:-1])
+            assert self.balancer.finished is not None, "the round has just been agreed"
+            self.queue.settle(self.balancer.finished.table.column("samples").tolist())
+        self.stop_agreed = bool(summed[-1] > 0)
+        self.agreed_at = time.perf_counter()
+        return correction
+
+    def _witness(self) -> float:
+        """The norm of one trained variable, another one in every round, so that all are looked at in turn.
+
+        0, which agrees with everything, where ranks may hold different ones.
+        """
+        if not self._witnesses:
+            return 0.0
+        variable = self._witnesses[self.rounds % len(self._witnesses)]
+        numbers = tf.reshape(variable, [-1])[:_WITNESS_NUMBERS]
+        return float(np.linalg.norm(numbers.numpy().astype(np.float64)))
+
+
+def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
+    object.__setattr__(model, name, value)
+
+    def undo() -> None:
+        model.__dict__.pop(name, None)
+
+    return undo

@@ -1,0 +1,202 @@
+"""The rounds of this rank's data, in order: cut by the plan when the pipeline asks, used up by training one by one.
+
+Two sides meet here. The pipeline (a thread of tf.data) asks for batch i of its iteration, ahead of the training by the
+prefetch at most. The training takes the batches in the same order, and is what knows the plans. So a batch is cut once
+its plan is known, by whichever side asks first, and kept until it is used; the same i gives the same batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.sampling import SharedPermutation
+
+__all__ = ["ArrayOrder", "Order", "RoundQueue"]
+
+
+class Order(Protocol):
+    """What rounds are cut from: an epoch's samples, in this rank's view of them."""
+
+    length: int | None
+    """samples of an epoch over all ranks; None where that is not known"""
+
+    def start(self, epoch: int) -> None:
+        """Begin an epoch."""
+
+    @property
+    def remaining(self) -> int | None:
+        """Samples of this epoch that no round has taken; None where that is not known."""
+
+    @property
+    def place(self) -> int:
+        """A checksum of what ranks must have in common to take the same round."""
+
+    def settle(self, done: Sequence[float], rank: int) -> None:
+        """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, Any]:
+        """The plan, shortened where the epoch ends, and this rank's part of the round: never empty, for a rank without
+        samples gets a stand-in.
+        """
+
+
+class ArrayOrder:
+    """Rounds as indices into arrays: every sample once per epoch, by one permutation that all ranks share."""
+
+    def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
+        self._permutation = SharedPermutation(length, shuffle=shuffle, seed=seed)
+        self.length: int | None = length
+
+    def start(self, epoch: int) -> None:
+        """Begin an epoch."""
+        self._permutation.start(epoch)
+
+    @property
+    def remaining(self) -> int | None:
+        """Samples of this epoch that no round has taken."""
+        return self._permutation.remaining
+
+    def settle(self, done: Sequence[float], rank: int) -> None:
+        """What was left undone goes back to the front."""
+        self._permutation.settle(done)
+
+    @property
+    def place(self) -> int:
+        """A checksum of the order, the epoch and the cursor."""
+        return self._permutation.place
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
+        """The plan and the indices of this rank; the first sample stands in where it has none."""
+        plan, indices = self._permutation.take(plan, rank)
+        return plan, indices if len(indices) else np.zeros(1, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """One round as it was cut."""
+
+    plan: RoundPlan
+    part: Any
+    epoch: int
+    place: int
+    fetched: bool = False
+
+
+class RoundQueue:
+    """The rounds of one rank, from the order to the training."""
+
+    def __init__(self, order: Order, balancer: Balancer) -> None:
+        self._order = order
+        self._balancer = balancer
+        self._epoch = 0
+        self._wanted_epoch = 0
+        self._fresh = True
+        self._cuts: dict[int, _Cut] = {}
+        self._next = 0
+        self._taken = 0
+        self.lock = threading.RLock()
+        """held while plans change, since the pipeline reads them from a thread of its own"""
+        order.start(0)
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds of an epoch, where that is known beforehand."""
+        length = self._order.length
+        if length is None or not self._balancer.policy.keeps_total:
+            return None
+        return -(-length // self._balancer.global_batch)
+
+    @property
+    def ends(self) -> bool:
+        """Whether an epoch ends by itself, and fit need not be told how long it is."""
+        return self._order.length is not None
+
+    @property
+    def at_end(self) -> bool:
+        """Between rounds: whether all samples of the epoch are done."""
+        with self.lock:
+            return self.ends and self._next == self._taken > 0 and self._order.remaining == 0
+
+    def want_epoch(self, epoch: int) -> None:
+        """The number of the epoch that the next iteration is, if that is not past already; counted up otherwise."""
+        self._wanted_epoch = epoch
+
+    def part(self, index: int) -> Any:
+        """What this rank has of round ``index`` of the iteration (the pipeline's question)."""
+        with self.lock:
+            if index == 0 and self._taken:
+                self._restart()
+            cut = self._ensure(index)
+            cut.fetched = True
+            return cut.part
+
+    def prepare(self, *, new: bool) -> int:
+        """Cut the round that training is about to take; returns this rank's samples of it.
+
+        ``new`` says that the iteration has just begun.
+        """
+        with self.lock:
+            again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
+            if (new or again) and (self._taken or (self._fresh and self._wanted_epoch != self._epoch)):
+                self._restart()
+            return self._ensure(self._taken).plan.samples[self._balancer.rank]
+
+    def take(self) -> _Cut:
+        """The next round, to be trained on now."""
+        with self.lock:
+            cut = self._cuts.pop(self._taken, None)
+            if cut is None or not cut.fetched:
+                raise RoundStateError(
+                    "the batch at hand does not come from resize_batches: pass its result to fit, and nothing else: "
+                    "model.fit(resize_batches((x, y), balance), callbacks=[balance])"
+                )
+            self._taken += 1
+            self._fresh = False
+            return cut
+
+    def settle(self, done: Sequence[float]) -> None:
+        """The round at hand is agreed: every rank has done so many of its samples."""
+        self._order.settle(done, self._balancer.rank)
+
+    def _restart(self) -> None:
+        self._epoch = self._wanted_epoch if self._fresh else max(self._epoch + 1, self._wanted_epoch)
+        self._order.start(self._epoch)
+        self._cuts.clear()
+        self._next = self._taken = 0
+
+    def _ensure(self, index: int) -> _Cut:
+        while self._next <= index:
+            # Between rounds all that was taken is agreed; during one, the last that was taken is not.
+            number = self._balancer.rounds + self._next - self._taken + self._balancer.in_round
+            ahead = number - self._balancer.rounds
+            if ahead > self._balancer.lead:
+                raise RoundStateError(
+                    f"the data pipeline asked for batches {ahead} rounds ahead, and plans are known "
+                    f"{self._balancer.lead} ahead: leave prefetching to resize_batches(…, prefetch={ahead}), and put "
+                    "no shuffle, batch or parallel step behind it"
+                )
+            place = self._order.place
+            plan, part = self._order.take(self._balancer.plan(ahead), self._balancer.rank)
+            self._cuts[self._next] = _Cut(plan, part, self._epoch, place)
+            self._next += 1
+        if index not in self._cuts:
+            raise RoundStateError(
+                f"batch {index} of this iteration has been used already: iterate over the result of resize_batches in "
+                "one place at a time"
+            )
+        return self._cuts[index]
+
+
+def micro_batches(cut: _Cut, rank: int) -> list[MicroBatch]:
+    """What this rank does in a round, one micro-batch after the other."""
+    sizes = cut.plan.sizes(rank) or (0,)
+    return [MicroBatch(cut.plan, size, j == len(sizes), cut.epoch, cut.place) for j, size in enumerate(sizes, start=1)]

@@ -1,0 +1,80 @@
+"""The train function of ``fit``, once around: what happens in Python before and after a round in the graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hvd_hetero.errors import RoundStateError
+from keras_callbacks import host
+from keras_callbacks.metrics import state_of, sum_over_ranks
+
+if TYPE_CHECKING:
+    from keras_callbacks.load_balance import LoadBalance
+
+__all__ = ["EPOCH_IS_OVER", "RoundFunction"]
+
+
+class _EpochIsOver:
+    """Truthy, as ``stop_training`` must be to end the loop over an epoch's steps."""
+
+
+EPOCH_IS_OVER = _EpochIsOver()
+"""What ``stop_training`` is at the end of an epoch whose length fit does not know: on_epoch_end takes it back."""
+
+
+class RoundFunction:
+    """Calls the train function that Keras has made, with the next round prepared, and raises what really went wrong."""
+
+    def __init__(self, balance: LoadBalance, model: Any, function: Callable[[Any], Any]) -> None:
+        self.balance = balance
+        self.function = function
+        self._model = model
+        self._iterator: Any = None
+        self._open = False
+
+    def __call__(self, iterator: Any) -> Any:
+        """One round."""
+        balance = self.balance
+        if not balance.fitting or balance.queue is None:
+            raise RoundStateError(
+                "the optimizer of this model synchronises for a LoadBalance, which is not among the callbacks of this "
+                "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
+            )
+        samples = balance.queue.prepare(new=iterator is not self._iterator)
+        self._iterator = iterator
+        # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
+        kept = [(v, v.numpy()) for v in self._marked()] if samples == 0 else []
+        balance.asked_at = time.perf_counter()
+        try:
+            logs = self.function(iterator)
+        except Exception:
+            failure, balance.failure = balance.failure, None
+            if failure is None:
+                raise
+            raise failure from None
+        balance.balancer.applied(time.perf_counter() - balance.agreed_at)
+        if kept:
+            for variable, value in kept:
+                variable.assign(value)
+            logs = {**logs, **{k: v for k, v in self._model.get_metrics_result().items() if k in logs}}
+        if balance.stop_agreed:
+            self._model.stop_training = True
+        if balance.queue.rounds is None and balance.queue.at_end and not balance.stop_agreed:
+            self._model.stop_training = EPOCH_IS_OVER
+        over = self._model.stop_training is EPOCH_IS_OVER
+        self._open = not (balance.stop_agreed or balance.last_step or over)
+        if not self._open:
+            sum_over_ranks(state_of(self._model), balance.prefix)
+        known = self._model.get_metrics_result()
+        balance.plain_logs = [] if set(logs) == set(known) else sorted(set(logs) - set(known))
+        return logs
+
+    def close_epoch(self) -> None:
+        """A rank that leaves an epoch before its end takes part in one more round, by which all hear that it does."""
+        if self._open and self.balance.fitting and self._model.stop_training:
+            self(self._iterator)
+
+    def _marked(self) -> list[Any]:
+        return state_of(self._model) + host.plain(self._model.non_trainable_variables)
