@@ -2,5 +2,7 @@
 
 from keras_callbacks.data import resize_batches
 from keras_callbacks.load_balance import LoadBalance
+from keras_callbacks.loop import weighted_gradients
+from keras_callbacks.schedules import LearningRateSchedule, LearningRateWarmup
 
-__all__ = ["LoadBalance", "resize_batches"]
+__all__ = ["LearningRateSchedule", "LearningRateWarmup", "LoadBalance", "resize_batches", "weighted_gradients"]

@@ -62,7 +62,7 @@ class GraphRound:
         state, self._state = self._state, None
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, state[_WEIGHT]))
+        return update(self._synchronised(gradients, variables, state[_WEIGHT]))
 
     def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
@@ -76,7 +76,7 @@ class GraphRound:
     def _several(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
-        gradients, (present, update), logs = self._gather(step, _slice(data, self._state))
+        gradients, (variables, update), logs = self._gather(step, _slice(data, self._state))
         state = ask(self._balance, self._balance.proceed, _NUMBERS, after=gradients)
 
         def body(state: tf.Tensor, gradients: list[tf.Tensor], logs: Any) -> tuple[Any, ...]:
@@ -90,13 +90,16 @@ class GraphRound:
             lambda state, *_: state[_MORE] > 0, body, (state, gradients, logs), parallel_iterations=1
         )
         self._state = None
-        reduced = iter(self._synchronised(gradients, state[_WEIGHT]))
+        reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_WEIGHT]))
         if not self._balance.policy.updates_locally:
-            update([next(reduced) if here else None for here in present])
+            update([None if v is None else next(reduced) for v in variables])
         return logs
 
-    def _gather(self, step: Callable[[Any], Any], data: Any) -> tuple[list[tf.Tensor], tuple[list[bool], Update], Any]:
-        """The gradients of one micro-batch, which variables have one, what updates them, and the logs."""
+    def _gather(self, step: Callable[[Any], Any], data: Any) -> tuple[list[tf.Tensor], tuple[list[Any], Update], Any]:
+        """The gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
+
+        Where a variable has no gradient, None stands for it.
+        """
         self._gathering, self._gathered = True, None
         try:
             logs = step(data)
@@ -104,10 +107,11 @@ class GraphRound:
             self._gathering = False
         if self._gathered is None:
             raise ValueError(_NEVER)
-        gradients, _, update = self._gathered
+        gradients, variables, update = self._gathered
         self._gathered = None
         logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
-        return [dense(g) for g in gradients if g is not None], ([g is not None for g in gradients], update), logs
+        reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
+        return [dense(g) for g in gradients if g is not None], (reached, update), logs
 
     def _update_locally(self, gradients: list[Any], update: Update) -> None:
         if self._state is None:
@@ -128,12 +132,21 @@ class GraphRound:
         with tf.control_dependencies([state]):
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
-    def _synchronised(self, gradients: list[Any], weight: tf.Tensor) -> list[Any]:
-        present = [dense(g) for g in gradients if g is not None]
+    def _synchronised(self, gradients: list[Any], variables: list[Any], weight: tf.Tensor) -> list[Any]:
+        """The gradients to update with: of what ranks share those of all, of what is this rank's own its own."""
+        own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
+        shared = [
+            g is not None and name not in own
+            for g, name in zip(gradients, host.names_of(host.plain(variables)), strict=True)
+        ]
+        present = [dense(g) for g, here in zip(gradients, shared, strict=True) if here]
         if not present:
-            raise ValueError("the loss reaches no variable that is trained; give compile a loss, and check trainable")
+            raise ValueError(
+                "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
+                "local_layers"
+            )
         reduced = iter(self._exchange(present, weight))
-        return [None if g is None else next(reduced) for g in gradients]
+        return [next(reduced) if here else g for g, here in zip(gradients, shared, strict=True)]
 
 
 def _slice(data: Any, state: tf.Tensor) -> Any:

@@ -15,6 +15,7 @@ __all__ = [
     "gradients_pass_through",
     "hyper_parameters",
     "is_keras_3",
+    "names_of",
     "optimizer_variables",
     "plain",
     "trained_variables",
@@ -98,6 +99,11 @@ def build(model: Any, sample: Callable[[], Any]) -> None:
 def plain(variables: Iterable[Any]) -> list[tf.Variable]:
     """TensorFlow's variables behind those of Keras 3."""
     return [v if isinstance(v, tf.Variable) else v.value for v in variables]
+
+
+def names_of(variables: list[tf.Variable]) -> list[str]:
+    """What tells variables of this process apart; what they are called does not."""
+    return [v._unique_id for v in variables]
 
 
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from hvd_hetero.settings import settings_of
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
 from keras_callbacks import host
-from keras_callbacks.exchange import average, exchange_of
+from keras_callbacks.data import BalancedDataset
+from keras_callbacks.exchange import AllReduce, average, exchange_of
 from keras_callbacks.graph import GraphRound
+from keras_callbacks.loop import batches
 from keras_callbacks.metrics import global_results, mean_over_ranks
 from keras_callbacks.queue import RoundQueue, micro_batches
 from keras_callbacks.start import start_alike
@@ -57,6 +59,8 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.synchronisation``). Under the last two ranks hold different models, and the end of ``fit`` gives
         all of them the mean.
+    local_layers
+        Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
     """
@@ -67,6 +71,7 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         *,
         global_batch: int,
         sync: str | Mixing = "allreduce",
+        local_layers: Sequence[Any] = (),
         telemetry: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -77,6 +82,12 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.balancer = self._training.balancer
         self.prefix = self._training.prefix
         self.mixing = self._training.mixing
+        self.local_layers = tuple(local_layers)
+        if local_layers and (self.mixing is not None or self.policy.updates_locally):
+            raise ValueError(
+                "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
+                "locally"
+            )
         self.queue: RoundQueue | None = None
         self._sample: Callable[[], Any] = tuple
         self.failure: BaseException | None = None
@@ -98,6 +109,8 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
         self._undo: list[Callable[[], None]] = []
+
+        self.all_reduce = AllReduce(self)
 
     # What users ask.
 
@@ -127,6 +140,24 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._undo.clear()
         self._optimizer = None
 
+    def start(self, model: Any, optimizer: Any) -> None:
+        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own."""
+        own = set(host.names_of(host.plain(v for layer in self.local_layers for v in layer.weights)))
+        weights = [v for v in host.plain(model.weights) if v._unique_id not in own]
+        together = self.mixing is None and not self.policy.updates_locally
+        self._witnesses = [v for v in weights if v.trainable] if together else []
+        self._optimizer = optimizer
+        self._pending.clear()
+        self.balancer.abandon()
+        self.failure = None
+        self.stop_agreed = False
+        # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
+        start_alike(weights, host.optimizer_variables(optimizer), self.prefix)
+
+    def batches(self, data: BalancedDataset) -> Iterator[Any]:
+        """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
+        return batches(self, data)
+
     # What fit says.
 
     def set_model(self, model: Any) -> None:
@@ -147,13 +178,7 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
         model = self.model
         host.build(model, self._sample)
-        together = self.mixing is None and not self.policy.updates_locally
-        self._witnesses = host.trained_variables(model) if together else []
-        self._pending.clear()
-        self.balancer.abandon()
-        self.failure = None
-        self.stop_agreed = False
-        start_alike(host.plain(model.weights), host.optimizer_variables(model.optimizer), self.prefix)
+        self.start(model, model.optimizer)
         self.fitting = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -190,7 +215,8 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _wants_to_stop(self) -> bool:
-        return bool(self.model.stop_training) and self.model.stop_training is not EPOCH_IS_OVER
+        stops = self.fitting and self.model.stop_training
+        return bool(stops) and stops is not EPOCH_IS_OVER
 
     def _meet(self, *, leaving: bool) -> None:
         """Wherever a rank begins an epoch or leaves training, all do: else the rest would wait for it for ever."""
@@ -279,11 +305,13 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def learning_rate(self) -> tf.Tensor:
         """The optimizer's, in the graph."""
-        return tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float64)
+        rate = 1.0 if self._optimizer is None else self._optimizer.learning_rate
+        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
     def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
-        settings = settings_of([{"lr": learning_rate, **host.hyper_parameters(self._optimizer)}])
+        others = {} if self._optimizer is None else host.hyper_parameters(self._optimizer)
+        settings = settings_of([{"lr": learning_rate, **others}])
         row = self.balancer.report(settings=settings, witness=self._witness())
         return np.append(row, float(self._wants_to_stop))
 

@@ -1,0 +1,199 @@
+"""One rank of the exactness test for Keras: trains under several policies and compares with a single-process run.
+
+The first feature of a sample is its index, which the model ignores, so what was visited is written down by the train
+step itself. The oracle shares no code with the project: rank 0 gathers the indices that the ranks really saw and
+repeats the training on their union, round by round, with plain Keras and a GradientTape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.testing import report
+from keras_callbacks import LoadBalance, resize_batches
+
+keras = tf.keras
+EPOCHS = 4
+GLOBAL_BATCH = 12
+SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
+FEATURES = 6
+
+
+class EveryRoundAnother(Policy):
+    """Splits that change every round, and now and then a rank without data; in several micro-batches, or in one."""
+
+    name = "every-round-another"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.max_micro_batch = None if most == 1 else 1
+        self.round = 0
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return self._plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: Any) -> RoundPlan:
+        self.round += 1
+        return self._plan(plan.workers, plan.total)
+
+    def _plan(self, workers: int, total: int) -> RoundPlan:
+        rng = np.random.default_rng(self.round)
+        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
+        samples = np.diff(cuts, prepend=0, append=total)
+        return RoundPlan(
+            tuple(int(x) for x in samples),
+            tuple(int(rng.integers(1, min(x, self.most) + 1)) if x else 0 for x in samples),
+        )
+
+
+class Net(keras.Model):
+    """Dense layers around a convolution, and a layer that is frozen; takes a note of every batch it is trained on."""
+
+    def __init__(self, saw: Callable[[np.ndarray], None] | None = None) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(8, activation="tanh")
+        self.frozen = keras.layers.Dense(8, trainable=False)
+        self.convolution = keras.layers.Conv1D(2, 3, activation="tanh")
+        self.flat = keras.layers.Flatten()
+        self.outer = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(1e-3))
+        self.saw = saw
+
+    def call(self, x, training=None):
+        hidden = self.inner(x[:, 1:])
+        hidden = hidden + 0.1 * self.frozen(hidden)
+        return self.outer(self.flat(self.convolution(hidden[:, :, None])))
+
+    def train_step(self, data):
+        tf.numpy_function(self.saw, [data[0][:, 0]], [])
+        return super().train_step(data)
+
+
+# Epsilon is raised: with the default, Adam divides gradients that are nearly zero by themselves, which makes a
+# last bit of the sum an update of full size.
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-4),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-4),
+}
+
+
+@dataclass
+class Outcome:
+    net: Net
+    start: list[np.ndarray]
+    seen: dict[int, list[int]]
+    """this rank's samples, per round"""
+    rounds: int
+    sizes: list[int]
+    loss: list[float]
+
+
+def samples(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(7).normal(size=(SAMPLES, 1 + FEATURES))
+    y = np.sin(x[:, 1:].sum(1, keepdims=True))
+    x[:, 0] = np.arange(SAMPLES)
+    return x.astype(dtype), y.astype(dtype)
+
+
+def train(policy: Policy, optimizer: str, dtype: str, prefetch: int) -> Outcome:
+    keras.backend.set_floatx(dtype)
+    keras.mixed_precision.set_global_policy(dtype)
+    keras.utils.set_random_seed(100 + hvd.rank())  # ranks start apart: the broadcast has something to do
+    seen: dict[int, list[int]] = {}
+    sizes: set[int] = set()
+    start: list[np.ndarray] = []
+
+    def saw(indices: np.ndarray) -> None:
+        if balance.balancer.weight > 0:  # otherwise it stands in for no data
+            seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
+            sizes.add(len(indices))
+
+    class Start(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            start.extend(self.model.get_weights())
+
+    balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
+    net = Net(saw)
+    net.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    data = resize_batches(samples(dtype), balance, shuffle=True, seed=5, prefetch=prefetch)
+    history = net.fit(data, epochs=EPOCHS, callbacks=[balance, Start()], verbose=0, shuffle=False)
+    return Outcome(net, start, seen, balance.rounds, sorted(sizes), history.history["loss"])
+
+
+def reference(rounds: list[list[int]], optimizer: str, dtype: str, start: list[np.ndarray]) -> Net:
+    x, y = (tf.constant(a) for a in samples(dtype))
+    net = Net()
+    net(x[:1])
+    net.set_weights(start)
+    updates = OPTIMIZERS[optimizer]()
+    for indices in rounds:
+        with tf.GradientTape() as tape:
+            error = net(tf.gather(x, indices), training=True) - tf.gather(y, indices)
+            loss = tf.reduce_mean(error**2) + tf.add_n(net.losses)
+        variables = net.trainable_variables
+        updates.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    return net
+
+
+def difference(a: Net, b: Net) -> float:
+    """The largest relative difference over the weights."""
+    pairs = zip(a.get_weights(), b.get_weights(), strict=True)
+    return max(float(np.abs(p - q).max() / max(np.abs(q).max(), 1e-300)) for p, q in pairs)
+
+
+def main() -> None:
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    n = hvd.size()
+    policies = {
+        "bsp": BSP,
+        "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
+        "lb-bsp": LBBSP,
+        "static": lambda: StaticAllocation([3, 1, 2][:n]),
+        "static, one rank without data": lambda: StaticAllocation([0, 3, 1][:n]),
+        "every round another": lambda: EveryRoundAnother(1),
+        "every round another, in micro-batches": lambda: EveryRoundAnother(4),
+    }
+    one, several = list(policies)[-2:]
+    cases = [(p, "momentum", "float64") for p in policies]
+    cases += [(one, "sgd", "float64"), (one, "adam", "float64"), (several, "adamw", "float64")]
+    cases += [(one, "adamw", "float32"), (several, "momentum", "float32")]
+    results = []
+    for number, (policy, optimizer, dtype) in enumerate(cases):
+        outcome = train(policies[policy](), optimizer, dtype, prefetch=number % 3)
+        parts = hvd.allgather_object(outcome.seen)
+        rounds = [[i for part in parts for i in part.get(r, [])] for r in range(outcome.rounds)]
+        flat = np.concatenate([w.ravel() for w in outcome.net.get_weights()])
+        everywhere = np.stack(hvd.allgather_object(flat))
+        losses = np.array(hvd.allgather_object(outcome.loss))
+        again = reference(rounds, optimizer, dtype, outcome.start)
+        results.append(
+            {
+                "policy": policy,
+                "optimizer": optimizer,
+                "dtype": dtype,
+                "difference": difference(outcome.net, again),
+                "moved": difference(outcome.net, reference([], optimizer, dtype, outcome.start)),
+                "between_ranks": float(np.abs(everywhere - everywhere[0]).max()),
+                "loss_between_ranks": float(np.abs(losses - losses[0]).max()),
+                "rounds": [sorted(r) for r in rounds],
+                "idle": hvd.allgather_object(outcome.rounds - len(outcome.seen)),
+                "sizes": hvd.allgather_object(outcome.sizes),
+            }
+        )
+    if hvd.rank() == 0:
+        report({"rounds_per_epoch": math.ceil(SAMPLES / GLOBAL_BATCH), "samples": SAMPLES, "cases": results})
+
+
+if __name__ == "__main__":
+    main()
