@@ -152,9 +152,8 @@ def main() -> int:
     verdicts.check(what, large, least=0.98)
     lines += [
         "",
-        f"Means of {options.seeds} seeds. What a large R costs here is not the search, which takes microseconds, but",
-        "updates: supersteps become longer for a waiting that is hardly less, and local models drift further before they",
-        "are averaged.",
+        f"Means of {options.seeds} seeds. A large R costs updates, not time to search: supersteps become longer for a",
+        "waiting that is hardly less, and local models drift further before they are averaged.",
     ]
     return _tables.finish("elastic_fig4", lines, verdicts, options.write)
 

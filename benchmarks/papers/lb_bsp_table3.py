@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from pathlib import Path
 
 import _tables
@@ -35,7 +34,7 @@ PAPER = {
 }  # fmt: skip
 OURS = ("reverting", "mixture", "narx from scratch")
 SCATTERS = (0.02, 0.15)
-Found = tuple[float, float, float, float]  # RMSE, seconds of a round, waiting share, seconds of wall clock
+Found = tuple[float, float, float]  # RMSE, seconds of a round, waiting share
 
 
 class Errors:
@@ -79,10 +78,10 @@ def simulate_all(machines: Cluster, rounds: int, label: str) -> dict[str, Found]
 
         def run(name: str, policy: Policy, **how: object) -> None:
             progress.update(task, description=f"{label}, {name}")
-            errors, began = Errors(skip), time.perf_counter()
+            errors = Errors(skip)
             simulation = RoundSimulation(machines, policy, global_batch, observer=errors, **how)
             result = simulation.run(rounds, lambda: progress.advance(task))
-            found[name] = (errors.rmse, result.round_s(skip), result.waiting_share(skip), time.perf_counter() - began)
+            found[name] = (errors.rmse, result.round_s(skip), result.waiting_share(skip))
 
         run("BSP", BSP())
         run("best split", BestSplit())
@@ -97,7 +96,7 @@ def tabulate(found: dict[str, Found]) -> list[str]:
     base = found["BSP"][1]
     rows: list[list[object]] = [["BSP", "-", "-", "1", "1", 1.0, f"{found['BSP'][2]:.1%}"]]
     for name in (*PAPER, *OURS, "best split"):
-        rmse, round_s, waiting, _ = found[name]
+        rmse, round_s, waiting = found[name]
         rmse_paper, time_paper = PAPER.get(name, (math.nan, math.nan))
         paper = f"{rmse_paper:g} ({rmse_paper / PAPER['ema'][0]:.2f})" if name in PAPER else "-"
         ours = "-" if name == "best split" else f"{rmse:.2f} ({rmse / found['ema'][0]:.2f})"
@@ -105,8 +104,7 @@ def tabulate(found: dict[str, Found]) -> list[str]:
         rows.append([name, paper, ours, f"{base / round_s:.2f}", shown, round_s / base, f"{waiting:.1%}"])
     headings = ["", "RMSE, paper (of EMA's)", "RMSE (of EMA's)", "times as fast as BSP", "time per update, paper",
                 "time per update", "waiting"]  # fmt: skip
-    seconds = ", ".join(f"{name} {each[3]:.0f}" for name, each in found.items())
-    return [*_tables.table(headings, rows), "", f"Seconds of wall clock for each: {seconds}."]
+    return _tables.table(headings, rows)
 
 
 def judge(found: dict[str, Found], where: str, verdicts: _tables.Verdicts) -> None:

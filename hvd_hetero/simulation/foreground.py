@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting
+from hvd_hetero.prediction import NARX, Mixture, Predictor
 
 __all__ = ["in_foreground"]
 
@@ -11,6 +11,6 @@ def in_foreground(predictor: Predictor) -> Predictor:
     """A predictor that trains, where it does, inside ``update``: else the result would depend on the wall clock."""
     if type(predictor) is NARX:
         return NARX(background=False)
-    if type(predictor) is Mixture:  # the members that it has by default
-        return Mixture([Memoryless(), EMA(0.5), Reverting(), NARX(background=False)])
+    if type(predictor) is Mixture and predictor.uses_drivers:  # the members that it has by default
+        return Mixture(drivers=True, background=False)
     return predictor

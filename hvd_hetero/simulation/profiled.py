@@ -2,7 +2,7 @@ r"""LB-BSP for GPUs as the paper has it: with a server, and a communication time
 
     minimise max_i Γ_i(x_i) + t_i    subject to    sum x_i = X,  x^s_i <= x_i <= x^o_i                    (Eqs. 3, 5)
 
-Γ_i is known from offline profiling, t_i is the exponential moving average (weight 0.2) of the worker's own pull and push.
+Γ_i is known from offline profiling, t_i is the moving average (EMA, weight 0.2) of the worker's own pull and push.
 
 It exists only here: with an allreduce, as in production, communication ends for all at once, so there is no t_i that a
 smaller batch could make room for. ``LBBSP(device="gpu")`` is production's scheme; it learns Γ_i while it trains.

@@ -26,6 +26,7 @@ from hvd_hetero.simulation import (
 )
 from hvd_hetero.simulation.cluster import Machines, Meter
 from hvd_hetero.simulation.order import WholeRounds
+from hvd_hetero.simulation.profiled import ProfiledLBBSP
 from hvd_hetero.theory import round_time_nonblocking, round_time_synchronous
 
 POLICIES = {
@@ -195,10 +196,10 @@ def test_exponential_times_follow_theory():
     """Mean round of ten workers: H_P / rate for BSP, 1 / (rate P) for non-blocking in tiny micro-batches."""
     workers = tuple(Worker(Compute.at_speed(10_000.0), variation=(Exponential(),)) for _ in range(10))
     machines = Cluster(workers, seed=2)
-    blocking = simulate(machines, BSP(), 100_000, 4000)
+    blocking = simulate(machines, BSP(), 100_000, 1500)
     assert blocking.round_s() == pytest.approx(round_time_synchronous(10), rel=0.03)
-    nonblocking = simulate(machines, NonBlocking(10_000), 100_000, 4000)
-    assert nonblocking.round_s() == pytest.approx(round_time_nonblocking(10), rel=0.05)
+    nonblocking = simulate(machines, NonBlocking(10_000), 100_000, 1500)
+    assert nonblocking.round_s() == pytest.approx(round_time_nonblocking(10), rel=0.08)
 
 
 def test_draws_per_batch_change_nothing_in_the_mean_but_their_sum():
@@ -206,11 +207,11 @@ def test_draws_per_batch_change_nothing_in_the_mean_but_their_sum():
 
     def run(per: str):
         worker = Worker(Compute.at_speed(100.0), variation=(Jitter(per, 0.3),))
-        return np.array(simulate(Cluster((worker,), seed=4), BSP(max_micro_batch=10), 160, 1500).elapsed_s)
+        return np.array(simulate(Cluster((worker,), seed=4), BSP(max_micro_batch=10), 160, 600).elapsed_s)
 
     once, each = run("round"), run("batch")
     assert each.mean() == pytest.approx(once.mean(), rel=0.03)
-    assert each.std() == pytest.approx(once.std() / 4, rel=0.1)
+    assert each.std() == pytest.approx(once.std() / 4, rel=0.15)
 
 
 def test_with_a_server_a_slow_link_is_part_of_the_workers_own_time():
@@ -266,3 +267,47 @@ def test_two_runs_with_one_seed_are_one():
     """Also with a predictor that trains."""
     one, two = (simulate(cluster(), LBBSP("narx"), 120, 150).elapsed_s for _ in range(2))
     assert one == two
+
+
+def test_plans_fixed_ahead_come_a_round_later():
+    """With a lead of two, the second and third rounds are as the first; speeds are first known after the second."""
+    simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(), 400, options=Options(lead=2))
+    plans = [simulation.step().plan.samples for _ in range(6)]
+    assert plans == [(200, 200)] * 4 + [(100, 300)] * 2
+
+
+def test_exchanges_with_neighbours_take_the_place_of_the_allreduce():
+    """Three matchings of 1.5 s each after a second of computing."""
+    network = Network("ring", latency_s=0.5, message_bytes=100.0, bandwidth=100.0)
+    machines = Cluster.of_speeds([100.0, 100.0], network)
+    finished = RoundSimulation(machines, BSP(), 200, options=Options(matchings=3)).step()
+    assert finished.elapsed_s == pytest.approx(1.0 + 3 * 1.5)
+
+
+def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
+    """Three equal devices, one link that costs the time of 60 samples each way: it gets 120 samples fewer."""
+    profile = Compute(0.01, 0.1, 10, 400)
+    workers = (Worker(profile), Worker(profile), Worker(profile, bandwidth=1.0 / 0.6))
+    machines = Cluster(workers, Network("server", message_bytes=1.0, bandwidth=1e9))
+    simulation = RoundSimulation(machines, ProfiledLBBSP([profile] * 3), 600)
+    simulation.run(3)
+    assert simulation.step().plan.samples == (240, 240, 120)
+    with pytest.raises(ValueError, match="one curve per worker, got 2 for 3"):
+        RoundSimulation(machines, ProfiledLBBSP([profile] * 2), 600)
+
+
+def test_drivers_are_late_and_within_bounds():
+    """A share that falls at 10 s is seen to fall at 12 s; noise never leaves [0, 1]; unknown is NaN."""
+    falling = Availability((0.0, 10.0), (1.0, 0.5))
+    now = np.array([11.9])
+    meter = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
+    assert meter.read().cpu == 1.0
+    now[0] = 12.1
+    assert meter.read().cpu == 0.5
+    assert np.isnan(meter.read().memory)
+    noisy = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
+    readings = [noisy.read() for _ in range(200)]
+    assert {0.0, 1.0} < {r.cpu for r in readings}
+    assert all(0 <= r.memory <= 1 for r in readings)
+    blind = Meter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
+    assert np.isnan(blind.read().cpu)
