@@ -1,7 +1,17 @@
 """hvd-hetero for PyTorch: three lines change in a Horovod script, and the training loop stays as it is."""
 
+from torch_hooks.amp import GradScaler
+from torch_hooks.batch_norm import SyncBatchNorm
+from torch_hooks.evaluation import average_by_samples
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.optimizer import DistributedOptimizer
 
-__all__ = ["BalancedLoader", "DistributedOptimizer", "LoadBalance"]
+__all__ = [
+    "BalancedLoader",
+    "DistributedOptimizer",
+    "GradScaler",
+    "LoadBalance",
+    "SyncBatchNorm",
+    "average_by_samples",
+]

@@ -25,6 +25,16 @@ _CLEARED = (
     "the gradient that this round has gathered so far is gone: call optimizer.zero_grad(), which keeps it until the "
     "round is complete, and not model.zero_grad()"
 )
+_CHANGED_IN_BETWEEN = (
+    "the gradient that this round has gathered so far was changed between two micro-batches. Clip the gradient of the "
+    "whole round: in optimizer.register_step_pre_hook(…), or after 'if optimizer.synchronize():' (with a GradScaler, "
+    "'if scaler.unscale_(optimizer):')"
+)
+_STOCK_SCALER = (
+    "torch.amp.GradScaler would unscale gradients that are still on their way to the other ranks; use "
+    "torch_hooks.GradScaler(…, optimizer=optimizer), or call optimizer.synchronize() first and scaler.step(optimizer) "
+    "under optimizer.skip_synchronize() if it returns True"
+)
 _WITHOUT_A_BATCH = (
     "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
     "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
@@ -67,9 +77,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizers be used that take no sparse ones. Otherwise only the rows that were touched are sent.
     """
 
-    # A gradient scaler would hand its factor to a fused optimizer by attributes of this object, which never reach it.
-    _step_supports_amp_scaling = False
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -94,6 +101,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronised = False
         self._skip = False
         self._attempt = Attempt()
+        self._scaler: Any = None
+        # The gradient that was added to last, and the version it had then, which tells a change by the user.
+        self._latest: tuple[torch.Tensor, torch.Tensor | None, int] | None = None
         self._sync = self._synchroniser(balance, compressor(compression), sparse_as_dense)
         for parameter in self._names:
             self._check_device(parameter)
@@ -122,6 +132,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._attempt.begin(self._balancer.work.samples)
         if not self._accumulating:
             return
+        if self._latest is not None:
+            parameter, gradient, version = self._latest
+            if gradient is not None and parameter.grad is gradient and gradient._version != version:
+                raise RoundStateError(_CHANGED_IN_BETWEEN)
         self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
         if self._kept is None:
             raise RoundStateError(_CLEARED)
@@ -142,6 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Whether it was possible to bring everything back to where it was when the micro-batch began."""
         if self._sync.under_way:
             return False
+        self._latest = None
         return self._attempt.undo(self._names, self._accumulating)
 
     def abandon_round(self) -> None:
@@ -153,7 +168,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def idle_round(self) -> None:
         """Take part in a round without data: contribute zeros, then update as everybody does."""
         self._inner.zero_grad()
-        self.step()
+        if self._scaler is None:
+            self.step()
+        else:
+            self._scaler.step_without_data()
 
     def synchronize(self) -> bool:
         """Wait for the summed gradients. Horovod's pattern for clipping works: synchronise, clip, step under
@@ -170,6 +188,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._attempt.succeeded()
         self._synchronised = True
         return True
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
+        return self._synchronised
+
+    @property
+    def between_updates(self) -> bool:
+        """Whether gradients are still being gathered for an update."""
+        return self._balancer.between_updates
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -224,6 +252,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._sync.finish()
         else:
             self._balancer.pause()
+
+    def use_scaler(self, scaler: Any) -> None:
+        """Gradients are scaled; a rank without data must know, too (``GradScaler``'s way of saying so)."""
+        if not isinstance(self._sync, Allreduce):
+            raise ValueError(
+                "gradients stay on their rank here, so one rank would skip a step for an infinity that the others do "
+                "not see; use torch.autocast(dtype=torch.bfloat16), which needs no scaler, or sync='allreduce' with a "
+                "policy without local updates"
+            )
+        self._scaler = scaler
+
+    def note_scale(self, logarithm: float) -> None:
+        """The scale of the gradients to come, which must be the same on every rank."""
+        self._sync.scale = logarithm
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # PyTorch's scaler looks here first. It would hand its factor to a fused optimizer by attributes of this object,
+        # which never reach it; and it unscales by an operation that leaves a tensor's version as it was, so that no
+        # later look would find it out.
+        if not self._synchronised:
+            raise RoundStateError(_STOCK_SCALER)
+        return False
 
     def average_parameters(self) -> None:
         """Give all ranks the mean of their parameters; on every rank, between rounds.
@@ -323,6 +374,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise RoundStateError(_CLEARED)
         attempt = self._attempt
         attempt.touched = True
+        gradient = parameter.grad
+        self._latest = parameter, gradient, 0 if gradient is None else gradient._version
         if self._balancer.closing:
             if self._sync.overlaps and not attempt.guarded:
                 self._sync.arrived(parameter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import horovod.torch as hvd
@@ -49,6 +49,8 @@ class Synchroniser(ABC):
         self._table: tuple[int, torch.Tensor] | None = None
         self._table_dtype = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
         self._witness: torch.Tensor | None = None
+        self.scale = 0.0
+        """logarithm of what the gradients are scaled by, which must be the same on every rank"""
 
     @property
     def under_way(self) -> bool:
@@ -68,7 +70,7 @@ class Synchroniser(ABC):
 
     def _post_table(self) -> None:
         witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
-        report = self._balancer.report(settings=settings_of(self._optimizer.param_groups), witness=witness)
+        report = self._balancer.report(settings=settings_of(self._optimizer.param_groups) + self.scale, witness=witness)
         vector = torch.from_numpy(report).to(self._table_dtype)
         self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
 
@@ -177,8 +179,7 @@ class Allreduce(Synchroniser):
             gradient = parameter.grad = gradient.to_dense()
         elif not gradient.is_contiguous():
             gradient = parameter.grad = gradient.contiguous()
-        elif gradient.untyped_storage().nbytes() > gradient.nbytes:
-            # A part of a larger tensor, as torch.cat of parameters leaves it: its version counts changes of all parts.
+        elif _shares_memory(gradient):
             gradient = parameter.grad = gradient.clone()
         weight = self._balancer.weight
         if weight == 0.0:
@@ -191,3 +192,19 @@ class Allreduce(Synchroniser):
         else:
             handle = Compressed(gradient, name, self._compression)
         self._handles[parameter] = handle, gradient, gradient._version
+
+
+def _shares_memory(gradient: torch.Tensor) -> bool:
+    """Whether the numbers are not the gradient's alone, so that they must not be changed in place.
+
+    A part of a larger tensor, as torch.cat of parameters leaves it, has a version that counts changes of all parts.
+    And of ``x + bias.view(1, -1)`` with a single sample in x, the gradient of the bias is a view of the gradient of the
+    sum, which the backward pass is still to use.
+    """
+    storage = gradient.untyped_storage()
+    return storage.nbytes() > gradient.nbytes or _users(storage._cdata) > _OWN_USERS
+
+
+# Not public, and without a public counterpart: how many tensors and Python objects use a storage.
+_users: Callable[[int], int] = torch._C._storage_Use_Count
+_OWN_USERS = 2  # the gradient, and the Python object by which we ask

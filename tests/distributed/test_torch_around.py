@@ -1,0 +1,139 @@
+"""Mixed precision, compression, batch norm over ranks and evaluation, around a loop that stays as it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "torch_around.py"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return launch(WORKER, 2, timeout_s=90).reports
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def either(request, ranks):
+    return ranks if request.param == 2 else launch(WORKER, 3, timeout_s=90).reports
+
+
+@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static", "never data", "non-blocking"])
+def test_a_gradient_scaler_changes_nothing_where_nothing_overflows(ranks, policy):
+    outcome = ranks[0]["a_scaler_changes_nothing_where_nothing_overflows"][policy]
+    assert outcome["difference"] < 1e-14  # scales are powers of two
+    assert outcome["spread"] == 0.0
+    assert outcome["scales"] == [4096.0, 4096.0], "1024, doubled after five rounds and after ten"
+
+
+def test_an_infinity_on_one_rank_makes_all_skip_that_step_and_halve_the_scale(ranks):
+    outcome = ranks[0]["an_infinity_on_one_rank_is_skipped_by_all"]
+    assert outcome == {"spread": 0.0, "finite": True, "scales": [512.0, 512.0], "missing": [4]}
+
+
+def test_clipping_sees_unscaled_gradients_in_the_hook_and_after_unscale(ranks):
+    outcome = ranks[0]["clipping_of_unscaled_gradients"]
+    assert outcome["difference"] == 0.0
+    assert outcome["clipped"] > 1e-3
+
+
+def test_a_disabled_scaler_is_no_scaler(ranks):
+    assert ranks[0]["a_scaler_that_is_disabled"]["difference"] == 0.0
+
+
+def test_a_scaler_resumes_from_its_state(ranks):
+    assert ranks[0]["a_scaler_resumes"] == {"same": True, "scale": 4096.0}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("stock", r"RoundStateError: torch.amp.GradScaler would unscale.*torch_hooks.GradScaler\("),
+        ("scales differ", r"PlanMismatchError: round 0: ranks \[1\] have other hyper-parameters"),
+        ("another optimizer", r"ValueError: this scaler was made for another optimizer.*optimizer=optimizer"),
+        ("clipped in between", r"RoundStateError: .*changed between two micro-batches.*register_step_pre_hook"),
+        ("d-psgd", "ValueError: gradients stay on their rank here.*bfloat16"),
+        ("local", "ValueError: gradients stay on their rank here.*bfloat16"),
+        ("no optimizer", "TypeError: optimizer must be a torch_hooks.DistributedOptimizer, got SGD"),
+    ],
+)
+def test_what_a_scaler_cannot_do_is_refused_with_the_way_out(ranks, attempt, message):
+    for rank in ranks:
+        assert re.match(message, rank["scaler_refusals"][attempt])
+
+
+def test_pytorchs_own_scaler_works_after_synchronize(ranks):
+    assert ranks[0]["scaler_refusals"]["stock, synchronised"] < 1e-14
+
+
+@pytest.mark.parametrize("policy", ["bsp", "static"])
+def test_bfloat16_autocast_trains_float32_parameters(ranks, policy):
+    outcome = ranks[0]["bfloat16_autocast"][policy]
+    before, after = outcome["losses"]
+    assert after < 0.7 * before
+    assert 0 < outcome["off"] < 0.02
+    assert outcome["spread"] == 0.0
+
+
+def test_compressed_gradients_are_near_and_counts_are_exact(ranks):
+    outcome = ranks[0]["compression"]
+    assert 0 < outcome["difference"] < 1e-3
+    assert outcome["spread"] == 0.0
+    assert outcome["counted"] == [2049.0, 2052.0]
+    assert re.match("TypeError: compression must have compress and decompress", outcome["refused"])
+    assert re.match("ValueError: compression and sparse_as_dense are for gradients", outcome["refused with d-psgd"])
+
+
+def test_a_gradient_that_shares_its_memory_is_not_weighted_in_place(ranks):
+    outcome = ranks[0]["a_gradient_that_shares_its_memory"]
+    assert outcome["difference"] < 1e-14
+    assert outcome["moved"] > 0.1
+
+
+def test_batch_norm_over_unequal_batches_is_that_of_the_single_process(either):
+    outcome = either[0]["batch_norm_over_all_ranks"]
+    assert len(outcome["differences"]) == outcome["names"] == 21
+    assert max(outcome["differences"].values()) < 1e-10
+    assert outcome["evaluated"] < 1e-10
+    assert outcome["spread"] == 0.0
+    assert outcome["moved"] > 0.1
+    assert sum(min(shares) == 1 for shares in outcome["shares"]) >= 4, "ranks with a single sample took part"
+
+
+@pytest.mark.parametrize("policy", ["non-blocking", "elastic-bsp", "self-adaptive", "static", "no data"])
+def test_batch_norm_refuses_policies_whose_ranks_do_unequal_micro_batches(either, policy):
+    name = "static" if policy == "no data" else policy
+    for rank in either:
+        refusal = rank["batch_norm_refusals"][policy]
+        assert re.match(f"ValueError: policy '{name}' does not go with SyncBatchNorm: .*use policy='lb-bsp'", refusal)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("outside", r"RoundStateError: SyncBatchNorm ran in training mode outside of a batch.*model.eval\(\)"),
+        ("one-dimensional", "ValueError: input must have at least 2 dimensions"),
+        ("later", "HeteroError: round 1 has 1, 2(, 2)? micro-batches under policy 'sometimes-more'"),
+        ("evaluates", "nothing was refused"),
+    ],
+)
+def test_batch_norm_says_when_it_would_wait_for_ever(either, attempt, message):
+    for rank in either:
+        assert re.match(message, rank["batch_norm_refusals"][attempt])
+
+
+def test_evaluation_is_averaged_by_samples(either):
+    for rank in either:
+        outcome = rank["evaluation"]
+        assert max(outcome["differences"]) < 1e-14
+        assert outcome["forms"] == ["Tensor", "float"]
+        assert outcome["order"] == ["y", "y2"]
+        assert outcome["nothing"] == [3.0, 5.0], "the NaN of a rank without samples stays out"
+        assert re.match("HeteroError: the ranks average values of different names", outcome["names"])
+        assert re.match("ValueError: samples is 0 on every rank", outcome["no samples"])
+        assert re.match("ValueError: samples must be a whole number that is not negative", outcome["negative"])

@@ -1,0 +1,61 @@
+"""Figures of an evaluation that every rank did a part of, averaged so that samples weigh alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.rounds import checksum
+
+__all__ = ["average_by_samples"]
+
+Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tensor])
+
+
+def average_by_samples(values: Values, samples: int) -> Values:
+    """``sum_i n_i v_i / sum_i n_i`` over the ranks, where rank i has found the means v_i over its n_i samples.
+
+    One collective, so call it on every rank, with values of the same names and shapes; a rank without samples gives
+    ``samples=0``, and whatever values (a mean over nothing is NaN, and stays out). The result has the form that was
+    given, and the same bits on every rank.
+
+    To let each rank evaluate its own part of a dataset, each sample once::
+
+        part = torch.utils.data.Subset(test, range(hvd.rank(), len(test), hvd.size()))
+    """
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
+        raise ValueError(f"samples must be a whole number that is not negative, got {samples!r}")
+    named = values if isinstance(values, Mapping) else {"": values}
+    tensors = [torch.as_tensor(named[name], dtype=torch.float64).detach().cpu() for name in sorted(named)]
+    shapes = checksum(repr([(name, tuple(t.shape)) for name, t in zip(sorted(named), tensors, strict=True)]).encode())
+    sums = (
+        torch.cat([t.reshape(-1) for t in tensors]) * samples
+        if samples
+        else torch.zeros(sum(map(torch.numel, tensors)))
+    )
+    # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
+    head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64)
+    found = hvd.allreduce(torch.cat([head, sums.double()]), op=hvd.Sum, name="hetero.average_by_samples")
+    total, *of_shapes = found[:3].tolist()
+    if of_shapes != [shapes * hvd.size(), float(shapes) ** 2 * hvd.size()]:
+        raise HeteroError(
+            f"the ranks average values of different names or shapes, here {sorted(named)}; give the same on every rank"
+        )
+    if not total:
+        raise ValueError("samples is 0 on every rank, so there is nothing to average; evaluate at least one sample")
+    parts = torch.split(found[3:] / total, [t.numel() for t in tensors])
+    averages = {
+        name: _like(named[name], part.view(t.shape))
+        for name, part, t in zip(sorted(named), parts, tensors, strict=True)
+    }
+    return {name: averages[name] for name in named} if isinstance(values, Mapping) else averages[""]  # type: ignore[return-value]
+
+
+def _like(value: float | torch.Tensor, average: torch.Tensor) -> float | torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return float(average)
+    return average.to(value.device, value.dtype if value.is_floating_point() else torch.float64)
