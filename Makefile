@@ -24,9 +24,9 @@ help:
 setup:
 	@"$(PYTHON)" scripts/setup.py
 
-# make demo SLOW=3 slows the last rank to a third
+# make demo SLOW=3 slows the last rank to a third; make demo FRAMEWORK=keras trains with Keras
 demo: setup
-	@$(BIN)/python examples/demo.py $(if $(SLOW),--slow $(SLOW))
+	@$(BIN)/python examples/demo.py $(if $(SLOW),--slow $(SLOW)) $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 test: setup
 	@$(BIN)/python scripts/run_tests.py

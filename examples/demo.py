@@ -2,6 +2,7 @@
 
     make demo                    one rank at half speed
     make demo SLOW=3             at a third
+    make demo FRAMEWORK=keras    with Keras instead of PyTorch
 
 Trains a small convolutional network under BSP, under LB-BSP, and with stock Horovod whose split is set by hand
 (the oracle), and ends with a table and a picture. Takes two to three minutes.
@@ -30,6 +31,7 @@ KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TOP_PAD_": "67108864",
 }
+WORKERS = {"torch": "demo_rank.py", "keras": "demo_rank_keras.py"}
 PHASES = {"bsp": "BSP", "lb-bsp": "LB-BSP", "oracle": "oracle"}
 
 
@@ -38,10 +40,12 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=2.0, help="how many times slower the last rank is (default 2)")
     parser.add_argument("--rounds", type=int, default=120, help="rounds of each training (default 120)")
     parser.add_argument("--global-batch", type=int, default=128, help="samples per round (default 128)")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where telemetry and picture go")
+    parser.add_argument("--framework", choices=WORKERS, default="torch", help="torch (default) or keras")
+    parser.add_argument("--out", type=Path, help="where telemetry and picture go (default out/demo, out/demo-keras)")
     options = parser.parse_args()
     if options.slow < 1 or options.rounds < 4 * WARM_UP_ROUNDS or options.global_batch < 2 * RANKS:
         parser.error("--slow must be at least 1, --rounds at least 20, --global-batch at least 4")
+    options.out = options.out or Path("out", "demo" if options.framework == "torch" else "demo-keras")
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.print(
@@ -99,8 +103,9 @@ def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, dict],
             else:
                 results[event["phase"]] = event
 
-        arguments = [f"--{k.replace('_', '-')}={v}" for k, v in vars(options).items()]
-        worker = Path(__file__).parent / "demo_rank.py"
+        of_ranks = {k: v for k, v in vars(options).items() if k != "framework"}
+        arguments = [f"--{k.replace('_', '-')}={v}" for k, v in of_ranks.items()]
+        worker = Path(__file__).parent / WORKERS[options.framework]
         launch(worker, RANKS, arguments, timeout_s=240, env=KEEP_MEMORY, on_line=on_line)
     return results, batches, slowness
 

@@ -14,37 +14,23 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import demo_data
 import horovod.torch as hvd
-import numpy as np
 import torch
+from demo_data import CLASSES, SEED, SIDE, TEST_SAMPLES, TRAIN_SAMPLES, WARM_UP_ROUNDS
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvd_hetero.allocation import proportional
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import SlowDown, pin_to_core, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-CLASSES, SIDE = 10, 32
-TRAIN_SAMPLES, TEST_SAMPLES = 2560, 512
-WARM_UP_ROUNDS = 5
-SEED = 0
-
 
 def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generated pictures of ten classes: a smooth pattern per class, shifted at random, under noise."""
-    rng = np.random.default_rng(1)
-    waves = rng.normal(size=(CLASSES, 3, 4, 4)) / 3
-    grid = np.arange(SIDE) * 2 * np.pi / SIDE
-    basis = np.stack([np.sin(grid), np.cos(grid), np.sin(2 * grid), np.cos(2 * grid)])
-    patterns = np.einsum("kcij,ix,jy->kcxy", waves, basis, basis)
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(CLASSES, size=count)
-    shifts = rng.integers(-2, 3, size=(count, 2))
-    x = np.stack([np.roll(patterns[k], s, axis=(1, 2)) for k, s in zip(labels, shifts, strict=True)])
-    return torch.from_numpy(x + rng.normal(scale=4.5, size=x.shape)).float(), torch.from_numpy(labels)
+    """Generated pictures of ten classes, as tensors."""
+    x, labels = demo_data.images(count, seed)
+    return torch.from_numpy(x), torch.from_numpy(labels)
 
 
 def network() -> torch.nn.Module:
@@ -130,15 +116,9 @@ class Rank:
         """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP. Pauses half-way."""
         options = self.options
         # Named, because Horovod names an object after its type, and None is of another type than a list.
-        split = self.hand_set_split() if hvd.rank() == 0 else None
+        split = demo_data.hand_set_split(options) if hvd.rank() == 0 else None
         shares = hvd.broadcast_object(split, root_rank=0, name="shares")
-        mine = slice(sum(shares[: hvd.rank()]), sum(shares[: hvd.rank() + 1]))
-        order = np.random.default_rng(SEED)
-        lists: list[list[int]] = []
-        while len(lists) < options.rounds:
-            epoch = order.permutation(TRAIN_SAMPLES)
-            starts = range(0, TRAIN_SAMPLES - options.global_batch + 1, options.global_batch)
-            lists += [epoch[s : s + options.global_batch][mine].tolist() for s in starts]
+        lists = demo_data.hand_set_batches(options, shares, hvd.rank())
         model = network()
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Sum)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -161,22 +141,12 @@ class Rank:
                 yield
         self.finish("oracle", model, measured * options.global_batch / seconds)
 
-    def hand_set_split(self) -> list[int]:
-        run = read_run(self.options.out / "bsp.jsonl").after(WARM_UP_ROUNDS)
-        speeds = np.median(run.samples / (run.compute_s + run.input_s), axis=0)
-        return [int(x) for x in proportional(speeds, self.options.global_batch)]
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--slow", type=float, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--global-batch", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     hvd.init()
     torch.set_num_threads(1)
     pin_to_core(hvd.rank())
-    rank = Rank(parser.parse_args())
+    rank = Rank(demo_data.rank_options())
     described = hvd.allgather_object(rank.slowness.describe())
     rank.say(slowness=described)
     with rank.slowness:

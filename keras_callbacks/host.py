@@ -124,7 +124,7 @@ def hyper_parameters(optimizer: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def gradients_pass_through(optimizer: Any, receive: Receiver) -> Callable[[], None]:
+def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:
     """Have every gradient of this optimizer go through ``receive`` before it is applied; returns how to end that.
 
     An attribute of the object, not another class: what is saved, and how it is called there, stays what it was. It is
@@ -151,7 +151,8 @@ def gradients_pass_through(optimizer: Any, receive: Receiver) -> Callable[[], No
         if optimizer.__dict__.get(name) is mine:
             del optimizer.__dict__[name]
 
-    mine = apply if keras_3 else apply_gradients
+    mine: Any = apply if keras_3 else apply_gradients
+    mine.wrapped_by = wrapped_by
     object.__setattr__(optimizer, name, mine)
     return undo
 

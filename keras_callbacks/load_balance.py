@@ -166,6 +166,10 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if self._optimizer is not None and self._optimizer is model.optimizer and self._function_is_ours(model):
             return
         self.release()
+        for attributes in (model.__dict__, getattr(model.optimizer, "__dict__", {})):
+            for value in list(attributes.values()):
+                if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
+                    former.release()  # it trained this model, or this optimizer, before
         host.check_compiled(model)
         self._attach(model)
 
@@ -231,8 +235,10 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def _attach(self, model: Any) -> None:
         graph = GraphRound(self, exchange_of(self, model))
         self._optimizer = model.optimizer
-        self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive))
-        self._undo.append(_set(model, "train_step", graph.train_step(model.train_step)))
+        self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
+        step = graph.train_step(model.train_step)
+        step.wrapped_by = self  # type: ignore[attr-defined]
+        self._undo.append(_set(model, "train_step", step))
         model.make_train_function(force=True)
         model.train_function = function = RoundFunction(self, model, model.train_function)
         self._undo.append(_set(model, "get_metrics_result", global_results(self, model, function.close_epoch)))

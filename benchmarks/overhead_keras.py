@@ -1,0 +1,168 @@
+"""What LB-BSP costs in Keras where it has nothing to gain: the step time on equal ranks, over that of stock Horovod.
+
+    python benchmarks/overhead_keras.py [--write]
+
+As ``overhead_torch.py`` does: two ranks, pinned to a core each, train the same network with stock Horovod and with
+LB-BSP, in alternating blocks of rounds of one run; each pair of neighbouring blocks gives one ratio of median step
+times, and the table has the median of these ratios and their quartiles. There are two trainings of each kind.
+
+All on tf_keras, where Horovod's own optimizer for Keras works: it is compiled into the model, which ``fit`` trains on a
+tf.data pipeline that batches a shard of the arrays, as Keras users write it. A block is one call of ``fit``; a step is
+timed from the end of the one before, so that fetching and callbacks are in it, and the first steps of a block are left
+out. No absolute time is a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+BATCH = 64  # per rank
+BLOCK = 20
+LEFT_OUT = 4  # steps at the beginning of a block: a new iterator, cold caches
+# As in the demo: without it, page faults of the C library's allocator drown what is to be measured (docs/cpu.md).
+KEEP_MEMORY = {
+    "MALLOC_TRIM_THRESHOLD_": "1000000000",
+    "MALLOC_MMAP_THRESHOLD_": "1000000000",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+NETWORKS = ("convolutional", "10 tensors", "100 tensors")
+
+
+def rank_main(pairs: int) -> None:
+    import demo_data
+    import demo_rank_keras
+    import horovod.tensorflow as hvd
+    import horovod.tensorflow.keras as stock_hvd
+    import numpy as np
+    import tensorflow as tf
+
+    from hvd_hetero.testing import pin_to_core, report
+    from keras_callbacks import LoadBalance, resize_batches
+
+    keras = tf.keras
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def make(name: str) -> tuple[Any, tuple[np.ndarray, np.ndarray]]:
+        """The network and its data; dense layers are narrower the more there are, so that a step is a blink."""
+        keras.utils.set_random_seed(0)
+        if name == "convolutional":
+            x, y = demo_data.images(32 * 2 * BATCH, seed=2)
+            return keras.Model(*demo_rank_keras.layers()), (np.ascontiguousarray(x.transpose(0, 2, 3, 1)), y)
+        tensors = int(name.split()[0])
+        width = {10: 1024, 100: 256}[tensors]
+        inputs = hidden = keras.layers.Input((width,))
+        for _ in range(tensors // 2):
+            hidden = keras.layers.Dense(width, activation="relu")(hidden)
+        rng = np.random.default_rng(1)
+        x = rng.normal(size=(64 * 2 * BATCH, width)).astype("float32")
+        return keras.Model(inputs, hidden), (x, rng.integers(10, size=len(x)))
+
+    class Timer(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.ends: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.ends.append(time.perf_counter())
+
+    def blocks(model: Any, batches: Any, callbacks: list[Any]) -> Callable[[], float]:
+        """What trains one more block and returns its median step time."""
+        timer = Timer()
+
+        def block() -> float:
+            steps = BLOCK + LEFT_OUT
+            model.fit(batches, steps_per_epoch=steps, verbose=0, shuffle=False, callbacks=[*callbacks, timer])
+            ends = timer.ends[LEFT_OUT - 1 :]
+            return statistics.median(b - a for a, b in itertools.pairwise(ends))
+
+        return block
+
+    def sgd() -> Any:
+        return keras.optimizers.SGD(1e-3, momentum=0.9)
+
+    def stock(name: str) -> Callable[[], float]:
+        model, arrays = make(name)
+        model.compile(stock_hvd.DistributedOptimizer(sgd()), loss)
+        mine = tuple(a[hvd.rank() :: hvd.size()] for a in arrays)
+        batches = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine[0]), seed=0).batch(BATCH)
+        first = stock_hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+        return blocks(model, batches.repeat().prefetch(tf.data.AUTOTUNE), [first])
+
+    def balanced(name: str) -> Callable[[], float]:
+        model, arrays = make(name)
+        model.compile(sgd(), loss)
+        balance = LoadBalance("lb-bsp", global_batch=BATCH * hvd.size())
+        return blocks(model, resize_batches(arrays, balance, shuffle=True).repeat(), [balance])
+
+    hvd.init()
+    pin_to_core(hvd.rank())
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    medians: dict[str, list[tuple[float, float]]] = {name: [] for name in NETWORKS}
+    for name in NETWORKS:
+        stocks, ours = [stock(name)], [balanced(name), balanced(name)]
+        stocks.append(stock(name))
+        for run in (*stocks, *ours):
+            run()
+        for pair in range(pairs):
+            runs = stocks[pair % 2], ours[pair % 2]
+            # The order within a pair alternates too, so that a drift of the machine favours neither.
+            order = (0, 1) if pair % 4 < 2 else (1, 0)
+            found = {which: runs[which]() for which in order}
+            medians[name].append((found[0], found[1]))
+            if hvd.rank() == 0:
+                print(name, flush=True)
+    report(medians)
+
+
+def main() -> int:
+    from _report import write_result
+
+    from hvd_hetero.testing import launch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=16, help="pairs of blocks per network (default 16)")
+    parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
+    options = parser.parse_args()
+    with Progress() as progress:
+        tasks = {name: progress.add_task(f"{name:<15}", total=options.pairs) for name in NETWORKS}
+        examples = str(Path(__file__).resolve().parents[1] / "examples")
+        env = KEEP_MEMORY | {"PYTHONPATH": examples, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        result = launch(
+            __file__, 2, [options.pairs], timeout_s=900, env=env,
+            on_line=lambda rank, line: progress.advance(tasks[line]) if line in tasks else None,
+        )  # fmt: skip
+    rows = [
+        "Step time of LB-BSP over stock Horovod on tf_keras, two equal ranks, alternating blocks of one run.",
+        "",
+        "| network | ratio (median) | quartiles | ratio on rank 1 |",
+        "|---|---:|---:|---:|",
+    ]
+    worst = 0.0
+    for name in NETWORKS:
+        ratios, others = ([b / a for a, b in rank[name]] for rank in result.reports)
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        worst = max(worst, middle)
+        rows.append(f"| {name} | {middle:.3f} | {low:.3f} to {high:.3f} | {statistics.median(others):.3f} |")
+    text = "\n".join([*rows, "", f"Target: at most 1.02 in each row; the largest is {worst:.3f}."])
+    print(text)
+    if options.write:
+        write_result("overhead_keras", text)
+    return 0 if worst <= 1.02 else 1
+
+
+if __name__ == "__main__":
+    import sys
+
+    if "HOROVOD_RANK" in os.environ:
+        rank_main(int(sys.argv[1]))
+    else:
+        raise SystemExit(main())

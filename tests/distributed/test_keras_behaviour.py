@@ -1,0 +1,225 @@
+"""What Keras users do in fit and around it works on all ranks, and what cannot work is refused with the way out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "keras_behaviour.py"
+# Four launches of about equal length, so that each stays within its limit.
+PARTS = (
+    (
+        "nothing_is_traced_again_after_the_first_round",
+        "metrics_are_those_of_all_samples",
+        "early_stopping_stops_all_ranks_together",
+        "a_rank_that_stops_in_the_middle_takes_the_others_with_it",
+        "a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it",
+        "a_dataset_of_samples_is_shared_out",
+    ),
+    (
+        "checkpoints_hold_what_was_trained_and_load_without_the_package",
+        "a_loop_of_ones_own",
+        "loss_scales_skip_a_step_alike_on_all_ranks",
+        "mixed_precision",
+        "several_outputs_by_name",
+        "a_train_step_of_ones_own",
+    ),
+    (
+        "running_statistics_and_seeds_stay_with_a_rank_without_data",
+        "an_epoch_to_start_with_is_that_epoch",
+        "plateaus_and_logs",
+        "eager_training",
+        "two_trainings_one_after_the_other_and_one_without",
+        "ranks_with_other_rates_or_data_are_found_out",
+        "what_cannot_work",
+    ),
+    ("options_of_the_optimizer_and_of_fit_match_one_process",),
+)
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
+def legacy(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def outcomes(legacy):
+    """What every test of the worker told, one entry per rank; a part is launched when a test first asks for it."""
+    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    found: dict[str, list[dict]] = {}
+
+    def of(name):
+        if name not in found:
+            part = next(part for part in PARTS if name in part)
+            reports = launch(WORKER, 2, [",".join(part)], timeout_s=90, env=env).reports
+            found.update({each: [rank[each] for rank in reports] for each in part})
+        for rank in found[name]:
+            assert "failed" not in rank, rank["failed"]
+        return found[name]
+
+    return of
+
+
+def test_nothing_is_traced_again_after_the_first_round(outcomes):
+    for rank in outcomes("nothing_is_traced_again_after_the_first_round"):
+        for kind in ("one", "several"):
+            assert rank[kind]["late"] == 0
+            assert rank[kind]["first"] >= 1
+            assert rank[kind]["rounds"] == 35
+            assert rank[kind]["plans"] > 1, "the sizes did change"
+
+
+def test_metrics_are_those_of_all_samples_also_where_they_are_no_means(outcomes):
+    for rank in outcomes("metrics_are_those_of_all_samples"):
+        for name, value in rank["whole"].items():
+            assert rank["train"][name] == pytest.approx(value, rel=1e-5)
+            assert rank["validation"][name] == pytest.approx(value, rel=1e-5)
+
+
+def test_early_stopping_stops_all_ranks_together(outcomes):
+    for rank in outcomes("early_stopping_stops_all_ranks_together"):
+        assert rank == {"epochs": 2, "rounds": 14}
+
+
+def test_a_rank_that_stops_in_the_middle_takes_the_others_with_it_one_round_later(outcomes):
+    for rank in outcomes("a_rank_that_stops_in_the_middle_takes_the_others_with_it"):
+        assert rank == {"epochs": 1, "rounds": 4, "spread": 0.0}
+
+
+def test_a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it(outcomes):
+    for rank in outcomes("a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it"):
+        assert rank == {"epochs": 2, "rounds": 14, "spread": 0.0}
+
+
+def test_checkpoints_hold_what_was_trained_and_load_without_the_package(outcomes):
+    for rank in outcomes("checkpoints_hold_what_was_trained_and_load_without_the_package"):
+        assert rank["optimizer"] == rank["loaded optimizer"] == "Adam"
+        assert rank["difference"] == 0.0
+        assert rank["moments"] > 0, "the optimizer's state was saved"
+        assert rank["spread"] == 0.0
+        assert rank["rounds"] == 7
+
+
+def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_scale(outcomes):
+    for rank in outcomes("loss_scales_skip_a_step_alike_on_all_ranks"):
+        assert rank == {"scale": 512.0, "finite": True, "spread": 0.0, "rounds": 7}
+
+
+def test_mixed_precision_learns_and_keeps_the_ranks_together(outcomes):
+    for rank in outcomes("mixed_precision"):
+        assert rank["last"] < 0.8 * rank["first"]
+        assert rank["spread"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["clipnorm", "global_clipnorm", "clipvalue", "ema", "schedule", "sample_weight", "class_weight", "two outputs"],
+)
+def test_options_of_the_optimizer_and_of_fit_give_what_one_process_gives(outcomes, option):
+    for rank in outcomes("options_of_the_optimizer_and_of_fit_match_one_process"):
+        assert rank[option]["difference"] < 1e-4, "float32"
+        assert rank[option]["spread"] == 0.0
+        assert rank[option]["rounds"] == 14
+
+
+def test_several_outputs_with_losses_of_their_own_are_trained(outcomes):
+    for rank in outcomes("several_outputs_by_name"):
+        assert rank["spread"] == 0.0
+        assert {"loss", "a_loss", "b_loss"} <= set(rank["keys"])
+
+
+def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outcomes):
+    for rank in outcomes("a_train_step_of_ones_own"):
+        assert rank["spread"] == 0.0
+        assert rank["logs"][0] == rank["logs"][1]
+
+
+def test_a_stand_in_leaves_no_trace_in_running_statistics(outcomes):
+    idle, busy = outcomes("running_statistics_and_seeds_stay_with_a_rank_without_data")[0]["moved"]
+    assert idle == 0.0
+    assert busy > 0.01
+
+
+def test_an_epoch_to_start_with_takes_the_samples_of_that_epoch(outcomes):
+    for rank in outcomes("an_epoch_to_start_with_is_that_epoch"):
+        assert rank["difference"] < 1e-6
+
+
+def test_plateaus_lower_the_rate_on_all_ranks_and_logs_are_written_on_rank_0(outcomes):
+    first, second = outcomes("plateaus_and_logs")
+    assert first["rates"] == second["rates"]
+    assert first["rates"][0] == first["rates"][1] < 0.1
+    assert first["spread"] == 0.0
+    assert first["written"] == 5, "a heading and four epochs"
+
+
+def test_a_dataset_of_samples_is_shared_out_among_the_ranks(outcomes):
+    outcome = outcomes("a_dataset_of_samples_is_shared_out")[0]
+    equal, unequal = outcome["equal"], outcome["unequal"]
+    assert equal["steps"] == unequal["steps"] == 5
+    assert equal["rounds"] == unequal["rounds"] == 10
+    assert sorted(i for rank in equal["seen"] for i in rank) == sorted([*range(50), *range(50)])
+    assert not set(unequal["seen"][0]) & set(unequal["seen"][1]), "each rank has its shard"
+    assert len(unequal["seen"][0]) + len(unequal["seen"][1]) == 100
+    assert len(unequal["seen"][0]) > 2 * len(unequal["seen"][1])
+
+
+def test_a_loop_of_ones_own_trains_as_fit_does(outcomes):
+    for rank in outcomes("a_loop_of_ones_own"):
+        assert rank["compiled"] < 1e-5
+        assert rank["eager"] < 1e-5
+        assert rank["spread"] == 0.0
+
+
+def test_eager_training_works(outcomes):
+    for rank in outcomes("eager_training"):
+        assert rank == {"spread": 0.0, "rounds": 7}
+
+
+def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
+    ranks = outcomes("two_trainings_one_after_the_other_and_one_without")
+    for rank in ranks:
+        assert re.match(r"RoundStateError: .*write callbacks=\[balance\], or call balance.release\(\)", rank["refusal"])
+        assert rank["spread"] == 0.0
+    assert ranks[0]["loss"] == ranks[1]["loss"]
+
+
+def test_ranks_that_differ_in_rate_or_data_are_named(outcomes):
+    for rank in outcomes("ranks_with_other_rates_or_data_are_found_out"):
+        assert re.match(r"PlanMismatchError: round 2: ranks \[1\] have other hyper-parameters", rank["rate"])
+        assert re.match(r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order", rank["data"])
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("forgotten resize_batches", r"ValueError: fit was given data that .*model.fit\(resize_batches\(\(x, y\), bal"),
+        ("XLA", "ValueError: jit_compile=True compiles .*compile with jit_compile=False"),
+        ("steps_per_execution", "ValueError: steps_per_execution is 2.*compile with steps_per_execution=1"),
+        (
+            "horovod's own optimizer",
+            "ValueError: the optimizer is Horovod's .*compile the model with the plain optimizer",
+        ),
+        ("small batch", "ValueError: global_batch must be at least the number of ranks"),
+        ("policy", "ValueError: policy 'lbbsp' is not known; did you mean 'lb-bsp'"),
+        ("local layers", "ValueError: local_layers go with averaged gradients only"),
+        ("lists", "TypeError: data must be arrays or tensors.*np.asarray"),
+        ("lengths", r"ValueError: all arrays of data must hold equally many samples, got \[49, 50\]"),
+        ("balance", r"TypeError: balance must be a LoadBalance, got 32; write resize_batches"),
+        ("shuffled dataset", "ValueError: shuffle=True is for arrays; shuffle a dataset of samples before"),
+        ("prefetch", "ValueError: prefetch must be a whole number of batches, 0 or more, got -1"),
+        ("prefetch of what is not known", "ValueError: prefetch must be 0 under policy 'non-blocking', got 1"),
+        ("shuffled batches", r"ValueError: the plan forms the batches.*not to be shuffled.*shuffle=True"),
+        ("batched again", "ValueError: the plan forms the batches.*not to be batched again"),
+        ("warm-up", "ValueError: warmup_epochs must be 1 or more, got 0"),
+        ("schedule", "ValueError: epochs must be 0 <= start_epoch < end_epoch, got 3 and 3"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(outcomes, attempt, message):
+    for rank in outcomes("what_cannot_work"):
+        assert re.match(message, rank[attempt])

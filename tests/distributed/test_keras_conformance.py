@@ -1,0 +1,94 @@
+"""What users of Horovod's Keras side rely on, as its own tests tell, holds here on Keras 3 and on tf_keras.
+
+Horovod's ``test_tensorflow2_keras.py`` has thirteen tests; stock Horovod passes one of them on Keras 3 and twelve on
+tf_keras. Their behaviours are tested here in words of our own: schedules and averaged metrics, embeddings with and
+without accumulation, infinite gradients under accumulation, configurations, accumulated gradients (the mean; Horovod's
+sum without an average has no counterpart), layers of a rank's own, and the broadcast with and without such layers. The
+state of elastic jobs is not part of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "keras_conformance.py"
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
+def ranks(request):
+    env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return launch(WORKER, 2, timeout_s=90, env=env).reports
+
+
+def outcomes(ranks, name):
+    for rank in ranks:
+        assert "failed" not in rank[name], rank[name]["failed"]
+        yield rank[name]
+
+
+def test_learning_rates_warm_up_step_by_step(ranks):
+    for outcome in outcomes(ranks, "learning rates"):
+        initial, steps = outcome["initial"], outcome["warm-up"]
+        expected = [initial * (0.5 + 0.5 * step / 25) for step in range(25)]
+        assert steps == pytest.approx(expected, rel=1e-5)
+
+
+def test_learning_rates_follow_a_schedule_by_epochs(ranks):
+    for outcome in outcomes(ranks, "learning rates"):
+        initial, rates = outcome["initial"], outcome["rates"]
+        assert rates[5:10] == pytest.approx([initial * 0.1] * 5)
+        assert rates[10:15] == pytest.approx([initial * 0.01] * 5)
+        assert rates[15:] == pytest.approx([initial * epoch for epoch in range(15, 20)])
+
+
+def test_metrics_are_the_same_on_all_ranks(ranks):
+    for outcome in outcomes(ranks, "learning rates"):
+        assert outcome["loss spread"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["embeddings", "embeddings, gathered"])
+def test_embeddings_are_trained_as_in_one_process(ranks, name):
+    for outcome in outcomes(ranks, name):
+        assert outcome["difference"] < 1e-6
+        assert outcome["spread"] == 0.0
+
+
+def test_an_infinite_gradient_is_gone_with_its_round(ranks):
+    for outcome in outcomes(ranks, "infinite gradient"):
+        assert outcome["finite"]
+        assert outcome["moved"] > 0
+
+
+def test_an_optimizer_keeps_its_class_and_its_configuration(ranks):
+    for outcome in outcomes(ranks, "configuration"):
+        assert outcome == {"class": "Adam", "same": True, "copy": True}
+
+
+@pytest.mark.parametrize("how", ["one", "several", "unequal"])
+def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks, how):
+    for outcome in outcomes(ranks, "gathered"):
+        assert outcome[how] < 1e-6
+        assert outcome[how + " updates"] == 4
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, count):
+    for outcome in outcomes(ranks, "own layers"):
+        still, moving = outcome[f"{count} at 0.0"], outcome[f"{count} at 0.001"]
+        assert still["shared"] == moving["shared"] == 0.0
+        assert still["root's"]
+        assert still["untouched"]
+        if count:
+            assert still["own"] == 1.0, "each rank still has what it began with"
+            assert moving["own"] > 0.0
+            assert not moving["untouched"]
+
+
+def test_frozen_weights_are_broadcast_too(ranks):
+    for outcome in outcomes(ranks, "broadcast"):
+        assert outcome == {"root's": True, "spread": 0.0}

@@ -1,0 +1,209 @@
+"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_hetero.policies import BSP, StaticAllocation
+from hvd_hetero.testing import report
+from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
+
+keras = tf.keras
+BATCH = 8
+
+
+def everywhere(arrays: list[np.ndarray]) -> np.ndarray:
+    """The concatenated arrays of all ranks, a row per rank."""
+    return np.stack(hvd.allgather_object(np.concatenate([np.asarray(a).ravel() for a in arrays])))
+
+
+def spread(arrays: list[np.ndarray]) -> float:
+    every = everywhere(arrays)
+    return float(np.abs(every - every[0]).max())
+
+
+def fit(model: Any, arrays: Any, policy: Any = "bsp", callbacks: Any = (), **options: Any) -> Any:
+    local = options.pop("local_layers", ())
+    balance = LoadBalance(policy, global_batch=BATCH, local_layers=local)
+    batches = resize_batches(arrays, balance)
+    return model.fit(batches, verbose=0, shuffle=False, callbacks=[balance, *callbacks], **options).history
+
+
+def linear(rate: float = 1.0, layers: int = 1, **options: Any) -> Any:
+    """Dense layers without activations, all weights the rank's number at first."""
+    start = keras.initializers.Constant(float(hvd.rank()))
+    inputs = keras.layers.Input((3,))
+    x = inputs
+    for _ in range(layers):
+        x = keras.layers.Dense(3, kernel_initializer=start, bias_initializer=start, **options)(x)
+    model = keras.Model(inputs, x)
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    return model
+
+
+def learning_rates_warm_up_and_follow_a_schedule() -> dict:
+    rates, steps = [], []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            steps.append(float(tf.convert_to_tensor(self.model.optimizer.learning_rate)))
+
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append(logs["learning_rate"])
+
+    x = np.random.default_rng(hvd.rank()).random((5 * BATCH, 3)).astype("float32")
+    initial = 0.1 * hvd.size()
+    callbacks = [
+        LearningRateWarmup(initial, warmup_epochs=5),
+        LearningRateSchedule(initial, 1e-1, start_epoch=5, end_epoch=10),
+        LearningRateSchedule(initial, 1e-2, start_epoch=10, end_epoch=15),
+        LearningRateSchedule(initial, lambda epoch: epoch, start_epoch=15, end_epoch=20),
+        Note(),
+    ]
+    model = linear(initial)
+    model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+    history = fit(model, (x, x), "lb-bsp", callbacks, epochs=20)
+    return {
+        "initial": initial,
+        "rates": rates,
+        "first": steps[:5],
+        "warm-up": steps[:25],
+        "loss spread": spread([np.array(history["loss"]), np.array(history["mae"])]),
+    }
+
+
+def embeddings(policy: Any) -> dict:
+    """Gradients of embeddings, which have rows only where the rank's batch has words; against one process."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(50, size=(4 * BATCH, 10)).astype("int32")
+    y = rng.random((4 * BATCH, 10, 4)).astype("float32")
+
+    def network() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = keras.layers.Input((10,), dtype="int32")
+        return keras.Model(inputs, keras.layers.Embedding(50, 4)(inputs))
+
+    model, single = network(), network()
+    for each in (model, single):
+        each.compile(keras.optimizers.SGD(1.0), "mse")
+    fit(model, (x, y), policy, epochs=2)
+    single.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    difference = float(np.abs(model.get_weights()[0] - single.get_weights()[0]).max())
+    return {"difference": difference, "spread": spread(model.get_weights())}
+
+
+def an_infinite_gradient_is_gone_with_its_round() -> dict:
+    x = np.random.default_rng(3).random((6 * BATCH, 3)).astype("float32")
+    y = x.copy()
+    y[3] = np.inf
+    model = linear()
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    model.compile(scaled, "mse")
+    fit(model, (x, y), StaticAllocation([3, 1]))
+    weights = model.get_weights()
+    return {"finite": bool(np.isfinite(everywhere(weights)).all()), "moved": float(np.abs(weights[0]).max())}
+
+
+def an_optimizer_keeps_its_class_and_its_configuration() -> dict:
+    model = linear()
+    optimizer = keras.optimizers.Adam(0.01, beta_1=0.8, clipnorm=1.0)
+    before = optimizer.get_config()
+    model.compile(optimizer, "mse")
+    fit(model, (np.ones((BATCH, 3), "float32"),) * 2)
+    copy = type(optimizer).from_config(optimizer.get_config())
+    return {
+        "class": type(optimizer).__name__,
+        "same": all(optimizer.get_config()[k] == v for k, v in before.items() if k != "learning_rate"),
+        "copy": copy.get_config() == optimizer.get_config(),
+    }
+
+
+def gradients_are_gathered_over_micro_batches() -> dict:
+    """The gradient of ``mean(w · x)`` is the mean of x, so the weights can be told beforehand."""
+    x = np.random.default_rng(5).random((4 * BATCH, 3)).astype("float32")
+
+    class Mean(keras.Model):
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(self(batch), axis=1))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    outcome = {}
+    for name, policy in (("one", BSP()), ("several", BSP(max_micro_batch=1)), ("unequal", StaticAllocation([5, 1]))):
+        inputs = keras.layers.Input((3,))
+        layer = keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros")
+        model = Mean(inputs, layer(inputs))
+        model.compile(keras.optimizers.SGD(0.5))
+        fit(model, x, policy)
+        expected = -0.5 * x.reshape(4, BATCH, 3).mean(1).sum(0)
+        kernel = model.get_weights()[0]
+        outcome[name] = float(np.abs(kernel - expected[:, None]).max())
+        outcome[name + " updates"] = int(model.optimizer.iterations)
+    return outcome
+
+
+def layers_of_a_ranks_own() -> dict:
+    """Neither broadcast nor synchronised, for 0, 1 and 2 of three layers; the others are both."""
+    x = np.random.default_rng(hvd.rank()).random((2 * BATCH, 3)).astype("float32")
+    outcome = {}
+    for rate in (0.0, 1e-3):
+        for count in range(3):
+            model = linear(rate, layers=3)
+            own = model.layers[1 : 1 + count]
+            fit(model, (x, x), StaticAllocation([3, 1]), local_layers=own)
+            shared = [w for layer in model.layers if layer not in own for w in layer.get_weights()]
+            mine = [w for layer in own for w in layer.get_weights()]
+            outcome[f"{count} at {rate}"] = {
+                "shared": spread(shared),
+                "own": spread(mine) if mine else None,
+                "untouched": bool(all((w == hvd.rank()).all() for w in mine)),
+                "root's": bool(all((w == 0).all() for w in shared)),
+            }
+    return outcome
+
+
+def frozen_weights_and_state_are_broadcast_too() -> dict:
+    model = linear(layers=4, trainable=False)
+    inputs = model.inputs
+    outputs = keras.layers.Dense(3)(keras.layers.BatchNormalization()(model.output))
+    whole = keras.Model(inputs, outputs)
+    whole.compile(keras.optimizers.Adam(0.0), "mse")
+    fit(whole, (np.ones((BATCH, 3), "float32"),) * 2)
+    frozen = model.get_weights()
+    return {"root's": bool(all((w == 0).all() for w in frozen)), "spread": spread(frozen)}
+
+
+CASES: dict[str, Any] = {
+    "learning rates": learning_rates_warm_up_and_follow_a_schedule,
+    "embeddings": lambda: embeddings(StaticAllocation([1, 1])),
+    "embeddings, gathered": lambda: embeddings(StaticAllocation([3, 1])),
+    "infinite gradient": an_infinite_gradient_is_gone_with_its_round,
+    "configuration": an_optimizer_keeps_its_class_and_its_configuration,
+    "gathered": gradients_are_gathered_over_micro_batches,
+    "own layers": layers_of_a_ranks_own,
+    "broadcast": frozen_weights_and_state_are_broadcast_too,
+}
+
+
+def main() -> None:
+    hvd.init()
+    outcome: dict[str, Any] = {}
+    for name, case in CASES.items():
+        keras.utils.set_random_seed(100 + hvd.rank())
+        try:
+            outcome[name] = case()
+        except Exception:  # noqa: BLE001 - one that all ranks meet leaves the other tests their say
+            outcome[name] = {"failed": traceback.format_exc()}
+        print(name, flush=True)
+    report(outcome)
+
+
+if __name__ == "__main__":
+    main()
