@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvd_hetero import __version__, horovod_build, simulate_command
+from hvd_hetero import __version__, horovod_build, profile_command, simulate_command
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -30,6 +30,12 @@ COMMANDS = (
         "build a wheel of Horovod 0.28.1 for the torch and TensorFlow that are installed here",
         horovod_build.add_arguments,
         horovod_build.run,
+    ),
+    Command(
+        "profile",
+        "time one training step over batch sizes: when this device is busy, what a sample costs, where memory ends",
+        profile_command.add_arguments,
+        profile_command.run,
     ),
     Command(
         "simulate",
