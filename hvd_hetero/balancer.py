@@ -43,12 +43,10 @@ from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.resources import ResourceMeter
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
-# Of a batch size that did not fit: what fits at the first try may not with the memory more fragmented (arbitrary).
-_HEADROOM = 0.9
 _STATE_VERSION = 1
 
 
@@ -124,7 +122,7 @@ class Balancer:
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
         self._weight = 0.0
-        self._wait_s = self._transfer_s = float("nan")
+        self._wait_s = self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._reset_round()
 
@@ -222,21 +220,24 @@ class Balancer:
         self._work = replace(self._work, last=True)
         return True
 
-    def out_of_memory(self) -> int:
+    def out_of_memory(self, *, cramped: bool = False) -> int:
         """The micro-batch at hand does not fit. Returns how large its parts may be; it is as if it had not begun.
 
-        Every rank learns of the limit with the next table, and from then on plans keep to it.
+        Every rank learns of the limit with the next table, and from then on plans keep to it. Where something else may
+        still have held memory (``cramped``), that it failed says nothing of its size.
         """
         self._expect(_State.COMPUTING)
         size = self._work.samples
         if size < 2:
             raise HeteroError(
-                f"round {self.rounds}: rank {self.rank} has no memory for one sample; use a smaller model"
+                f"round {self.rounds}: rank {self.rank} has no memory for one sample; use a smaller model, or, if it "
+                "fits by itself, put the loop's body in a function, so that no variable keeps what a failed attempt had"
             )
-        self.pace.limit = max(1, min(int(size * _HEADROOM), size - 1, self.pace.limit or size))
+        if not cramped:
+            self.pace.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.pace.limit or size))
         self.pace.failed()
         self._state = _State.PAUSED if self._micro_batches else _State.AGREED
-        return min(self.pace.limit, -(-size // 2))
+        return min(self.pace.limit or size, -(-size // 2))
 
     def report(self, *, settings: float = 0.0, witness: float = 0.0) -> npt.NDArray[np.float64]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks."""
@@ -263,7 +264,7 @@ class Balancer:
         """
         self._expect(_State.SYNCHRONISING)
         self.pace.rest()
-        return self._wait_s, self._transfer_s
+        return self._expected_s, self._transfer_s
 
     def agree(self, summed: npt.ArrayLike) -> float:
         """The sum has arrived: decide the next plan. Returns what to multiply the summed gradient by."""
@@ -271,7 +272,7 @@ class Balancer:
         now = self._clock()
         table = RoundTable(summed, self.workers)
         require_agreement(self.rounds, table)
-        self._wait_s = now - self.pace.done_at
+        self._expected_s = now - self.pace.done_at
         self._transfer_s = float(table.column("wait_s").min())  # NaN, if that of any rank is
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         plan = self.policy.next(self._plans[-1], finished)
@@ -286,9 +287,14 @@ class Balancer:
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
         self.pace.settle()
+        self._wait_s = self.pace.waited(now)
         self._state = _State.AGREED
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0
+
+    def applying(self) -> None:
+        """The optimizer's update begins; needed where work is queued, for its time is not the caller's."""
+        self.pace.applying()
 
     def applied(self, seconds: float) -> None:
         """The optimizer's update took this long."""

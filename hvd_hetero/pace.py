@@ -10,6 +10,7 @@ there, what is reported and learned is the round before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Stopwatch(Protocol):
         """What is queued from now on does not."""
 
     def read(self) -> float:
-        """The seconds of all that counted since it was read last, now that it is done."""
+        """The seconds of all that counted since it was read last, now that it is done; NaN where it is not."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class Pace:
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
         self._drivers_read_at = clock()
-        self._began_at = self.done_at = clock()
+        self._began_at = self._round_began_at = self.done_at = clock()
 
     def begin(self, input_s: float) -> None:
         """A micro-batch is at hand after waiting for it; computing starts now."""
@@ -76,6 +77,8 @@ class Pace:
         if self.stopwatch is not None:
             self.stopwatch.start()
         self._began_at = self._clock()
+        if not self.round.micro_batches:
+            self._round_began_at = self._began_at
 
     def done(self, samples: int) -> None:
         """The micro-batch is computed."""
@@ -136,8 +139,15 @@ class Pace:
             self._drivers_read_at = self.done_at
             self.cpu, self.memory = self._drivers()
 
+    def applying(self) -> None:
+        """The optimizer's update begins."""
+        if self.stopwatch is not None:
+            self.stopwatch.start()
+
     def applied(self, seconds: float) -> None:
         """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
         self._apply_s += seconds
 
     def settle(self) -> None:
@@ -146,6 +156,17 @@ class Pace:
             self.round.compute_s = self.stopwatch.read()
             self._before = self.round
         self.round = _Round()
+
+    def waited(self, now: float) -> float:
+        """After ``settle``: how long others, and the transfer, kept this rank waiting in the round that is over.
+
+        Where work is queued, the host is done with it long before the device; what is left of the round after the
+        device's time is the wait (too little by as much of the last update as ran before the round began).
+        """
+        if self.stopwatch is None:
+            return now - self.done_at
+        left_s = now - self._round_began_at - self._before.compute_s
+        return max(left_s, 0.0) if math.isfinite(left_s) else math.nan
 
     def forget(self) -> None:
         """The round at hand never was."""

@@ -28,10 +28,14 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 
-__all__ = ["MAX_ROUND_SAMPLES", "FinishedRound", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
+__all__ = ["HEADROOM", "MAX_ROUND_SAMPLES", "FinishedRound", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
 
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
+
+HEADROOM = 0.1
+"""How far a limit stays below the batch that did not fit: what fits once may not with the memory more fragmented
+(arbitrary)."""
 
 
 def checksum(content: bytes) -> int:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.rounds import HEADROOM, FinishedRound
 
 __all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]
 
@@ -26,6 +26,8 @@ VERSION = 1
 
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
+# Written only in rounds where some rank has them, so that runs without them have short lines; 0 where one has not.
+_DEVICE = ("limit", "slope_s", "intercept_s", "saturation")
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,14 @@ class TelemetryWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("w", encoding="utf-8")
         self._write(
-            {"schema": SCHEMA, "version": VERSION, "policy": policy, "workers": workers, "global_batch": global_batch}
+            {
+                "schema": SCHEMA,
+                "version": VERSION,
+                "policy": policy,
+                "workers": workers,
+                "global_batch": global_batch,
+                "headroom": HEADROOM,
+            }
         )
 
     def __call__(self, finished: FinishedRound) -> None:
@@ -62,6 +71,7 @@ class TelemetryWriter:
             "plan": list(finished.plan.samples),
             **{name: [int(v) for v in finished.table.column(name)] for name in _COUNTS},
             **{name: _plain(finished.table.column(name)) for name in _FIGURES},
+            **{name: _plain(column) for name in _DEVICE if (column := finished.table.column(name)).any()},
         }
 
     def close(self) -> None:
@@ -110,6 +120,12 @@ class Run:
     samples_per_s: npt.NDArray[np.float64]
     cpu: npt.NDArray[np.float64]
     memory: npt.NDArray[np.float64]
+    limit: npt.NDArray[np.int64]
+    """0 where nothing has failed to fit in memory"""
+    slope_s: npt.NDArray[np.float64]
+    """0 where no curve is known, as the other two"""
+    intercept_s: npt.NDArray[np.float64]
+    saturation: npt.NDArray[np.int64]
 
     def after(self, rounds: int) -> Run:
         """The same run without its first rounds."""
@@ -132,6 +148,8 @@ _PER_ROUND = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
 _PER_RANK = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
     **dict.fromkeys((*_FIGURES, "wait_s"), np.float64),
+    **dict.fromkeys(("limit", "saturation"), np.int64),
+    **dict.fromkeys(("slope_s", "intercept_s"), np.float64),
 }
 
 
@@ -146,7 +164,9 @@ def read_run(path: str | Path) -> Run:
     workers = header["workers"]
     columns: dict[str, Any] = {n: np.array([r[n] for r in rounds], dtype=t) for n, t in _PER_ROUND.items()}
     for name, dtype in _PER_RANK.items():
-        columns[name] = np.array([r[name] for r in rounds], dtype=dtype).reshape(len(rounds), workers)
+        none = [0] * workers if name in _DEVICE else None
+        of_rounds = [r.get(name, none) if none else r[name] for r in rounds]
+        columns[name] = np.array(of_rounds, dtype=dtype).reshape(len(rounds), workers)
     return Run(policy=header["policy"], workers=workers, global_batch=header["global_batch"], **columns)
 
 

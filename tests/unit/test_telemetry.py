@@ -14,24 +14,27 @@ from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
 WORKERS = 2
 
 
-def finished(number: int, wait_s=(0.5, 0.25)) -> FinishedRound:
+DEVICE = {"limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16}
+
+
+def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedRound:
     plan = RoundPlan.of([10 + number, 20])
     rows = [
         RoundReport(
             samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
             samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5,
-            fingerprint=3, settings=4, witness=1.5,
+            fingerprint=3, settings=4, witness=1.5, **(DEVICE if rank == 1 and device else {}),
         ).vector(rank, WORKERS)
         for rank in range(WORKERS)
     ]  # fmt: skip
     return FinishedRound(number, number // 3, plan, RoundTable(np.sum(rows, axis=0), WORKERS), 2.5)
 
 
-def write(path, rounds: int) -> None:
+def write(path, rounds: int, device: bool = False) -> None:
     writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
     for number in range(rounds):
         # The waiting that travels with round r is that of round r - 1.
-        writer(finished(number, wait_s=(number - 1.0, 2.0 * (number - 1))))
+        writer(finished(number, (number - 1.0, 2.0 * (number - 1)), device and number > 1))
     writer.close()
     writer.close()
 
@@ -65,11 +68,28 @@ def test_throughput_and_waiting_share_follow_from_the_figures(tmp_path):
 
 
 def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
-    write(tmp_path / "run.jsonl", 2)
-    header, line, *_ = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
+    write(tmp_path / "run.jsonl", 4, device=True)
+    header, *_, line = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
     document = (request.config.rootpath / "docs" / "telemetry.md").read_text()
     documented = {row.split("`")[1] for row in document.splitlines() if row.startswith("| `")}
     assert set(header) | set(line) == documented
+
+
+def test_limits_and_curves_are_written_where_there_are_any_and_read_as_zero_elsewhere(tmp_path):
+    write(tmp_path / "run.jsonl", 4, device=True)
+    run = read_run(tmp_path / "run.jsonl")
+    for name, value in DEVICE.items():
+        assert getattr(run, name).tolist() == [[0, 0]] * 2 + [[0, value]] * 2
+    write(tmp_path / "plain.jsonl", 2)
+    assert "saturation" not in (tmp_path / "plain.jsonl").read_text()
+    assert run.after(3).limit.tolist() == [[0, 57]]
+
+
+def test_a_run_recorded_before_there_were_limits_is_read(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 3)
+    path.write_text(path.read_text().replace(',"headroom":0.1', ""))
+    assert not read_run(path).limit.any()
 
 
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
