@@ -10,7 +10,8 @@ Contract, checked by the conformance suite for every member of the family:
 - ``predict`` is ``nan`` before the first valid measurement, finite and positive afterwards;
 - a speed that is NaN, zero, negative or infinite is no measurement: it is ignored, and the history keeps its last;
 - two predictors that were built alike and fed alike predict alike;
-- ``state_dict`` is plain data that survives JSON, and carries a name and a version.
+- ``state_dict`` is plain data that survives JSON, and carries a name and a version. It holds what was learnt, not how
+  the predictor was built: loaded into one with other options, it goes on from that history with those options.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Predictor(ABC):
 
     name: ClassVar[str]
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
-    version: ClassVar[int] = 1  # of the layout of state_dict, not of the method
+    version: ClassVar[int] = 1  # of the layout of state_dict
+    reads: ClassVar[tuple[int, ...]] = ()  # the older versions that load, too
 
     def __init__(self) -> None:
         self.rounds = 0  # valid measurements seen
@@ -66,11 +68,11 @@ class Predictor(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the predictor that wrote ``state`` stopped."""
-        for key, expected in (("predictor", self.name), ("version", self.version)):
-            if state.get(key) != expected:
+        for key, accepted in (("predictor", (self.name,)), ("version", (self.version, *self.reads))):
+            if state.get(key) not in accepted:
                 raise ValueError(
-                    f"state: {key} must be {expected!r} to load into {type(self).__name__}, got {state.get(key)!r}; "
-                    "load it into the predictor that saved it, or start without a state"
+                    f"state: {key} must be {' or '.join(map(repr, accepted))} to load into {type(self).__name__}, got "
+                    f"{state.get(key)!r}; load it into the predictor that saved it, or start without a state"
                 )
         rounds, last = int(state["rounds"]), state["last"]
         if (last is None) != (rounds == 0) or (last is not None and not usable(float(last))):

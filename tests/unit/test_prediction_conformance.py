@@ -137,7 +137,7 @@ def test_state_survives_json_and_the_successor_goes_on_as_the_first_would(name, 
     p, q = MAKERS[name](), MAKERS[name]()
     feed(p, rounds[:at])
     state = json.loads(json.dumps(p.state_dict(), allow_nan=False) if at else json.dumps(p.state_dict()))
-    assert (state["predictor"], state["version"]) == (name, 1)
+    assert (state["predictor"], state["version"]) == (name, p.version)
     q.load_state_dict(state)
     assert q.rounds == at
     assert q.state_dict() == p.state_dict()
