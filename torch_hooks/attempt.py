@@ -1,4 +1,4 @@
-"""Undoing a micro-batch that ran out of memory."""
+"""Undoing a micro-batch that ran out of memory, so that it can be done again in parts."""
 
 from __future__ import annotations
 
@@ -10,51 +10,58 @@ __all__ = ["Attempt"]
 
 
 class Attempt:
-    """A micro-batch that may run out of memory.
+    """A micro-batch that may run out of memory, from its beginning to ``step()``.
 
-    What is on its way to other ranks cannot be taken back, and what a backward pass has added to gradients cannot be
-    told from what was there. So a micro-batch larger than any that has gone well is attempted with its gradients held
-    back until all are there, and with a copy of those it adds to.
+    Three kinds of gradient may be there when it fails. One of this micro-batch alone is dropped. One that earlier
+    micro-batches of the round have begun is restored from a copy, taken before. One that has left for the other
+    ranks cannot be taken back, and need not be: it is that of the whole micro-batch, for the backward pass was done
+    with it; only the others are computed again.
     """
 
     def __init__(self) -> None:
-        self.guarded = False
-        self.touched = False
-        self._samples = self._proven = 0
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.open = False
+        self.left: set[torch.Tensor] = set()
+        """parameters whose gradients left in a failed attempt of the round at hand"""
+        self._touched: set[torch.Tensor] = set()
+        self._copies: dict[torch.Tensor, torch.Tensor] | None = None
 
-    def begin(self, samples: int) -> None:
-        """A micro-batch of this size begins."""
-        self.guarded = self.touched = False
-        self._samples = samples
-        self._copies.clear()
+    def begin(self) -> None:
+        """A micro-batch begins."""
+        self.open = True
+        self._touched.clear()
+        self._copies = None
 
-    def guard(self, accumulated: list[torch.Tensor]) -> None:
-        """It may fail; these parameters hold gradients of earlier micro-batches."""
-        if self._samples > self._proven:
-            self.guarded = True
-            self._copies = [(p, p.grad.clone()) for p in accumulated if p.grad is not None]
+    def guard(self, accumulated: Iterable[torch.Tensor]) -> None:
+        """Copy the gradients of earlier micro-batches, which these parameters hold and this one will add to."""
+        self._copies = {p: p.grad.clone() for p in accumulated if p.grad is not None}
 
-    def succeeded(self) -> None:
-        """It is done."""
-        self._proven = max(self._proven, self._samples)
-        self.guarded = False
-        self._copies.clear()
+    def touch(self, parameter: torch.Tensor) -> bool:
+        """Its gradient has been added to. Whether it is wanted: not if it has left before."""
+        if parameter in self.left:
+            parameter.grad = None
+            return False
+        self._touched.add(parameter)
+        return True
 
-    def undo(self, parameters: Iterable[torch.Tensor], accumulating: bool) -> bool:
-        """Bring the gradients back to where they were, if that is possible."""
-        if accumulating and self.touched:
-            if not self.guarded:
-                return False
-            for parameter, gradient in self._copies:
-                assert parameter.grad is not None
-                parameter.grad.copy_(gradient)
-            kept = {id(p) for p, _ in self._copies}
-            for parameter in parameters:
-                if id(parameter) not in kept:
-                    parameter.grad = None
-        elif not accumulating:
-            for parameter in parameters:
+    def over(self) -> None:
+        """From now on it cannot be undone: what follows changes more than gradients."""
+        self.open = False
+        self._copies = None
+
+    def round_over(self) -> None:
+        """The gradients of the round are all there."""
+        self.left.clear()
+
+    def undo(self, parameters: Iterable[torch.Tensor], left: Iterable[torch.Tensor], accumulating: bool) -> bool:
+        """Bring the gradients back to where they were, but for those that have ``left``; False if that cannot be."""
+        copies, self._copies = self._copies, None
+        self.open = False
+        self.left.update(left)
+        if accumulating and copies is None and self._touched - self.left:
+            return False  # added to, neither gone nor copied: memory ran short while it was sent
+        for parameter in parameters:
+            if copies is not None and parameter in copies:
+                parameter.grad = copies[parameter]
+            elif not accumulating or parameter in self._touched or parameter in self.left:
                 parameter.grad = None
-        self._copies.clear()
         return True

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
@@ -14,6 +16,7 @@ import torch
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.errors import HeteroError
+from hvd_hetero.out_of_memory import is_out_of_memory
 from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
@@ -24,6 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["LoadBalance"]
 
 logger = logging.getLogger(__name__)
+
+_WAY_OUT = (
+    "and out of memory ends the training on all ranks; to survive it, write: for batch in loader: "
+    "with balance.surviving_out_of_memory(): … (docs/gpu.md), or set max_micro_batch of the policy"
+)
+
+
+def _failures() -> int:
+    """How often the device's allocator has failed in this process."""
+    if not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.memory_stats().get("num_ooms", 0))
 
 
 class LoadBalance:
@@ -61,6 +76,10 @@ class LoadBalance:
         self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None
         self._parts = 0
+        self._cramped = False
+        self._survives = False
+        self._micro_batches = 0
+        self._failures_seen = _failures()
 
     @property
     def rounds(self) -> int:
@@ -101,13 +120,15 @@ class LoadBalance:
             )
         self.begin(MicroBatch(self.balancer.plan(), int(samples)))
 
-    def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
-        """A micro-batch begins (the loader's way of saying so)."""
+    def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
+        """A micro-batch begins (the loader's way of saying so); ``cramped``: right after one that did not fit."""
         if self.optimizer is None:
             raise ValueError(
                 "no optimizer synchronises this LoadBalance, so the ranks would drift apart in silence; wrap yours: "
                 "optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
             )
+        self._warn_unprotected()
+        self._cramped = cramped
         self.balancer.begin(work, input_s)
         self.optimizer.begin_micro_batch()
 
@@ -126,33 +147,67 @@ class LoadBalance:
 
         The loader then yields the same samples in parts, and the plans keep to what fits, with headroom, from the next
         round on. For batches of a ``BalancedLoader``. The body must do all of its work with a batch inside the block,
-        and, up to ``optimizer.step()``, nothing that cannot be done twice.
+        and, up to ``optimizer.step()``, nothing that cannot be done twice. While micro-batches are accumulated, it
+        costs a copy of the gradients. More in ``docs/gpu.md``.
         """
-        assert self.optimizer is not None, "begin() has checked it"
-        self.optimizer.guard_micro_batch()
+        self._survives = True
         try:
+            if self.optimizer is not None:
+                self.optimizer.guard_micro_batch()
             yield
-        except torch.OutOfMemoryError as error:
-            if not self.balancer.computing or not self.optimizer.undo_micro_batch():
-                raise HeteroError(
-                    f"rank {self.balancer.rank} ran out of memory where it cannot try again, for gradients were on "
-                    "their way to the other ranks already; set max_micro_batch of the policy below "
-                    f"{self.balancer.work.samples}"
-                ) from error
-            self._parts = self.balancer.out_of_memory()
-            logger.warning(
-                "round %d: rank %d ran out of memory with %d samples; they are done in parts, and its micro-batches "
-                "hold at most %d from now on", self.rounds, self.balancer.rank, self.balancer.work.samples,
-                self.balancer.pace.limit,
-            )  # fmt: skip
-        # Outside of the handler, whose traceback holds the tensors of the failed attempt.
-        if self._parts and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._parts = self._undo(error)
+            traceback.clear_frames(error.__traceback__)  # of functions that have ended: they hold activations
+
+    def _undo(self, error: Exception) -> int:
+        """Forget the micro-batch at hand, which has run out of memory. Returns how large its parts may be."""
+        balancer, work = self.balancer, self.balancer.work
+        if not (balancer.computing and self.optimizer is not None):
+            raise self._out_of_memory("after its last gradient had left, which is not done again") from error
+        if work.round < 0:
+            raise self._out_of_memory("with a batch of your own, which only a BalancedLoader could cut") from error
+        if not self.optimizer.undo_micro_batch():
+            raise self._out_of_memory("while its gradients were exchanged or applied") from error
+        parts = balancer.out_of_memory(cramped=self._cramped)
+        self._failures_seen = _failures()
+        logger.warning(
+            "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
+            "micro-batches hold at most %d from now on", self.rounds, balancer.rank, work.samples, parts,
+            balancer.pace.limit,
+        )  # fmt: skip
+        return parts
+
+    def _out_of_memory(self, when: str) -> HeteroError:
+        return HeteroError(
+            f"round {self.rounds}: rank {self.balancer.rank} ran out of memory {when}; set max_micro_batch of the "
+            f"policy below {self.balancer.work.samples}, or free memory"
+        )
 
     def take_parts(self) -> int:
         """How large the parts may be in which the micro-batch just yielded is to be done again; 0: it is done."""
         parts, self._parts = self._parts, 0
+        if parts:
+            # Only now has the loop let go of the exception, whose traceback holds tensors of the failed attempt.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return parts
+
+    def _warn_unprotected(self) -> None:
+        """Once: shares are about to grow until something does not fit, and nothing would survive that."""
+        self._micro_batches += 1
+        if self._micro_batches == 2 and not self._survives and self.balancer.pace.profile is not None:
+            logger.warning("policy %r tries larger batches than you have tried, %s", self.policy.name, _WAY_OUT)
+
+    def left(self) -> None:
+        """The loop's body was left while it computed: say what could have been done, if memory was short."""
+        if self.balancer.computing and _failures() > self._failures_seen:
+            logger.error(
+                "round %d: rank %d has run out of memory with %d samples, %s", self.rounds, self.balancer.rank,
+                self.balancer.work.samples, _WAY_OUT,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks."""

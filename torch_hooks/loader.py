@@ -17,6 +17,7 @@ from torch_hooks.load_balance import LoadBalance
 
 __all__ = ["BalancedLoader"]
 
+_FEW = 2  # a batch norm over one sample is an error
 _DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "generator", "in_order")
 
 
@@ -163,12 +164,22 @@ class BalancedLoader:
             work, indices = self._pending.popleft()
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
+            limit = balance.balancer.pace.limit
+            if 0 < limit < work.samples:  # planned before it was known what fits
+                del batch
+                yield from self._in_parts(work, indices, limit)
+                self._settle()
+                continue
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:
+                    balance.left()
+                    raise
                 if parts := balance.take_parts():
                     del batch
-                    yield from self._again(work, indices, parts)
+                    yield from self._in_parts(work, indices, parts, _FEW)
             else:
                 balance.idle_round()
             self._settle()
@@ -181,20 +192,30 @@ class BalancedLoader:
             self._order.settle(finished.table.column("samples").tolist())
             self._settled += 1
 
-    def _again(self, work: MicroBatch, indices: list[int], parts: int) -> Iterator[Any]:
-        """The samples of a micro-batch that did not fit, in smaller ones."""
+    def _in_parts(self, work: MicroBatch, indices: list[int], parts: int, few: int | None = None) -> Iterator[Any]:
+        """The samples of a micro-batch that does not fit, in smaller ones of at most ``parts``.
+
+        The first of them has ``few``: the names in the loop's body still hold the graph of the failed attempt, until
+        the body binds them anew, which a small part does before memory runs short again.
+        """
         waiting = deque([indices])
         while waiting and work.round == self._balance.rounds:
             part = waiting.popleft()
-            if len(part) > parts:
-                waiting.appendleft(part[parts:])
-                part = part[:parts]
+            size = min(parts, few) if few else -(-len(part) // -(-len(part) // parts))
+            if len(part) > size:
+                waiting.appendleft(part[size:])
+                part = part[:size]
             last = work.last and not waiting
-            self._balance.begin(replace(work, samples=len(part), last=last))
-            yield self._collate([self._dataset[i] for i in part])
+            self._balance.begin(replace(work, samples=len(part), last=last), cramped=few is not None)
+            few = None
+            yield self._collate(self._fetch(part))
             if smaller := self._balance.take_parts():
                 waiting.appendleft(part)
-                parts = smaller
+                parts, few = smaller, _FEW
+
+    def _fetch(self, indices: list[int]) -> list[Any]:
+        many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks
+        return list(many(indices)) if callable(many) else [self._dataset[i] for i in indices]
 
     def _index_lists(self) -> Iterator[list[int]]:
         """The micro-batches of this rank for one epoch as lists of indices; an empty list for a round without any.

@@ -13,6 +13,7 @@ import torch
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.attempt import Attempt
 from torch_hooks.compression import compressor
+from torch_hooks.cuda_stopwatch import CudaStopwatch
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
@@ -101,6 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._synchronised = False
         self._skip = False
         self._attempt = Attempt()
+        self._timed: torch.device | None = None
         self._scaler: Any = None
         # The gradient that was added to last, and the version it had then, which tells a change by the user.
         self._latest: tuple[torch.Tensor, torch.Tensor | None, int] | None = None
@@ -129,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``)."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._kept = None
-        self._attempt.begin(self._balancer.work.samples)
+        self._attempt.begin()
         if not self._accumulating:
             return
         if self._latest is not None:
@@ -138,6 +140,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise RoundStateError(_CHANGED_IN_BETWEEN)
         self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
         if self._kept is None:
+            if self._attempt.left:
+                return  # all gradients left before memory ran short
             raise RoundStateError(_CLEARED)
         factor = self._balancer.rescale
         if factor != 1.0:
@@ -148,16 +152,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._balancer.accumulating and not self._sync.updates_locally
 
     def guard_micro_batch(self) -> None:
-        """The micro-batch that has begun may run out of memory: be able to undo it, where that is to be feared."""
-        kept = [p for p in self._names if p.grad is not None] if self._accumulating else []
-        self._attempt.guard(kept)
+        """The micro-batch that has begun may run out of memory: be able to undo it."""
+        if self._accumulating and not self._gradients_leave:
+            self._attempt.guard(self._names)
 
     def undo_micro_batch(self) -> bool:
-        """Whether it was possible to bring everything back to where it was when the micro-batch began."""
-        if self._sync.under_way:
+        """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
+        if not self._attempt.open:
             return False
         self._latest = None
-        return self._attempt.undo(self._names, self._accumulating)
+        left = self._sync.set_aside() if self._gradients_leave else ()
+        return self._attempt.undo(self._names, left, self._accumulating)
+
+    @property
+    def _gradients_leave(self) -> bool:
+        return self._balancer.closing and self._sync.overlaps
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
@@ -184,8 +193,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return self._synchronised  # every gradient is final, and this rank's own
         if not (self._balancer.closing or self._balancer.stop_early()):
             return False
+        self._attempt.over()
         self._sync.finish()
-        self._attempt.succeeded()
+        self._attempt.round_over()
         self._synchronised = True
         return True
 
@@ -232,22 +242,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._step_locally()
             return
         if not (self._synchronised or self.synchronize()):
-            self._attempt.succeeded()
+            self._attempt.over()
             balancer.pause()
             return
         self._synchronised = False
         start = time.perf_counter()
+        balancer.applying()
         self._inner.step()
         balancer.applied(time.perf_counter() - start)
 
     def _step_locally(self) -> None:
         self._synchronised = False
+        self._attempt.over()
         if self._balancer.work.samples:
             for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = empty_gradient(parameter, self._inner)
             self._inner.step()
-        self._attempt.succeeded()
         if self._balancer.closing:
             self._sync.finish()
         else:
@@ -287,7 +298,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if self._sync.under_way:
+        if self._sync.under_way and not self._attempt.left:
             raise RoundStateError(
                 "zero_grad() came after backward() and before step(): it would race with the synchronisation under way"
             )
@@ -370,22 +381,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._listening.append(handle)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._attempt.touch(parameter):
+            return
         if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
             raise RoundStateError(_CLEARED)
-        attempt = self._attempt
-        attempt.touched = True
         gradient = parameter.grad
         self._latest = parameter, gradient, 0 if gradient is None else gradient._version
         if self._balancer.closing:
-            if self._sync.overlaps and not attempt.guarded:
+            if self._sync.overlaps:
                 self._sync.arrived(parameter)
         elif not self._balancer.in_round:
             raise RoundStateError(_WITHOUT_A_BATCH)
 
     def _check_device(self, parameter: torch.Tensor) -> None:
-        policy = self._balancer.policy
-        if parameter.device.type != "cpu" and policy.measures:
+        """Have a stopwatch for the device of this parameter, if its work is queued and its time matters."""
+        policy, device = self._balancer.policy, parameter.device
+        if device.type == "cpu" or not policy.measures:
+            return
+        if device.type != "cuda" or self._timed not in (None, device):
+            where = device if device.type != "cuda" else f"several devices ({self._timed}, {device})"
             raise ValueError(
-                f"policy {policy.name!r} cannot time {parameter.device.type} parameters such as "
-                f"{self._names[parameter]!r} yet; use policy='bsp' or StaticAllocation([…]) there"
+                f"policy {policy.name!r} cannot time {where}, where {self._names[parameter]!r} is, but only the CPU "
+                "and one CUDA device per rank; use policy='bsp' or StaticAllocation([…]) there"
             )
+        if self._timed is None:
+            self._timed = device
+            self._balancer.pace.stopwatch = CudaStopwatch(device)

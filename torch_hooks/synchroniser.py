@@ -64,6 +64,10 @@ class Synchroniser(ABC):
     def arrived(self, parameter: torch.Tensor) -> None:
         """The gradient of this parameter is complete."""
 
+    def set_aside(self) -> Iterable[torch.Tensor]:
+        """The micro-batch is done again: the parameters whose gradients have left, which ``finish`` gives back."""
+        return ()
+
     @abstractmethod
     def finish(self) -> None:
         """Everything is computed: exchange what is not on its way, wait, agree."""
@@ -110,6 +114,7 @@ class Allreduce(Synchroniser):
         self._witness = witness_among(names)
         # Per gradient on its way: the handle, the gradient, and the version it had, which tells a change by the user.
         self._handles: dict[torch.Tensor, tuple[Any, torch.Tensor, int]] = {}
+        self._aside: list[torch.Tensor] = []
         self._expected = sum(p.requires_grad for p in names)
         self._compression = compression
         self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
@@ -134,8 +139,16 @@ class Allreduce(Synchroniser):
             self._post_table()
         self._send(parameter)
 
+    def set_aside(self) -> Iterable[torch.Tensor]:
+        """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
+        self._aside = list(self._handles)
+        return self._aside
+
     def finish(self) -> None:
         """Wait for the sums, once zeros are sent for gradients that did not arise here: another rank may have them."""
+        for parameter in self._aside:
+            parameter.grad = self._handles[parameter][1]
+        self._aside.clear()
         if self._handles:
             self._expected = len(self._handles)  # gradients that arise by themselves, likely the same next time
         self._layouts.agree()

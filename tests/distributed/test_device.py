@@ -1,0 +1,102 @@
+"""Devices that saturate and run out of memory, played by CPU ranks: the split that is found, and nothing ever lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.allocation import Gamma, minimax
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "device.py"
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+def outcome(request):
+    return launch(WORKER, request.param, timeout_s=90).reports[0]
+
+
+def test_whenever_memory_runs_short_parameters_are_those_of_the_single_process(outcome):
+    for name, case in outcome["cases"].items():
+        assert case["difference"] <= 1e-10, name
+        assert case["between_ranks"] == 0.0, name
+
+
+def test_memory_did_run_short_in_every_case(outcome):
+    for name, case in outcome["cases"].items():
+        assert case["struck"], name
+        assert case["still to strike"] == 0 or name == "every micro-batch above five", name
+    assert outcome["cases"]["twice in a row"]["struck"][1] == 2, "right afterwards a small part is tried"
+    assert outcome["warned"] == sum(len(case["struck"]) for case in outcome["cases"].values())
+
+
+def test_no_sample_is_lost_or_done_twice(outcome):
+    for name, case in outcome["cases"].items():
+        for epoch in range(case["epochs"][-1]):  # the last one was left in the middle
+            visited = sorted(i for r, of in zip(case["rounds"], case["epochs"], strict=True) if of == epoch for i in r)
+            assert visited == list(range(outcome["samples"])), name
+        assert case["epochs"][-1] >= 1
+
+
+def test_the_limit_with_its_headroom_reaches_all_ranks_with_the_very_round_and_stays(outcome):
+    case = outcome["cases"]["backward"]
+    size = case["struck"][0]
+    assert [limit[0] for limit in case["limits"]] == [0] * 3 + [int(0.9 * size)] * (len(case["limits"]) - 3)
+    assert all(not any(limit[1:]) for limit in case["limits"])
+    assert outcome["cases"]["every micro-batch above five"]["limits"][-1][0] == 5
+
+
+def test_what_cannot_be_done_again_says_when_and_what_to_do_and_other_errors_pass(outcome):
+    own, after, update, other = outcome["fatal"]
+    assert own.startswith("HeteroError: round 0: rank 0 ran out of memory with a batch of your own")
+    for message in (after, update):
+        assert "after its last gradient had left" in message
+        assert "set max_micro_batch of the policy below 8" in message
+    assert other == "RuntimeError: shapes cannot be multiplied"
+
+
+def test_lb_bsp_finds_the_split_of_unequal_devices_within_what_fits(outcome):
+    curves = outcome["curves"]
+    devices = [Gamma(m, b, saturation, None) for m, b, saturation in curves["gammas"]]
+    total = curves["plans"][0][0]
+    limit = curves["limit"]
+    assert 0.85 * 40 <= limit <= 40, "40 samples fit there"
+
+    def makespan_s(shares: list[int]) -> float:
+        counts = [-(-shares[0] // limit), *[1] * (len(shares) - 1)]
+        return max(k * d.seconds(x / k) for d, x, k in zip(devices, shares, counts, strict=True))
+
+    best = min(
+        makespan_s([x, *minimax(*_columns(devices[1:]), 0.0, total - x, 1, total).shares.tolist()])
+        for x in range(1, total - len(devices) + 2)
+    )
+    # Steps of the ladder last two rounds, unlike those after it; the machine is shared, and devices are sleeps.
+    whole = [shares for of, shares in curves["plans"] if of == total]
+    assert makespan_s(whole[-1]) <= 1.1 * best
+    assert makespan_s(whole[0]) > 1.2 * best
+    settled = next(r for r in range(len(whole)) if all(makespan_s(s) <= 1.2 * best for s in whole[r:]))
+    assert settled <= 30
+
+
+def test_the_record_holds_curves_limit_and_headroom(outcome):
+    recorded, curves = outcome["curves"]["telemetry"], outcome["curves"]
+    assert recorded["limit"] == [curves["limit"], *[0] * (len(recorded["limit"]) - 1)]
+    assert recorded["headroom"] == pytest.approx(0.1)
+    for rank, (slope_s, intercept_s, saturation) in enumerate(curves["gammas"]):
+        found = Gamma(recorded["slope_s"][rank], recorded["intercept_s"][rank], recorded["saturation"][rank], None)
+        true = Gamma(slope_s, intercept_s, saturation, None)
+        for batch in (16, 32):
+            assert found.seconds(batch) == pytest.approx(true.seconds(batch), rel=0.25)
+
+
+def test_each_sample_of_an_epoch_is_visited_once_on_the_ladder_too(outcome):
+    *whole, last = outcome["curves"]["epochs"]
+    assert len(whole) >= 3
+    assert all(visited == list(range(outcome["samples"])) for visited in whole)
+    assert len(set(last)) == len(last)
+
+
+def _columns(devices: list[Gamma]) -> tuple[list[float], list[float]]:
+    return [d.slope_s for d in devices], [d.intercept_s for d in devices]
