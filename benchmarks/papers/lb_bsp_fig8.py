@@ -23,17 +23,18 @@ from collections.abc import Callable
 import _tables
 import numpy as np
 from _cluster_a import LEVELS, WORKERS, cluster_a
+from _digits import noisy_digits
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.simulation import Cluster, Options, RoundSimulation, Simulated
 from hvd_hetero.simulation.learners import Allreduce
 from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import Data, Problem, SmallNetwork, digits
+from hvd_hetero.simulation.problems import Problem
 from hvd_hetero.simulation.server import Scheme, ServerModel, ServerSimulation
 
 BATCH, BATCH_S, RATE, TARGET, IN_A_ROW, MOST_UPDATES, TIMED = 128, 2.0, 1.0, 0.25, 10, 400, 300
-COPIES, NOISE = 16, 0.1
+COPIES = 16
 LB_BSP = ("LB-BSP, NARX", "LB-BSP, mixture")
 ROUNDS: dict[str, Callable[[], Policy]] = {
     "BSP": BSP,
@@ -41,14 +42,6 @@ ROUNDS: dict[str, Callable[[], Policy]] = {
     LB_BSP[1]: lambda: LBBSP("mixture", tolerance=0.0),
 }
 SERVER = {"ASP": Scheme("asp"), "SSP 10": Scheme("ssp", 10), "DynSSP 10": Scheme("dyn-ssp", 10)}
-
-
-def problem(seed: int) -> Problem:
-    data = digits(seed)
-    rng = np.random.Generator(np.random.PCG64([seed, 5]))
-    x = np.tile(data.train_x, (COPIES, 1))
-    noisy = x + rng.normal(scale=NOISE, size=x.shape)
-    return SmallNetwork(Data(noisy, np.tile(data.train_y, COPIES), data.test_x, data.test_y, 10))
 
 
 def converged(result: Simulated) -> tuple[float, float]:
@@ -106,7 +99,7 @@ def main() -> int:
             for name in names:
                 runs = []
                 for seed in range(options.seeds):
-                    runs.append(train(name, cluster_a(level, BATCH, BATCH_S, seed), problem(seed), seed))
+                    runs.append(train(name, cluster_a(level, BATCH, BATCH_S, seed), noisy_digits(seed, COPIES), seed))
                     progress.advance(task)
                 found[level, name] = np.array(runs)
 

@@ -5,11 +5,13 @@
 Eight workers on a graph of eight nodes; in every round every worker is slowed down by a factor of its own, drawn anew
 from [1, 2], so that the slowest may take twice as long as the fastest (section 6.1). D-PSGD and MATCHA at a budget of
 0.5, each as it is (all micro-batches done) and non-blocking; and Algorithm 3, the centralised one, for which the paper
-has no figures. Trained: the small network on the digits, the same number of samples in every run. "n/N" is the paper's
-scaling as printed, "unbiased" this project's default.
+has no figures. Batch 64 per worker as in the paper; N = 32: a slow worker ends the micro-batch at hand, which at N = 8
+costs a third of the gain. A real N weighs that against the cost of small micro-batches, which there is none of here.
+Trained: the small network on the digits, eight times over with noise, the same number of samples in every run. "n/N" is
+the paper's scaling as printed, "unbiased" this project's default.
 
-The second table has workers that stay what they are, half of them half as fast: the paper's claim is about twice the
-speed "where the fastest learner runs two times faster than the slowest straggler".
+Two more tables have workers that stay what they are, one or four of the eight half as fast: the paper's claim is about
+twice the speed "where the fastest learner runs two times faster than the slowest straggler".
 """
 
 from __future__ import annotations
@@ -20,27 +22,33 @@ from collections.abc import Callable
 
 import _tables
 import numpy as np
+from _digits import noisy_digits
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.simulation import Cluster, Compute, Network, Options, RoundSimulation, SlowDown, Worker
 from hvd_hetero.simulation.learners import Allreduce, Neighbours, RoundLearner
 from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import Problem, SmallNetwork, digits
+from hvd_hetero.simulation.problems import Problem
 from hvd_hetero.topology import from_edges, matcha, matching_decomposition, mixing_matrix
 
-WORKERS, BATCH, MICRO_BATCHES, EPOCHS, RATE = 8, 16, 8, 60, 0.5
+WORKERS, BATCH, MICRO_BATCHES, EPOCHS, RATE, COPIES = 8, 64, 32, 20, 0.5, 8
 # The paper draws its graph (Figure 1a) and lists no edges; this one has as many nodes and is as irregular.
 GRAPH = from_edges([(0, 1), (0, 4), (1, 2), (1, 6), (2, 3), (2, 4), (3, 7), (4, 5), (4, 7), (5, 6), (6, 7)])
-LOSS = 0.1
+LOSS, SIGNAL_S = 0.15, 2e-4
+SCENARIOS = {
+    0: "other nodes slow in every round, up to twice",
+    1: "one of the eight half as fast",
+    4: "four of the eight half as fast",
+}
 PAPER = {"D-PSGD": ("0.925 → 0.928", "0.783 → 0.792"), "MATCHA": ("0.931 → 0.935", "0.794 → 0.791")}
 
 
-def cluster(seed: int, *, steady: bool) -> Cluster:
-    """The paper's machines: alike but for the slow-down; a batch of 16 takes 16 ms, exchanges are nearly free."""
+def cluster(seed: int, slow: int) -> Cluster:
+    """The paper's machines: alike but for the slow-down, of so many always or (0) of others every round."""
     network = Network(latency_s=2e-5, message_bytes=1e4, bandwidth=12.5e9)
-    if steady:
-        speeds = [1000.0 / (1 + i % 2) for i in range(WORKERS)]
+    if slow:
+        speeds = [500.0 if i < slow else 1000.0 for i in range(WORKERS)]
         return Cluster(tuple(Worker(Compute.at_speed(v)) for v in speeds), network, seed)
     return Cluster((Worker(Compute.at_speed(1000.0), variation=(SlowDown("round", 2.0),)),) * WORKERS, network, seed)
 
@@ -53,9 +61,9 @@ def learner(kind: str, problem: Problem, policy: Policy, seed: int, rate: Callab
     return Neighbours(problem, rate, WORKERS, mixing, seed=seed, weighs_twice=policy.weighs_twice)
 
 
-def train(kind: str, policy: Policy, seed: int, *, steady: bool) -> tuple[float, float, float, float]:
+def train(kind: str, policy: Policy, seed: int, slow: int) -> tuple[float, float, float, float]:
     """Accuracy, seconds of the whole, seconds to the loss, samples per second."""
-    problem = SmallNetwork(digits(seed))
+    problem = noisy_digits(seed, COPIES)
     samples = EPOCHS * problem.samples
     seen = 0
 
@@ -67,10 +75,10 @@ def train(kind: str, policy: Policy, seed: int, *, steady: bool) -> tuple[float,
     colours = len(matching_decomposition(GRAPH))
     exchanges = None if kind == "centralised" else colours if kind == "D-PSGD" else round(0.5 * colours)
     simulation = RoundSimulation(
-        cluster(seed, steady=steady),
+        cluster(seed, slow),
         policy,
         WORKERS * BATCH,
-        options=Options(matchings=exchanges, evaluate_every=2, signal_s=2e-4),
+        options=Options(matchings=exchanges, evaluate_every=4, signal_s=SIGNAL_S),
         data=WholeRounds(problem.samples, shuffle=True, seed=seed),
         learner=model,
     )
@@ -81,7 +89,7 @@ def train(kind: str, policy: Policy, seed: int, *, steady: bool) -> tuple[float,
 
 def main() -> int:
     def extend(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--seeds", type=int, default=5, help="trainings of each kind (default 5)")
+        parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default 3)")
 
     options = _tables.options(__doc__ or "", extend)
     policies: dict[str, Callable[[], Policy]] = {
@@ -90,27 +98,25 @@ def main() -> int:
         "n/N": lambda: NonBlocking(MICRO_BATCHES, scaling="n/N"),
     }
     kinds = ("D-PSGD", "MATCHA", "centralised")
-    found: dict[tuple[bool, str, str], np.ndarray] = {}
+    found: dict[tuple[int, str, str], np.ndarray] = {}
     with Progress(transient=True) as progress:
-        task = progress.add_task("training", total=2 * len(kinds) * len(policies) * options.seeds)
-        for steady in (False, True):
+        task = progress.add_task("training", total=len(SCENARIOS) * len(kinds) * len(policies) * options.seeds)
+        for slow in SCENARIOS:
             for kind in kinds:
                 for name, make in policies.items():
                     runs = []
                     for seed in range(options.seeds):
-                        runs.append(train(kind, make(), seed, steady=steady))
+                        runs.append(train(kind, make(), seed, slow))
                         progress.advance(task)
-                    found[steady, kind, name] = np.array(runs)
+                    found[slow, kind, name] = np.array(runs)
 
     verdicts, lines = _tables.Verdicts(), []
     rows: list[list[object]] = []
     for kind in kinds:
-        base = found[False, kind, "baseline"][:, 0]
-        cells = [
-            f"{runs[:, 0].mean():.4f} ± {runs[:, 0].std():.4f}" for runs in (found[False, kind, n] for n in policies)
-        ]
+        base = found[0, kind, "baseline"][:, 0]
+        cells = [f"{runs[:, 0].mean():.4f} ± {runs[:, 0].std():.4f}" for runs in (found[0, kind, n] for n in policies)]
         rows.append([kind, *PAPER.get(kind, ("-", "-")), *cells])
-        other = found[False, kind, "unbiased"][:, 0]
+        other = found[0, kind, "unbiased"][:, 0]
         spread = max(float(np.ptp(base)), 1 / 359)  # one test image is the finest difference there is
         lost = float(base.mean() - other.mean()) / spread
         verdicts.check(f"{kind}: accuracy lost, in spreads of the baseline's seeds", lost, most=1.0)
@@ -118,15 +124,12 @@ def main() -> int:
     seeds = f"(mean ± standard deviation of {options.seeds} seeds)"
     lines += ["", f"Test accuracy {seeds}; in the paper: baseline → non-blocking.", ""]
 
-    for steady, title in (
-        (False, "other nodes slow in every round, up to twice"),
-        (True, "half of the nodes half as fast"),
-    ):
+    for slow, title in SCENARIOS.items():
         rows = []
         for kind in kinds:
-            base = found[steady, kind, "baseline"]
+            base = found[slow, kind, "baseline"]
             for name in policies:
-                runs = found[steady, kind, name]
+                runs = found[slow, kind, name]
                 ratio = float(np.median(base[:, 2] / runs[:, 2]))
                 rows.append(
                     [
@@ -136,31 +139,29 @@ def main() -> int:
                         float(np.median(runs[:, 3] / base[:, 3])),
                     ]
                 )
-                # The limit of any scheme here: all speeds together over the slowest for all, (1 + 1/2) / 2 : 1/2.
-                if steady and name == "unbiased":
-                    what = f"{kind}: time to the same loss, times sooner, half of the nodes half as fast"
-                    verdicts.check(what, ratio, least=1.3)
+                if slow == 1 and name == "unbiased":
+                    what = f"{kind}: time to the same loss, times sooner, the slowest half as fast (paper: about 2)"
+                    verdicts.check(what, ratio, least=1.7)
         lines += [f"Time to a training loss of {LOSS}, {title}:", ""]
         lines += _tables.table(["", "s", "times sooner than the baseline", "samples/s, times the baseline's"], rows)
         lines.append("")
-    rounds = round_ratio()
     verdicts.check(
-        "rounds per second over the baseline's, half of the nodes half as fast (paper: up to 2)", rounds, least=1.75
+        "rounds per second over the baseline's, the slowest half as fast (paper: up to 2)", round_ratio(), least=1.8
     )
     lines += [
         "The paper's 2x is the ratio of round times, E[X_P:P] / E[X_1:P]. A round that ends with the first holds fewer",
-        "samples, so in samples per second the most that is possible with half of the nodes half as fast is 1.5; what",
-        "a loss costs lies between the two, since smaller rounds mean more updates for the same samples.",
+        "samples: with k of the eight half as fast, no scheme does more than 2 - k / 8 times the baseline's samples",
+        "per second. What a loss costs is between that and 2, since smaller rounds mean more updates from the same.",
     ]
     return _tables.finish("nonblocking_table1", lines, verdicts, options.write)
 
 
 def round_ratio() -> float:
-    """Seconds of a round without over with non-blocking, half of the nodes half as fast."""
+    """Seconds of a round without over with non-blocking, one of the nodes half as fast."""
     baseline, nonblocking = BSP(max_micro_batch=BATCH // MICRO_BATCHES), NonBlocking(MICRO_BATCHES)
-    times = [
-        RoundSimulation(cluster(0, steady=True), p, WORKERS * BATCH).run(50).round_s() for p in (baseline, nonblocking)
-    ]
+    options = Options(signal_s=SIGNAL_S)
+    simulations = [RoundSimulation(cluster(0, 1), p, WORKERS * BATCH, options=options) for p in (baseline, nonblocking)]
+    times = [simulation.run(50).round_s() for simulation in simulations]
     return times[0] / times[1]
 
 
