@@ -34,7 +34,7 @@ from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["SharedPermutation"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class _Taken:
     number: int
     indices: npt.NDArray[np.int64]
     plan: RoundPlan
+    exhausted: bool
+    """whether nothing was left after it, at that time"""
 
 
 class SharedPermutation:
@@ -78,6 +80,8 @@ class SharedPermutation:
         self._next = 0
         self._open: deque[_Taken] = deque()
         self._tails: deque[tuple[int, npt.NDArray[np.int64]]] = deque()
+        # Places where a job that was interrupted had come to the end of the order, before samples came back to it.
+        self._stops: deque[int] = deque()
         # The order itself, not (seed, epoch): it also differs where two NumPy versions shuffle differently.
         self.checksum = zlib.crc32(order.astype("<i8").tobytes())
 
@@ -91,7 +95,7 @@ class SharedPermutation:
     def remaining(self) -> int:
         """Samples of this epoch that the next round can take."""
         self._put_back(self._next)
-        return len(self._order) - self.cursor
+        return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
         """The plan of the next round, shortened where the epoch ends, and this rank's samples of it."""
@@ -99,8 +103,13 @@ class SharedPermutation:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
         plan = plan.shrink(self.remaining)
         indices = self._order[self.cursor : self.cursor + plan.total].copy()
-        self._open.append(_Taken(self._next, indices, plan))
         self.cursor += plan.total
+        if self._stops and self.cursor == self._stops[0]:
+            self._stops.popleft()
+            exhausted = True
+        else:
+            exhausted = self.cursor == len(self._order)
+        self._open.append(_Taken(self._next, indices, plan, exhausted))
         self._next += 1
         begin = plan.start(rank)
         return plan, indices[begin : begin + plan.samples[rank]]
@@ -139,18 +148,26 @@ class SharedPermutation:
             self.checksum = zlib.crc32(back.astype("<i8").tobytes(), self.checksum)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done."""
-        waiting = [tail for _, tail in self._tails] + [taken.indices for taken in self._open]
-        begin = self.cursor - sum(len(taken.indices) for taken in self._open)
-        rest = np.concatenate([*waiting, self._order[self.cursor :]]).tolist() if self._reordered else None
+        """Where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done.
+
+        With a lead, ranks may be ahead by different numbers of rounds, and write the same future differently; to go on,
+        all must load one rank's state.
+        """
+        first = self._open[0].number if self._open else self._next
+        flight = [taken.indices for taken in self._open]
+        ends = np.cumsum([len(indices) for indices in flight]).tolist()
+        stops = [end for end, taken in zip(ends, self._open, strict=True) if taken.exhausted]
+        stops += [sum(map(len, flight)) + stop - self.cursor for stop in self._stops]
         return {
             "version": _STATE_VERSION,
             "length": self.length,
             "shuffle": self.shuffle,
             "seed": self.seed,
             "epoch": self.epoch,
-            "cursor": begin,
-            "rest": rest,
+            "cursor": self.cursor - sum(map(len, flight)),
+            "rest": np.concatenate([*flight, self._order[self.cursor :]]).tolist() if self._reordered else None,
+            "tails": [(number - first, tail.tolist()) for number, tail in self._tails],
+            "stops": stops,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,6 +183,13 @@ class SharedPermutation:
         self.start(state["epoch"])
         if state["rest"] is None:
             self.cursor = state["cursor"]
-        else:
-            self._reordered = True
-            self._begin(np.array(state["rest"], dtype=np.int64))
+            return
+        tails = deque((int(number), np.array(tail, dtype=np.int64)) for number, tail in state["tails"])
+        room = sum(len(tail) for _, tail in tails)  # for what comes back, which is put before the cursor
+        self._begin(np.concatenate([np.zeros(room, dtype=np.int64), np.array(state["rest"], dtype=np.int64)]))
+        self.cursor = room
+        self._reordered = True
+        self._tails = tails
+        self._stops = deque(room + stop for stop in state["stops"] if 0 < stop < len(state["rest"]))
+        if not state["rest"]:
+            self.resume()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
+import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hvd_hetero.balancer import MicroBatch
@@ -48,7 +49,8 @@ class BalancedLoader:
         Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
-        ``break`` in the loop's body stops only the ranks whose body runs.
+        ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on
+        where it stopped: the place to save, evaluate or leave in the middle of an epoch.
     collate_fn, num_workers, prefetch_factor, loader_options
         As in ``DataLoader``.
     """
@@ -119,12 +121,16 @@ class BalancedLoader:
             self._resumes = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the last finished round, as plain data; the same on every rank."""
+        """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
         self._settle()
         return {"epoch": self.epoch, "order": self._order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on in the middle of that epoch. Load the state of the ``LoadBalance``, too."""
+        """The next iteration goes on in the middle of that epoch, from rank 0's state; a collective call.
+
+        Load the state of the ``LoadBalance``, too.
+        """
+        state = hvd.broadcast_object(state, root_rank=0, name=f"{self._balance.prefix}.loader")
         self._order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
         self._resumes = self._order.remaining > 0
@@ -142,7 +148,10 @@ class BalancedLoader:
         least = balance.balancer.global_batch if self.drop_last else 1
         while self._order.remaining >= least:
             over = yield from self._pass()
-            if not (over and self._order.resume()):
+            if not over:
+                self.load_state_dict(self.state_dict())  # a later iteration goes on here
+                return
+            if not self._order.resume():
                 return
 
     def _pass(self) -> Generator[Any, None, bool]:

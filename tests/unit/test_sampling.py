@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,6 +91,40 @@ def test_the_place_changes_with_every_round_and_epoch():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         SharedPermutation(**arguments)
+
+
+def _rounds(order: SharedPermutation, lead: int, begin: int, count: int) -> list[list[int]]:
+    """What the rounds that follow do: rounds taken ahead, the slowest rank leaving some of its samples undone."""
+    plan, flight, done = RoundPlan((5, 4), (5, 4), ends="first"), [], []
+    while len(done) < count:
+        while len(flight) <= lead and order.remaining:
+            short, _ = order.take(plan, 0)
+            flight.append((short, order._open[-1].indices.tolist()))
+        if flight:
+            short, indices = flight.pop(0)
+            left = min((begin + len(done)) % 4, short.samples[1]) if short.ends == "first" else 0
+            order.settle([short.samples[0], short.samples[1] - left])
+            done.append(indices[: len(indices) - left])
+        elif not order.resume():
+            break
+    return done
+
+
+@pytest.mark.parametrize("lead", [0, 1, 3])
+def test_an_interrupted_order_goes_on_as_if_it_had_not_been(lead):
+    """Interrupted after every round, with rounds in flight and abandoned samples that wait to come back."""
+    for interrupted in range(12):
+        orders = [SharedPermutation(40, shuffle=True, seed=3) for _ in range(2)]
+        for order in orders:
+            order.lead = lead
+        whole, first = _rounds(orders[0], lead, 0, 40), _rounds(orders[1], lead, 0, interrupted)
+        state = json.loads(json.dumps(orders[1].state_dict()))
+        resumed = SharedPermutation(40, shuffle=True, seed=3)
+        resumed.lead = lead
+        resumed.load_state_dict(state)
+        visited = first + _rounds(resumed, lead, interrupted, 40)
+        assert visited == whole
+        assert sorted(i for r in visited for i in r) == list(range(40))
 
 
 def test_taking_beyond_the_end_is_an_error():

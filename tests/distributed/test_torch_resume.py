@@ -1,0 +1,60 @@
+"""Training that is interrupted after any round goes on in a new job as if it had not been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "torch_resume.py"
+CASES = [
+    f"{policy}, {workers} workers"
+    for policy in ("lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
+    for workers in (0, 2)
+]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("states")
+    first, then = (launch(WORKER, 2, [mode, directory], timeout_s=90).reports[0] for mode in ("save", "resume"))
+    return {case: (first[case], then[case]) for case in first}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_are_the_same_bits_wherever_training_was_interrupted(jobs, case):
+    first, resumed = jobs[case]
+    assert len(resumed) >= 3
+    for stop, job in resumed.items():
+        assert job["plans"] == first["whole"]["plans"][int(stop) :], f"after round {stop}"
+        assert job["end"] == first["whole"]["end"], f"after round {stop}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stopping_to_save_changes_nothing(jobs, case):
+    first, _ = jobs[case]
+    assert first["stopping"] == first["whole"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_jobs_together_visit_each_sample_once(jobs, case):
+    first, resumed = jobs[case]
+    whole = first["whole"]
+    for stop, job in resumed.items():
+        visits = whole["visits"][: int(stop)] + job["visits"]
+        epochs = whole["epochs"][: int(stop)] + job["epochs"]
+        assert visits == whole["visits"]
+        for epoch in range(max(epochs)):  # the last one is left in the middle
+            visited = sorted(i for r, of in zip(visits, epochs, strict=True) if of == epoch for i in r)
+            assert visited == list(range(41))
+
+
+def test_the_hard_cases_did_occur(jobs):
+    """Plans that change, and rounds that end early, before and after interruptions."""
+    for policy in ("lb-bsp", "self-adaptive", "elastic-bsp"):
+        assert len({tuple(plan) for plan in jobs[f"{policy}, 0 workers"][0]["whole"]["plans"]}) > 2
+    early = jobs["non-blocking, 2 workers"][0]["whole"]
+    assert sum(len(visits) < sum(plan) for visits, plan in zip(early["visits"], early["plans"], strict=True)) > 3

@@ -1,0 +1,162 @@
+"""One rank of the resume test: a job that saves after every round, and a job that goes on from each of its states.
+
+The clock is the test's own, and moves with the samples computed and with nothing else: so plans that follow measured
+speeds are the same in every run, and parameters can be compared bit by bit. Signals of rounds that end early come from
+a script, for the same reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+import hvd_hetero.pace
+from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
+from hvd_hetero.testing import report
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+ROUNDS = 10
+GLOBAL_BATCH = 12
+SAMPLES = 12 * 3 + 5
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.randn(SAMPLES, 5, generator=GENERATOR)
+Y = X.sum(1, keepdim=True)
+# A new process would not trust its first rounds again, and its plans would follow later than those of the other job.
+hvd_hetero.pace._WARM_UP_ROUNDS = 0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Script:
+    """Rank 1 is told after one or two of its micro-batches that the round is over."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, int] = {}
+
+    def raise_signal(self, round: int) -> None:
+        pass
+
+    def raised(self, round: int) -> bool:
+        self._asked[round] = self._asked.get(round, 0) + 1
+        return hvd.rank() == 1 and self._asked[round] > round % 2
+
+
+class Samples(Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return X[i], Y[i], i
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "lb-bsp": lambda: LBBSP("narx"),
+    "self-adaptive": lambda: SelfAdaptive(total=6, every=2),
+    "non-blocking": lambda: NonBlocking(3),
+    "elastic-bsp": lambda: ElasticBSP(lookahead=3),
+}
+
+
+class Job:
+    def __init__(self, policy: str, workers: int, clock: Clock) -> None:
+        torch.manual_seed(0)
+        self.clock = clock
+        self.model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+        self.balance = LoadBalance(POLICIES[policy](), global_batch=GLOBAL_BATCH)
+        if self.balance.balancer.signals is not None:
+            self.balance.balancer.signals = Script()
+        self.loader = BalancedLoader(Samples(), self.balance, shuffle=True, seed=4, num_workers=workers)
+        self.optimizer = DistributedOptimizer(
+            torch.optim.Adam(self.model.parameters(), lr=0.05), self.balance, self.model.named_parameters()
+        )
+        self.plans: list[tuple[int, ...]] = []
+        self.visits: list[list[int]] = []
+        self.epochs: list[int] = []
+        self._mine: list[int] = []
+        self.balance.balancer.observer = self._note
+
+    def _note(self, finished: Any) -> None:
+        self.plans.append(finished.plan.samples)
+        self.epochs.append(finished.epoch)
+        self.visits.append(self._mine)
+        self._mine = []
+
+    def run(self, until: int) -> None:
+        self.loader.stop_at = until
+        while self.balance.rounds < until:
+            for x, y, index in self.loader:
+                self._mine += index.tolist()
+                self.clock.now += 1e-3 * len(x) * (1 + 2 * hvd.rank())
+                self.optimizer.zero_grad()
+                functional.mse_loss(self.model(x), y).backward()
+                self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "balance": self.balance.state_dict(), "loader": self.loader.state_dict(),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.balance.load_state_dict(state["balance"])
+        self.loader.load_state_dict(state["loader"])
+
+    def outcome(self) -> dict[str, Any]:
+        visits = hvd.allgather_object(self.visits)
+        end = torch.cat([p.detach().flatten() for p in self.model.parameters()]).double()
+        return {
+            "plans": self.plans, "epochs": self.epochs, "end": end.tolist(),
+            "visits": [sorted(i for part in visits for i in part[r]) for r in range(len(self.visits))],
+        }  # fmt: skip
+
+
+def main() -> None:
+    mode, directory = sys.argv[1], Path(sys.argv[2])
+    hvd.init()
+    torch.set_num_threads(1)
+    clock = Clock()
+    time.perf_counter = clock
+    outcome: dict[str, Any] = {}
+    for policy in POLICIES:
+        for workers in (0, 2):
+            case = f"{policy}, {workers} workers"
+            stops = range(1, ROUNDS) if workers == 0 else (1, 3, 6)
+            if mode == "save":
+                job = Job(policy, workers, clock)
+                job.run(ROUNDS)
+                outcome[case] = {"whole": job.outcome()}
+                job = Job(policy, workers, clock)
+                for stop in stops:
+                    job.run(stop)
+                    state = job.state()
+                    if hvd.rank() == 0:
+                        torch.save(state, directory / f"{case}, {stop}.pt")
+                job.run(ROUNDS)
+                outcome[case]["stopping"] = job.outcome()
+            else:
+                outcome[case] = {}
+                for stop in stops:
+                    job = Job(policy, workers, clock)
+                    job.load(torch.load(directory / f"{case}, {stop}.pt"))
+                    job.run(ROUNDS)
+                    outcome[case][str(stop)] = job.outcome()
+    report(outcome)
+
+
+if __name__ == "__main__":
+    main()
