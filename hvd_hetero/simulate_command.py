@@ -71,7 +71,9 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
         recorded = read_run(args.run_file)
         machines = replay(recorded)
         schemes = tuple(choose(name, "--policies") for name in _REPLAYED)
-        described = Description(machines.cluster, recorded.global_batch, machines.rounds, schemes)
+        # Without an end of an epoch in the recording, ten epochs: for schemes that re-allocate once an epoch.
+        dataset = machines.dataset or max(machines.rounds * recorded.global_batch // 10, recorded.global_batch)
+        described = Description(machines.cluster, recorded.global_batch, machines.rounds, schemes, dataset=dataset)
         measured = {"policy": recorded.policy, "samples_per_s": machines.measured_rate}
     else:
         described = read_description(args.cluster)

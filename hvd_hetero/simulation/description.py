@@ -123,11 +123,19 @@ def _check(described: Description, where: str) -> None:
     if described.problem == "none" and described.target_loss is not None:
         raise ValueError(f"{where}.training: target_loss needs a problem to train; add problem = 'digits-softmax'")
     for scheme in described.schemes:
-        if scheme.make is not None:
-            try:
-                scheme.make().first(workers, described.global_batch)
-            except ValueError as error:
-                raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
+        if scheme.make is None:
+            continue
+        policy = scheme.make()
+        try:
+            policy.first(workers, described.global_batch)
+        except ValueError as error:
+            raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
+        endless = described.dataset is None and described.problem == "none"
+        if endless and isinstance(policy, SelfAdaptive) and policy.every is None:
+            raise ValueError(
+                f"{where}.policies, {scheme.label}: it re-allocates after every epoch, and the data have no end; add "
+                "dataset = … (samples of an epoch) to [training], or give the policy every = … (rounds)"
+            )
 
 
 def choose(entry: Any, where: str) -> SchemeChoice:
@@ -168,8 +176,7 @@ def _mapping(entry: Any, where: str) -> dict[str, Any]:
 
 def _refuse_unknown(options: dict[str, Any], known: list[str], where: str) -> None:
     settings = Settings(options, where)
-    for key in known:
-        settings._asked.add(key)
+    settings.know(*known)
     settings.finish()
 
 
@@ -245,7 +252,7 @@ def _drivers(settings: Settings | None, folder: Path) -> Drivers:
 def _availability(settings: Settings | None, folder: Path) -> Availability | None:
     if settings is None:
         return None
-    if "file" in settings._values:
+    if "file" in settings:
         values = _column(settings, folder)
         scale, repeat = settings.take("scale", float, 1.0), settings.take("repeat", bool, True)
         process = Availability.series([scale * v for v in values], settings.take("step_s", float), repeat=repeat)

@@ -44,6 +44,8 @@ class Replay:
     """rounds that were usable"""
     measured_rate: float
     """samples per second, in those rounds"""
+    dataset: int | None
+    """samples of an epoch, if the run saw the end of one"""
 
 
 def replay(run: Run) -> Replay:
@@ -71,7 +73,9 @@ def replay(run: Run) -> Replay:
     )
     network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
-    return Replay(Cluster(workers, network), len(keep), measured)
+    first = run.epoch == run.epoch[0]
+    dataset = None if first.all() else int(run.samples[first].sum())
+    return Replay(Cluster(workers, network), len(keep), measured, dataset)
 
 
 def _usable(run: Run) -> NDArray[np.int64]:

@@ -63,6 +63,13 @@ class Settings:
             )
         return value
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def know(self, *keys: str) -> None:
+        """Keys that somebody else reads."""
+        self._asked.update(keys)
+
     def rest(self) -> dict[str, Any]:
         """What has not been asked for yet, which counts as asked for now."""
         rest = {key: value for key, value in self._values.items() if key not in self._asked}

@@ -102,6 +102,7 @@ def test_the_example_is_a_valid_description():
         ('"asp"', '{ name = "lb-bsp", predictr = "ema" }', "did you mean 'predictor'"),
         ('"asp"', '{ name = "lb-bsp", predictor = "emma" }', "did you mean 'ema'"),
         ('"asp"', '"static"', "weights"),
+        ('"asp"', '"self-adaptive"', "dataset = … .* or give the policy every"),
         ('"asp"', '{ name = "static", weights = [1, 2] }', "weights must name one number per rank"),
         ('"asp"', '{ name = "asp", bound = 3 }', "no setting 'bound'"),
         ('"asp"', "7", "policies must hold names"),
@@ -141,10 +142,10 @@ def test_a_time_series_from_a_file_is_a_share_or_a_factor(described, tmp_path, c
     assert "no column 'cpus'" in capsys.readouterr().err
 
 
-def record(path: Path, policy, machines: Cluster, rounds: int = 60) -> float:
+def record(path: Path, policy, machines: Cluster, rounds: int = 60, length: int = 1000) -> float:
     """A run, simulated, and its telemetry; samples per second without the start."""
     writer = TelemetryWriter(path, policy=policy.name, workers=len(machines.workers), global_batch=120)
-    data = WholeRounds(1000, shuffle=True)
+    data = WholeRounds(length, shuffle=True)
     result = RoundSimulation(machines, policy, 120, data=data, observer=writer).run(rounds)
     writer.close()
     return result.rate(min(5, rounds - 1))
@@ -181,6 +182,14 @@ def test_the_command_replays_a_run(tmp_path, capsys):
     rows = {row["scheme"]: row for row in document["schemes"]}
     assert rows["bsp"]["samples_per_s"] == pytest.approx(document["recorded"]["samples_per_s"], rel=0.02)
     assert rows["lb-bsp"]["times_bsp"] > 1.5
+
+
+def test_a_scheme_that_adapts_once_an_epoch_does_so_on_a_replayed_run(tmp_path, capsys):
+    """Recorded over seven epochs, or within a first one."""
+    for length in (1000, 10**6):
+        record(tmp_path / "run.jsonl", BSP(), MACHINES, length=length)
+        document = simulated(["--from", tmp_path / "run.jsonl", "--policies", "self-adaptive"], capsys)
+        assert {row["scheme"]: row["times_bsp"] for row in document["schemes"]}["self-adaptive"] > 1.5
 
 
 def test_a_rank_without_figures_keeps_its_last_speed(tmp_path):
