@@ -38,13 +38,15 @@ Chosen: c = 1/5. The proof allows 1/2, but then the curvature pays for the secon
 B_k / 2, and not in the largest rounds; and few large rounds (a burst of fifteen that hold most of the error of a
 series) then decide the weights by luck. 1/10 learns too slowly. γ = 3/2 (at 2 the bursts decide again, at 1.2 steps are
 not believed), δ = 1/200, α = 1/500 (one change of the best in 500 rounds), ρ = 1/100 (an expert that happened to equal
-the mixture would have all the weight for ever). Between half and twice these, results differ by a per cent.
+the mixture would have all the weight for ever). Between half and twice these (for γ: 1.2 and 2) errors differ by a
+per cent, on series with one burst by up to three.
 
-Alternatives tried: rates sqrt(ln K / Σ r²), which c / B undercut in all but very long series, where they are too low
-for a change after it; one rate for all (AdaHedge, mirror descent with a share), where members that are much worse keep
-too much weight; many rates at once (Squint, MetaGrad), with a bound as good, and slower; weights by discounted squared
-errors, which follow every change and are led by chance; a second, quick mixture as an expert of the first; a share in
-proportion to the loss, no better; ML-Poly.
+Alternatives tried: rates sqrt(ln K / Σ r²), which c / B undercuts but in very long series, where they are too low for
+a change after it; one rate for all (mirror descent with a share), by which members that are much worse keep too much
+weight; many rates at once, shared like the experts (as Squint has them), slower and no better; weights by discounted
+squared errors, which follow every change and are led by chance; a second, quick mixture as an expert of the first; a
+share in proportion to the loss; no limit on a round, after which one that was 1000 times too slow costs 3 to 10 % for
+hundreds of rounds; ML-Poly (Gaillard, Stoltz and van Erven, 2014).
 
 Cost: O(K).
 """

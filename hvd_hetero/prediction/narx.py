@@ -33,20 +33,19 @@ fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorde
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from importlib import resources
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hvd_hetero.prediction import narx_network, training
 from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.narx_warm import NAME, VERSION, checked, start_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +66,8 @@ class NARX(Predictor):
     to the last bit, for tests and simulations.
     """
 
-    name = "narx"
+    name = NAME
+    version: ClassVar[int] = VERSION
     uses_drivers = True
 
     def __init__(
@@ -90,7 +90,7 @@ class NARX(Predictor):
         ):
             if value < least:
                 raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
-        self._parameters = _warm(warm_start)
+        self._parameters = start_of(warm_start)
         self._start = self._parameters or narx_network.start(seed)
         self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
         self._window, self._rounds_when_warm = window, rounds_when_warm
@@ -197,7 +197,7 @@ class NARX(Predictor):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        parameters, start = _checked(state["parameters"]), _checked(state["start"])
+        parameters, start = checked(state["parameters"]), checked(state["start"])
         rows = [tuple(map(float, row)) for row in state["rows"]]
         if start is None or any(len(row) != _ROW for row in rows) or len(state["log_v"]) > 2:
             raise ValueError(f"state: start must be {narx_network.PARAMETERS} numbers, rows {_ROW}")
@@ -238,30 +238,3 @@ def _train(
 
 def _log_driver(value: float, last_log: float) -> float:
     return last_log if math.isnan(value) else math.log(max(value, _SMALLEST_DRIVER))
-
-
-@functools.cache
-def shipped() -> Mapping[str, Any]:
-    """The parameters that come with the package, and what they were trained on."""
-    text = resources.files("hvd_hetero.prediction").joinpath("narx_warm.json").read_text(encoding="utf-8")
-    return cast(Mapping[str, Any], json.loads(text))
-
-
-def _warm(warm_start: str | Mapping[str, Any] | None) -> tuple[float, ...] | None:
-    if warm_start is None:
-        return None
-    state = shipped() if warm_start == "shipped" else warm_start
-    if isinstance(state, str):
-        raise ValueError(f'warm_start: must be "shipped", None or a state of NARX, got {state!r}')
-    if (named := (state.get("predictor"), state.get("version"))) != (NARX.name, NARX.version):
-        raise ValueError(f"warm_start: must be the state of a narx predictor, version {NARX.version}, got {named}")
-    return _checked(state["parameters"])
-
-
-def _checked(values: Any) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    numbers = tuple(float(x) for x in values)
-    if len(numbers) != narx_network.PARAMETERS or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"parameters: NARX has {narx_network.PARAMETERS} finite ones, got {values!r}")
-    return numbers

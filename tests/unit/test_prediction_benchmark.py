@@ -4,14 +4,29 @@ import importlib
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+
+def module(name):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        return importlib.import_module("prediction")
+    return module("prediction")
+
+
+@pytest.fixture(scope="module")
+def cost():
+    return module("prediction_cost")
+
+
+@pytest.fixture(scope="module")
+def synthetic():
+    return module("prediction_synthetic")
 
 
 def test_nan_misses_a_target_and_every_series_that_misses_is_named(benchmark):
@@ -38,8 +53,45 @@ def test_narx_is_judged_on_each_series_that_has_drivers(benchmark, monkeypatch):
     assert any("NARX / EMA <= 0.61: MISSED on 1 of 1 series: driven" in line for line in lines)
 
 
-def test_too_few_trainings_are_a_miss_that_says_so(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "cost", lambda make, series: benchmark.Cost(1.0, 2.0, 3.0, 2))
-    lines, met = benchmark.cost_section([])
+def test_too_few_trainings_are_a_miss_that_says_so(cost, monkeypatch):
+    monkeypatch.setattr(cost, "cost", lambda make, series: cost.Cost(1.0, 2.0, 3.0, 2))
+    lines, met = cost.report([])
     assert not met
     assert sum("only 2 trainings finished" in line for line in lines) == 2
+
+
+def test_a_slow_mixture_is_a_miss(cost, monkeypatch):
+    slow = cost.MAKERS["Mixture"]
+    monkeypatch.setattr(cost, "cost", lambda make, series: cost.Cost(60.0 if make is slow else 1.0, 2.0, 3.0, 9))
+    lines, met = cost.report([])
+    assert not met
+    assert [line for line in lines if "MISSED" in line] == ["- Mixture <= 50 µs (median): MISSED"]
+
+
+def test_costs_are_counted_on_every_round_of_a_predictor_in_use(cost):
+    measured = cost.cost(cost.Mixture, [(100.0, 0.5, 0.5), (110.0, 0.6, 0.5)], rounds=30)
+    assert 0 < measured.median_us <= measured.high_us <= measured.longest_us
+    assert measured.trainings == 0
+
+
+def test_made_up_series_that_miss_are_named_and_only_excused_kinds_may(synthetic):
+    good = {name: [1.0, 1.01] for name in synthetic.KINDS}
+    assert synthetic.judge(good)[1]
+    lines, met = synthetic.judge(good | {"reverting": [1.0, 1.1], "alternating": [1.2, 1.3]})
+    assert not met
+    assert lines[0].endswith("MISSED by reverting (1.050)")
+    assert lines[1].endswith("above it: alternating (1.250)")
+    assert not synthetic.judge(good | {"walk": [math.nan]})[1]
+    assert synthetic.judge(good | {"alternating": [1.2, 1.3]})[1]
+
+
+def test_every_kind_of_made_up_series_has_its_length_and_is_judged_by_hand_computed_errors(synthetic):
+    rng = np.random.default_rng(0)
+    for name, kind in synthetic.KINDS.items():
+        logs = kind.make(kind.rounds, rng)
+        assert logs.shape == (kind.rounds,), name
+        assert np.isfinite(logs).all(), name
+    found = synthetic.errors(np.log([100.0, 120.0, 90.0]), 2)
+    assert found.members[0] == pytest.approx(30.0)  # memoryless said 120
+    assert found.members[3] == pytest.approx(14.0)  # EMA 0.2 said 104
+    assert found.over_best == pytest.approx(found.mixture / min(found.members))

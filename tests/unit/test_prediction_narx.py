@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from hvd_hetero.prediction import EMA, NARX, narx_network, training
-from hvd_hetero.prediction.narx import shipped
+from hvd_hetero.prediction.narx_warm import shipped
 
 
 def driven(rounds, seed=0, scale=500.0, noise=0.03):
@@ -314,6 +314,18 @@ def test_a_state_with_rows_of_another_width_is_refused():
     state = NARX().state_dict() | {"rows": [[1.0, 2.0]]}
     with pytest.raises(ValueError, match="state: start must be 17 numbers"):
         NARX().load_state_dict(state)
+
+
+def test_a_state_goes_on_in_a_predictor_with_other_options():
+    """The options are the object's: a shorter window keeps the newest rounds, and the parameters forecast alike."""
+    long, short = NARX(background=False), NARX(background=False, window=60, retrain_every=30)
+    rounds = driven(150)
+    errors(long, rounds)
+    short.load_state_dict(json.loads(json.dumps(long.state_dict())))
+    assert short.predict(0.4, 0.5) == long.predict(0.4, 0.5)
+    assert short.examples == long.examples[-60:]
+    errors(short, driven(80, seed=4))
+    assert len(short.examples) == 60
 
 
 def test_a_round_costs_at_most_a_few_dozen_microseconds():

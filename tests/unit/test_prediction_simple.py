@@ -162,11 +162,13 @@ def test_reverting_takes_in_a_lasting_change_of_scale():
     assert p.predict() == pytest.approx(1000.0, rel=0.05)
 
 
-def test_reverting_refuses_a_state_with_infinite_numbers():
+def test_reverting_refuses_a_state_with_bad_numbers():
     p = Reverting()
     p.update(3.0)
     with pytest.raises(ValueError, match="must be finite"):
         Reverting().load_state_dict(p.state_dict() | {"coefficients": [float("inf"), 0.0]})
+    with pytest.raises(ValueError, match="moderation must be a size and a number of rounds"):
+        Reverting().load_state_dict(p.state_dict() | {"moderation": [-0.1, 3]})
     old = p.state_dict() | {"version": 1, "covariance": [1.0, 2.0, 1.0]}
     with pytest.raises(ValueError, match="covariance must be positive definite"):
         Reverting().load_state_dict(old)

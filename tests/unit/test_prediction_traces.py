@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
-from hvd_hetero.prediction.narx import shipped
+from hvd_hetero.prediction.narx_warm import shipped
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("series_*.csv"))
 UNSEEN = [path for path in TRACES if path.name not in shipped()["trained_on"]]
