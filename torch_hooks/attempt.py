@@ -22,7 +22,7 @@ class Attempt:
         self.open = False
         self.left: set[torch.Tensor] = set()
         """parameters whose gradients left in a failed attempt of the round at hand"""
-        self._touched: set[torch.Tensor] = set()
+        self._touched: list[torch.Tensor] = []
         self._copies: dict[torch.Tensor, torch.Tensor] | None = None
 
     def begin(self) -> None:
@@ -37,10 +37,10 @@ class Attempt:
 
     def touch(self, parameter: torch.Tensor) -> bool:
         """Its gradient has been added to. Whether it is wanted: not if it has left before."""
-        if parameter in self.left:
+        if self.left and parameter in self.left:
             parameter.grad = None
             return False
-        self._touched.add(parameter)
+        self._touched.append(parameter)
         return True
 
     def over(self) -> None:
@@ -57,11 +57,14 @@ class Attempt:
         copies, self._copies = self._copies, None
         self.open = False
         self.left.update(left)
-        if accumulating and copies is None and self._touched - self.left:
-            return False  # added to, neither gone nor copied: memory ran short while it was sent
+        touched = set(self._touched)
+        if accumulating and copies is None and touched - self.left:
+            return False  # added to, neither gone nor copied
         for parameter in parameters:
-            if copies is not None and parameter in copies:
+            if parameter in self.left:
+                parameter.grad = None
+            elif copies is not None and parameter in copies:
                 parameter.grad = copies[parameter]
-            elif not accumulating or parameter in self._touched or parameter in self.left:
+            elif not accumulating or parameter in touched:
                 parameter.grad = None
         return True

@@ -20,18 +20,21 @@ from torch.nn import functional
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel, report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, load_balance
 
 FEATURES = 6
-SAMPLES = 403
+SAMPLES = 251
 ROUNDS = 14
 GLOBAL_BATCH = 48
 OWN = torch.OutOfMemoryError
 
 
 class Indexed(torch.utils.data.Dataset):
+    def __init__(self, length: int = SAMPLES) -> None:
+        self.length = length
+
     def __len__(self) -> int:
-        return SAMPLES
+        return self.length
 
     def __getitem__(self, i: int) -> int:
         return i
@@ -174,9 +177,9 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
 def curves() -> dict:
     """LB-BSP finds the split of ranks that play unequal devices, and keeps to what fits in one of them."""
     devices = [
-        DeviceModel(0.8e-3, 8e-3, 6, 40, error=OWN),
-        DeviceModel(3e-3, 6e-3, 4, None, error=OWN),
-        DeviceModel(1.6e-3, 12e-3, 8, None, error=OWN),
+        DeviceModel(1.2e-3, 12e-3, 6, 40, error=OWN),
+        DeviceModel(4.5e-3, 9e-3, 4, None, error=OWN),
+        DeviceModel(2.4e-3, 18e-3, 8, None, error=OWN),
     ][: hvd.size()]
     device = devices[hvd.rank()]
     torch.manual_seed(3)
@@ -184,7 +187,7 @@ def curves() -> dict:
     x, y = samples()
     path = Path(tempfile.mkdtemp()) / "run.jsonl"
     balance = LoadBalance(LBBSP(device="gpu"), global_batch=32 * hvd.size(), telemetry=path)
-    loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=60)
+    loader = BalancedLoader(Indexed(15 * 32 * hvd.size()), balance, shuffle=True, seed=5, stop_at=45)
     optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
     plans: list[tuple[int, ...]] = []
     observer = balance.balancer.observer
@@ -196,13 +199,13 @@ def curves() -> dict:
 
     balance.balancer.observer = observe
     visits: list[list[int]] = []
-    while balance.rounds < 60:
+    while balance.rounds < 45:
         visits.append([])
         for index in loader:
             with balance.surviving_out_of_memory():
                 optimizer.zero_grad()
                 with device.step(len(index)):
-                    loss = functional.mse_loss(net(x[index]), y[index])
+                    loss = functional.mse_loss(net(x[index % SAMPLES]), y[index % SAMPLES])
                 loss.backward()
                 optimizer.step()
                 visits[-1] += index.tolist()
@@ -247,20 +250,47 @@ def fatal() -> list[str]:
                 balance.batch(8)
                 with balance.surviving_out_of_memory():
                     raise OWN("no memory")
-            if moment == "update":
-                optimizer.register_step_pre_hook(out_of_memory)
-            for index in BalancedLoader(Indexed(), balance, stop_at=1):
+            for index in BalancedLoader(Indexed(), balance, stop_at=4):
+                if moment == "update" and balance.rounds == 2:
+                    optimizer.register_step_pre_hook(out_of_memory)
                 with balance.surviving_out_of_memory():
                     if moment == "another error":
                         raise RuntimeError("shapes cannot be multiplied")
                     functional.mse_loss(net(x[index]), y[index]).backward()
-                    if moment == "after backward":
+                    if moment == "after backward" and balance.rounds == 2:  # by now gradients leave as they arise
                         raise OWN("no memory")
                     optimizer.step()
         except Exception as error:  # noqa: BLE001 - its message is what is looked at
             messages.append(f"{type(error).__name__}: {error}")
         optimizer.close()
     return messages
+
+
+def unprotected() -> None:
+    """A loop that nothing would save, and that ends in the middle of a micro-batch, as when memory runs short there."""
+    x, y = samples()
+    net = Net().double()
+    balance = LoadBalance(LBBSP(device="gpu"), global_batch=8 * hvd.size())
+    optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
+
+    def loop() -> None:
+        for index in BalancedLoader(Indexed(), balance):
+            functional.mse_loss(net(x[index]), y[index])
+            if balance.rounds == 4:
+                load_balance._failures = lambda: 1  # what the device's allocator would have counted
+                raise OWN("no memory")
+            optimizer.zero_grad()
+            functional.mse_loss(net(x[index]), y[index]).backward()
+            optimizer.step()
+
+    before = load_balance._failures
+    try:
+        loop()
+    except OWN:
+        pass
+    finally:
+        load_balance._failures = before
+    optimizer.close()
 
 
 def main() -> None:
@@ -272,7 +302,16 @@ def main() -> None:
     logging.getLogger("torch_hooks").addHandler(handler)
     cases = {name: train(policy(), shortage()) for name, (policy, shortage) in CASES.items()}
     warned = len([r for r in records if "ran out of memory with" in r])
-    result = {"cases": cases, "samples": SAMPLES, "warned": warned, "fatal": fatal(), "curves": curves()}
+    records.clear()
+    unprotected()
+    result = {
+        "cases": cases,
+        "samples": SAMPLES,
+        "warned": warned,
+        "unprotected": list(records),
+        "fatal": fatal(),
+        "curves": curves(),
+    }
     if hvd.rank() == 0:
         report(result)
 
