@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_callbacks.queue import ArrayOrder, RoundQueue
+from keras_callbacks.queue import TOO_FAR_AHEAD, ArrayOrder, RoundQueue
 from keras_callbacks.stream import StreamOrder
 
 if TYPE_CHECKING:
@@ -52,19 +52,21 @@ def resize_batches(
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
-        Whether each epoch has an order of its own, drawn from the seed and the epoch's number. For arrays; a dataset is
-        shuffled by its own ``shuffle``, with a seed that is the same on every rank.
+        Whether each epoch has an order of its own, drawn from the seed and the epoch's number. A dataset is cut into
+        shards first, so its own order must be the same on every rank; then each shard is shuffled.
     prefetch
         Batches prepared ahead, L. Plans are then fixed L rounds ahead, so a change of speed shows in the batches L
         rounds later. The same on every rank. With 0, batches are prepared while training waits for them. None: 1, or 0
-        where a round can end before its plan is done, for what comes next is not known then.
+        where a round can end before its plan is done, for what comes next is not known then, and for a dataset, whose
+        samples are fetched ahead before they are cut.
     """
     from keras_callbacks.load_balance import LoadBalance
 
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
+    stream = isinstance(data, tf.data.Dataset)
     if prefetch is None:
-        prefetch = int(balance.policy.keeps_total)
+        prefetch = int(balance.policy.keeps_total and not stream)
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch must be a whole number of batches, 0 or more, got {prefetch!r}")
     if prefetch and not balance.policy.keeps_total:
@@ -72,21 +74,22 @@ def resize_batches(
             f"prefetch must be 0 under policy {balance.policy.name!r}, got {prefetch}: how many samples a round takes "
             "is known only when it is over"
         )
+    if prefetch and stream:
+        raise ValueError(
+            f"prefetch must be 0 for a dataset, got {prefetch}: its samples are fetched ahead before they are cut into "
+            "batches; put what is slow into a map of the dataset, with num_parallel_calls"
+        )
     balance.balancer.set_lead(prefetch)
-    if isinstance(data, tf.data.Dataset):
-        if shuffle:
-            raise ValueError(
-                "shuffle=True is for arrays; shuffle a dataset of samples before it is handed over, with one seed on "
-                "all ranks: resize_batches(dataset.shuffle(10_000, seed=0), balance)"
-            )
-        order = StreamOrder(data, balance.balancer.rank, balance.balancer.workers)
+    if stream:
+        order = StreamOrder(data, balance.balancer.rank, balance.balancer.workers, seed if shuffle else None)
         queue = RoundQueue(order, balance.balancer)
         batch = order.reader(balance.guard(queue.part))
         sample: Callable[[], Any] = order.stand_in
     else:
         arrays, length = _tensors(data)
-        queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), balance.balancer)
-        batch = _gather(arrays, balance.guard(queue.part))
+        known = _Known()
+        queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), balance.balancer, known.show)
+        batch = _gather(arrays, known)
         sample = lambda: tf.nest.map_structure(lambda array: array[:1], arrays)  # noqa: E731
     balance.use(queue, sample)
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
@@ -99,6 +102,10 @@ def resize_batches(
     # Left to itself tf.data adds a prefetch of its own, and runs plain maps in parallel: both ask too far ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
+    if not stream:
+        # Nothing is there to be tuned; and the tuner's thread keeps an iterator that is given up waiting, at times for
+        # most of a minute (seen at the end of processes). A stream's own pipeline may need it.
+        options.autotune.enabled = False
     batches = batches.with_options(options)
     return BalancedDataset(batches, prefetch)
 
@@ -181,11 +188,35 @@ def _pandas(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] == "pandas"
 
 
-def _gather(arrays: Any, part: Callable[[int], Any]) -> Callable[[Any], Any]:
+class _Known:
+    """The batches whose sizes are decided, in a variable: a list of lists of indices, flat.
+
+    first number, how many, their places in the rest (one more than there are), all indices
+    """
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self._flat = tf.Variable(np.zeros(3, np.int64), shape=[None], trainable=False)
+
+    def show(self, first: int, parts: list[Any]) -> None:
+        """These are known, and no others."""
+        places = np.cumsum([0, *map(len, parts)])
+        self._flat.assign(np.concatenate([[first, len(parts)], places, *parts]).astype(np.int64))
+
+    def look_up(self, number: tf.Tensor) -> tf.Tensor:
+        """The indices of a batch, in the pipeline's graph."""
+        flat = tf.identity(self._flat)
+        nth, count = number - flat[0], flat[1]
+        there = tf.debugging.Assert(tf.logical_and(nth >= 0, nth < count), [TOO_FAR_AHEAD])
+        with tf.control_dependencies([there]):
+            rest = flat[count + 3 :]
+            return rest[flat[nth + 2] : flat[nth + 3]]
+
+
+def _gather(arrays: Any, known: _Known) -> Callable[[Any], Any]:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def batch(number: tf.Tensor) -> Any:
-        indices = tf.numpy_function(part, [number], tf.int64)
-        indices.set_shape([None])
+        indices = known.look_up(number)
         return tf.nest.map_structure(lambda array: tf.gather(array, indices), arrays)
 
     return cast(Callable[[Any], Any], batch)

@@ -171,6 +171,11 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
                     former.release()  # it trained this model, or this optimizer, before
         host.check_compiled(model)
+        if self.policy.measures and tf.config.get_visible_devices("GPU"):
+            raise ValueError(
+                f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
+                "StaticAllocation([…]) there"
+            )
         self._attach(model)
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -1,14 +1,17 @@
 """The rounds of this rank's data, in order: cut by the plan when the pipeline asks, used up by training one by one.
 
-Two sides meet here. The pipeline (a thread of tf.data) asks for batch i of its iteration, ahead of the training by the
-prefetch at most. The training takes the batches in the same order, and is what knows the plans. So a batch is cut once
-its plan is known, by whichever side asks first, and kept until it is used; the same i gives the same batch.
+Two sides meet here. The pipeline asks for batch i of its iteration, ahead of the training by the prefetch at most. The
+training takes the batches in the same order, and is what knows the plans. So before each round all batches are cut
+whose plans are known, and shown to the pipeline; the same i gives the same batch, however often it is asked for.
+
+Nothing in the pipeline's own threads calls Python: an iterator that is given up waits for its threads, with the
+interpreter locked, and would wait for ever for one that waits for the interpreter.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +23,13 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.sampling import SharedPermutation
 
-__all__ = ["ArrayOrder", "Order", "RoundQueue"]
+__all__ = ["TOO_FAR_AHEAD", "ArrayOrder", "Order", "RoundQueue", "micro_batches"]
+
+TOO_FAR_AHEAD = (
+    "the data pipeline asked for a batch before its size was decided: leave prefetching to "
+    "resize_batches(…, prefetch=…), and put no shuffle, batch or parallel step behind it; outside of training only the "
+    "first batches can be looked at"
+)
 
 
 class Order(Protocol):
@@ -88,15 +97,17 @@ class _Cut:
     part: Any
     epoch: int
     place: int
-    fetched: bool = False
 
 
 class RoundQueue:
     """The rounds of one rank, from the order to the training."""
 
-    def __init__(self, order: Order, balancer: Balancer) -> None:
+    def __init__(
+        self, order: Order, balancer: Balancer, show: Callable[[int, list[Any]], None] = lambda first, parts: None
+    ) -> None:
         self._order = order
         self._balancer = balancer
+        self._show = show
         self._epoch = 0
         self._wanted_epoch = 0
         self._fresh = True
@@ -104,8 +115,9 @@ class RoundQueue:
         self._next = 0
         self._taken = 0
         self.lock = threading.RLock()
-        """held while plans change, since the pipeline reads them from a thread of its own"""
+        """held while plans change: a stream asks for them from a thread of TensorFlow"""
         order.start(0)
+        self._cut_what_is_known()  # who looks at a batch before training, as Keras does to build a model, finds one
 
     @property
     def rounds(self) -> int | None:
@@ -135,9 +147,7 @@ class RoundQueue:
         with self.lock:
             if index == 0 and self._taken:
                 self._restart()
-            cut = self._ensure(index)
-            cut.fetched = True
-            return cut.part
+            return self._ensure(index).part
 
     def prepare(self, *, new: bool) -> int:
         """Cut the round that training is about to take; returns this rank's samples of it.
@@ -148,16 +158,18 @@ class RoundQueue:
             again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
             if (new or again) and (self._taken or (self._fresh and self._wanted_epoch != self._epoch)):
                 self._restart()
-            return self._ensure(self._taken).plan.samples[self._balancer.rank]
+            self._ensure(self._taken)
+            self._cut_what_is_known()
+            return self._cuts[self._taken].plan.samples[self._balancer.rank]
 
     def take(self) -> _Cut:
         """The next round, to be trained on now."""
         with self.lock:
             cut = self._cuts.pop(self._taken, None)
-            if cut is None or not cut.fetched:
+            if cut is None:
                 raise RoundStateError(
-                    "the batch at hand does not come from resize_batches: pass its result to fit, and nothing else: "
-                    "model.fit(resize_batches((x, y), balance), callbacks=[balance])"
+                    "a batch came that was not cut: train by model.fit(resize_batches((x, y), balance), "
+                    "callbacks=[balance])"
                 )
             self._taken += 1
             self._fresh = False
@@ -166,6 +178,13 @@ class RoundQueue:
     def settle(self, done: Sequence[float]) -> None:
         """The round at hand is agreed: every rank has done so many of its samples."""
         self._order.settle(done, self._balancer.rank)
+
+    def _cut_what_is_known(self) -> None:
+        """Between rounds: the next batch, and those that follow as far as plans are fixed and the epoch goes."""
+        last = self._taken + self._balancer.lead
+        while self._next <= last and (self._order.remaining is None or self._order.remaining > 0):
+            self._ensure(self._next)
+        self._show(self._taken, [self._cuts[i].part for i in range(self._taken, self._next)])
 
     def _restart(self) -> None:
         self._epoch = self._wanted_epoch if self._fresh else max(self._epoch + 1, self._wanted_epoch)
@@ -179,11 +198,7 @@ class RoundQueue:
             number = self._balancer.rounds + self._next - self._taken + self._balancer.in_round
             ahead = number - self._balancer.rounds
             if ahead > self._balancer.lead:
-                raise RoundStateError(
-                    f"the data pipeline asked for batches {ahead} rounds ahead, and plans are known "
-                    f"{self._balancer.lead} ahead: leave prefetching to resize_batches(…, prefetch={ahead}), and put "
-                    "no shuffle, batch or parallel step behind it"
-                )
+                raise RoundStateError(TOO_FAR_AHEAD)
             place = self._order.place
             plan, part = self._order.take(self._balancer.plan(ahead), self._balancer.rank)
             self._cuts[self._next] = _Cut(plan, part, self._epoch, place)

@@ -12,6 +12,7 @@ from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["StreamOrder"]
 
+_SHUFFLED = 10_000  # samples that are held to draw from, where an epoch is longer (arbitrary, as is usual)
 _CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
 
 
@@ -22,7 +23,7 @@ class StreamOrder:
     from epoch to epoch, so that a slow rank, too, comes to the end of its shard in time.
     """
 
-    def __init__(self, samples: tf.data.Dataset, rank: int, workers: int) -> None:
+    def __init__(self, samples: tf.data.Dataset, rank: int, workers: int, seed: int | None = None) -> None:
         length = int(samples.cardinality())
         if length == 0:
             raise ValueError("the dataset must hold at least one sample")
@@ -30,7 +31,10 @@ class StreamOrder:
         self.length: int | None = length if length > 0 else None
         if self.length is not None and self.length < workers:
             raise ValueError(f"the dataset has {self.length} samples for {workers} ranks; launch fewer ranks")
-        self._chunks = samples.shard(workers, rank).repeat().batch(_CHUNK)
+        shard = samples.shard(workers, rank)
+        if seed is not None:
+            shard = shard.shuffle(min(_SHUFFLED, self.length or _SHUFFLED), seed=seed)
+        self._chunks = shard.repeat().batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
         self._spec = self._chunks.element_spec
         for spec in tf.nest.flatten(self._spec):
             if not isinstance(spec, tf.TensorSpec):

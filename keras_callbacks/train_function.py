@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
+from keras_callbacks.data import BalancedDataset
 from keras_callbacks.metrics import state_of, sum_over_ranks
+from keras_callbacks.queue import TOO_FAR_AHEAD
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
 
 __all__ = ["EPOCH_IS_OVER", "RoundFunction"]
+
+
+def _check_source(iterator: Any) -> None:
+    source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
+    if source is not None and not isinstance(source, BalancedDataset):
+        raise RoundStateError(
+            "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
+            "repeat: model.fit(resize_batches((x, y), balance), callbacks=[balance])"
+        )
 
 
 class _EpochIsOver:
@@ -42,6 +53,8 @@ class RoundFunction:
                 "the optimizer of this model synchronises for a LoadBalance, which is not among the callbacks of this "
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
+        if iterator is not self._iterator:
+            _check_source(iterator)
         samples = balance.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
@@ -49,8 +62,10 @@ class RoundFunction:
         balance.asked_at = time.perf_counter()
         try:
             logs = self.function(iterator)
-        except Exception:
+        except Exception as error:
             failure, balance.failure = balance.failure, None
+            if failure is None and TOO_FAR_AHEAD in str(error):
+                failure = RoundStateError(TOO_FAR_AHEAD)
             if failure is None:
                 raise
             raise failure from None

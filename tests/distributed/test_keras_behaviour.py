@@ -211,7 +211,7 @@ def test_ranks_that_differ_in_rate_or_data_are_named(outcomes):
         ("lists", "TypeError: data must be arrays or tensors.*np.asarray"),
         ("lengths", r"ValueError: all arrays of data must hold equally many samples, got \[49, 50\]"),
         ("balance", r"TypeError: balance must be a LoadBalance, got 32; write resize_batches"),
-        ("shuffled dataset", "ValueError: shuffle=True is for arrays; shuffle a dataset of samples before"),
+        ("prefetch of a dataset", "ValueError: prefetch must be 0 for a dataset, got 1"),
         ("prefetch", "ValueError: prefetch must be a whole number of batches, 0 or more, got -1"),
         ("prefetch of what is not known", "ValueError: prefetch must be 0 under policy 'non-blocking', got 1"),
         ("shuffled batches", r"ValueError: the plan forms the batches.*not to be shuffled.*shuffle=True"),

@@ -16,10 +16,10 @@ from hvd_hetero.rounds import RoundReport
 from keras_callbacks.queue import ArrayOrder, RoundQueue, micro_batches
 
 
-def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, lead=0, shuffle=False):
+def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, lead=0, shuffle=False, **options):
     balancer = Balancer(policy or BSP(), rank, workers, batch, clock=itertools.count().__next__)
     balancer.set_lead(lead)
-    return RoundQueue(ArrayOrder(samples, shuffle=shuffle, seed=3), balancer), balancer
+    return RoundQueue(ArrayOrder(samples, shuffle=shuffle, seed=3), balancer, **options), balancer
 
 
 def finish(queue, balancer, cut):
@@ -41,8 +41,8 @@ def finish(queue, balancer, cut):
 def epoch(queue, balancer):
     parts = []
     for index in range(queue.rounds):
-        parts.append(queue.part(index).tolist())
         samples = queue.prepare(new=index == 0)
+        parts.append(queue.part(index).tolist())
         cut = queue.take()
         assert cut.plan.samples[balancer.rank] == samples
         finish(queue, balancer, cut)
@@ -101,7 +101,6 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
     queue, balancer = queue_of(shuffle=True)
     epoch(queue, balancer)
     resumed, other = queue_of(shuffle=True)
-    resumed.part(0)  # to build the model, before fit says where it begins
     resumed.want_epoch(1)
     resumed.prepare(new=True)
     assert epoch(resumed, other) == epoch(queue, balancer)
@@ -111,12 +110,20 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
 def test_batches_are_known_as_far_ahead_as_plans_are_and_no_further(lead):
     queue, balancer = queue_of(lead=lead)
     queue.part(lead)
-    with pytest.raises(RoundStateError, match=rf"asked for batches {lead + 1} rounds ahead.*prefetch={lead + 1}"):
+    with pytest.raises(RoundStateError, match=r"before its size was decided.*resize_batches\(…, prefetch=…\)"):
         queue.part(lead + 1)
-    queue.part(0)
     finish(queue, balancer, queue.take())
     if lead < 3:
         queue.part(lead + 1)
+
+
+def test_what_is_known_is_shown_before_every_round_and_no_more_at_the_end():
+    shown = []
+    queue, balancer = queue_of(lead=2, show=lambda first, parts: shown.append((first, [p.tolist() for p in parts])))
+    whole = [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17, 18, 19], [24]]
+    assert shown == [(0, whole[:3])], "already when it is made"
+    epoch(queue, balancer)
+    assert shown[1:] == [(0, whole[:3]), (1, whole[1:4]), (2, whole[2:4]), (3, whole[3:4])]
 
 
 def test_during_a_round_no_more_is_known_than_before_it():
@@ -125,14 +132,14 @@ def test_during_a_round_no_more_is_known_than_before_it():
     with queue.lock:
         balancer.begin(micro_batches(queue.take(), 0)[0])
     queue.part(1)
-    with pytest.raises(RoundStateError, match="2 rounds ahead"):
+    with pytest.raises(RoundStateError, match="before its size was decided"):
         queue.part(2)
 
 
-def test_a_batch_from_elsewhere_is_refused():
+def test_a_batch_that_was_not_cut_is_refused():
     queue, _ = queue_of()
-    queue.prepare(new=True)
-    with pytest.raises(RoundStateError, match=r"does not come from resize_batches.*model.fit\(resize_batches"):
+    queue.take()
+    with pytest.raises(RoundStateError, match=r"a batch came that was not cut.*model.fit\(resize_batches"):
         queue.take()
 
 

@@ -1,0 +1,48 @@
+"""Every scheme trains in Keras as its recurrence says, and visits every sample once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "keras_schemes.py"
+NEIGHBOURS = ("d-psgd", "d-psgd, every round another", "non-blocking, matcha")
+TOGETHER = ("non-blocking", "elastic-bsp", "elastic-bsp, local", "self-adaptive")
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
+def ranks(request):
+    env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return launch(WORKER, 3, timeout_s=90, env=env).reports
+
+
+@pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS])
+def test_weights_are_those_of_the_recurrence_and_alike_on_all_ranks(ranks, scheme):
+    for rank in ranks:
+        outcome = rank[scheme]
+        assert "failed" not in outcome, outcome["failed"]
+        assert outcome["difference"] < 1e-10
+        assert outcome["spread"] == 0.0
+        assert outcome["moved"] > 1e-2
+
+
+@pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS])
+def test_every_sample_is_visited_once_an_epoch(ranks, scheme):
+    for rank in ranks:
+        assert rank[scheme]["once"]
+
+
+@pytest.mark.parametrize("scheme", NEIGHBOURS)
+def test_ranks_that_average_with_neighbours_held_different_models(ranks, scheme):
+    assert ranks[0][scheme]["apart"] > 1e-4
+
+
+def test_rounds_did_end_early_and_supersteps_did_differ(ranks):
+    for scheme in ("non-blocking", "non-blocking, matcha"):
+        assert ranks[0][scheme]["rounds"] > 18, "more than with whole rounds"
+        assert ranks[0][scheme]["least"] < ranks[0][scheme]["most"] == 3
+    assert ranks[0]["elastic-bsp"]["most"] > 1

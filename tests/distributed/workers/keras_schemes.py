@@ -1,0 +1,160 @@
+"""One rank of the test of schemes in Keras: rounds that end early, supersteps, local updates, averages with neighbours.
+
+The oracle trains all ranks' models in one process, on the samples that each rank really saw, by the recurrences of the
+papers written down anew: with S_i samples of rank i, S of all, and g_i the mean gradient of rank i,
+
+    allreduce    x   <- x - lr sum_i (S_i / S) g_i
+    neighbours   x_i <- sum_j W_ij x_j - lr (n S_i / S) g_i
+    local        x_i <- x_i - lr g_i for each micro-batch;  then x <- sum_i (S_i / S) x_i
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from keras_exactness import SAMPLES, EveryRoundAnother, Net, samples
+
+from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
+from hvd_hetero.synchronisation import resolve_mixing
+from hvd_hetero.testing import report
+from keras_callbacks import LoadBalance, resize_batches
+
+keras = tf.keras
+RATE = 0.05
+EPOCHS = 2
+SLOW_S = 0.02  # more for every micro-batch of rank 0: rounds end early only where ranks differ
+
+
+def train(policy: Policy, sync: str) -> tuple[Net, list[np.ndarray], dict[int, list[list[int]]], LoadBalance]:
+    """The net, its start, and the micro-batches of each round."""
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    keras.utils.set_random_seed(100 + hvd.rank())
+    seen: dict[int, list[list[int]]] = {}
+    start: list[np.ndarray] = []
+
+    def saw(indices: np.ndarray) -> None:
+        if balance.balancer.weight > 0:
+            seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
+        time.sleep(SLOW_S * (hvd.rank() == 0))
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            start.extend(self.model.get_weights())
+
+    balance = LoadBalance(policy, global_batch=12, sync=sync)
+    net = Net(saw)
+    net.compile(keras.optimizers.SGD(RATE), "mse")
+    net.fit(
+        resize_batches(samples("float64"), balance, shuffle=True, seed=5), epochs=EPOCHS, verbose=0, shuffle=False,
+        callbacks=[balance, Watch()],
+    )  # fmt: skip
+    return net, start, seen, balance
+
+
+def gradient(net: Net, weights: list[np.ndarray], indices: list[int]) -> list[np.ndarray]:
+    """The mean gradient of these samples at these weights."""
+    for variable, value in zip(net.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    x, y = (tf.gather(tf.constant(a), indices) for a in samples("float64"))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(x, training=True) - y) ** 2) + tf.add_n(net.losses)
+    return [g.numpy() for g in tape.gradient(loss, net.trainable_variables)]
+
+
+def step(x: list[np.ndarray], g: list[np.ndarray], factor: float = 1.0) -> list[np.ndarray]:
+    return [a - RATE * factor * b for a, b in zip(x, g, strict=True)]
+
+
+def mean(models: list[list[np.ndarray]], shares: np.ndarray) -> list[np.ndarray]:
+    return [sum(s * w for s, w in zip(shares, each, strict=True)) for each in zip(*models, strict=True)]
+
+
+def oracle(
+    start: list[np.ndarray], rounds: list[list[list[list[int]]]], kind: str, sync: str
+) -> list[list[np.ndarray]]:
+    """All ranks' trained weights after the rounds; ``rounds[r][i]`` are the micro-batches of rank i in round r."""
+    net = Net()
+    net(samples("float64")[0][:1])
+    net.set_weights(start)
+    workers = len(rounds[0])
+    mixing = resolve_mixing(sync, workers)
+    models = [[v.numpy() for v in net.trainable_variables] for _ in range(workers)]
+    for number, parts in enumerate(rounds):
+        done = np.array([sum(map(len, part)) for part in parts])
+        shares = done / done.sum()
+        if kind == "local":
+            for i, part in enumerate(parts):
+                for micro_batch in part:
+                    models[i] = step(models[i], gradient(net, models[i], micro_batch))
+            models = [mean(models, shares)] * workers
+            continue
+        found = [
+            gradient(net, models[i], [j for each in part for j in each])
+            if part
+            else [np.zeros_like(w) for w in models[i]]
+            for i, part in enumerate(parts)
+        ]
+        if mixing is None:
+            models = [step(models[0], mean(found, shares))] * workers
+            continue
+        mixed = []
+        for i in range(workers):
+            row = mixing.row(i, number)
+            mixed.append(mean(models, np.array([row.get(j, 0.0) for j in range(workers)])))
+        models = [step(mixed[i], found[i], workers * shares[i]) for i in range(workers)]
+    return models
+
+
+CASES: dict[str, tuple[Any, str, str]] = {
+    "non-blocking": (lambda: NonBlocking(3), "allreduce", "gradients"),
+    "elastic-bsp": (lambda: ElasticBSP(3), "allreduce", "gradients"),
+    "elastic-bsp, local": (lambda: ElasticBSP(3, updates="local"), "allreduce", "local"),
+    "self-adaptive": (lambda: SelfAdaptive(total=6), "allreduce", "gradients"),
+    "d-psgd": (BSP, "d-psgd", "gradients"),
+    "d-psgd, every round another": (lambda: EveryRoundAnother(4), "d-psgd", "gradients"),
+    "non-blocking, matcha": (lambda: NonBlocking(3), "matcha", "gradients"),
+}
+
+
+def case(make: Any, sync: str, kind: str) -> dict[str, Any]:
+    net, start, seen, balance = train(make(), sync)
+    gathered = hvd.allgather_object(seen)
+    rounds = [[part.get(r, []) for part in gathered] for r in range(balance.rounds)]
+    models = oracle(start, rounds, kind, sync)
+    mine = [v.numpy() for v in net.trainable_variables]
+    expected = mean(models, np.full(len(models), 1 / len(models)))
+    scale = max(float(np.abs(w).max()) for w in expected)
+    everywhere = np.stack(hvd.allgather_object(np.concatenate([w.ravel() for w in mine])))
+    visits = sorted(i for r in rounds for part in r for micro_batch in part for i in micro_batch)
+    return {
+        "difference": max(float(np.abs(a - b).max()) for a, b in zip(mine, expected, strict=True)) / scale,
+        "apart": max(float(np.abs(a - b).max()) for a, b in zip(models[0], models[-1], strict=True)),
+        "spread": float(np.abs(everywhere - everywhere[0]).max()),
+        "once": visits == sorted([*range(SAMPLES)] * EPOCHS),
+        "rounds": balance.rounds,
+        "most": max(len(part) for r in rounds for part in r),
+        "least": min(len(part) for r in rounds for part in r),
+        "moved": max(float(np.abs(a - b).max()) for a, b in zip(net.get_weights(), start, strict=True)),
+    }
+
+
+def main() -> None:
+    hvd.init()
+    outcome: dict[str, Any] = {}
+    for name, (make, sync, kind) in CASES.items():
+        try:
+            outcome[name] = case(make, sync, kind)
+        except Exception:  # noqa: BLE001 - one that all ranks meet leaves the other tests their say
+            outcome[name] = {"failed": traceback.format_exc()}
+        print(name, flush=True)
+    report(outcome)
+
+
+if __name__ == "__main__":
+    main()
