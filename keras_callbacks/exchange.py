@@ -19,12 +19,12 @@ from hvd_hetero.synchronisation import Mixing
 from keras_callbacks import host
 
 if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
+    from keras_callbacks.calls import RoundCalls
 
 __all__ = ["Exchange", "ask", "average", "dense", "exchange_of"]
 
 
-def ask(balance: LoadBalance, function: Callable[..., Any], numbers: int, *inputs: Any, after: list[Any]) -> tf.Tensor:
+def ask(balance: RoundCalls, function: Callable[..., Any], numbers: int, *inputs: Any, after: list[Any]) -> tf.Tensor:
     """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
 
     def plainly(*arguments: Any) -> Any:
@@ -44,7 +44,7 @@ def dense(gradient: Any) -> Any:
 class Exchange(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
-    def __init__(self, balance: LoadBalance) -> None:
+    def __init__(self, balance: RoundCalls) -> None:
         self._balance = balance
         self._eagerly = tf.function(self._exchange)
 
@@ -90,7 +90,7 @@ class NeighbourAverage(Exchange):
     fewer neighbours than the most, so that the shape stays what it was and Horovod's cache knows it.
     """
 
-    def __init__(self, balance: LoadBalance, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
+    def __init__(self, balance: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
         super().__init__(balance)
         self._variables = variables
         self._mixing = mixing
@@ -131,7 +131,7 @@ class NeighbourAverage(Exchange):
 class LocalUpdates(Exchange):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
 
-    def __init__(self, balance: LoadBalance, variables: Callable[[], list[tf.Variable]]) -> None:
+    def __init__(self, balance: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:
         super().__init__(balance)
         self._variables = variables
 
@@ -180,7 +180,7 @@ def _assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
         variable.assign(tf.reshape(part, variable.shape))
 
 
-def exchange_of(balance: LoadBalance, model: Any) -> Exchange:
+def exchange_of(balance: RoundCalls, model: Any) -> Exchange:
     """What the policy and ``sync`` of a training ask for; variables are asked for in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:

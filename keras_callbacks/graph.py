@@ -27,7 +27,7 @@ from keras_callbacks.exchange import Exchange, ask, dense
 from keras_callbacks.host import Update
 
 if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
+    from keras_callbacks.calls import RoundCalls
 
 __all__ = ["GraphRound"]
 
@@ -38,7 +38,7 @@ _BEGIN, _SIZE, _RESCALE, _WEIGHT, _MORE, _NUMBERS = range(6)
 class GraphRound:
     """One training's rounds in the graph. Its methods are called while the train step is traced."""
 
-    def __init__(self, balance: LoadBalance, exchange: Exchange) -> None:
+    def __init__(self, balance: RoundCalls, exchange: Exchange) -> None:
         self._balance = balance
         self._exchange = exchange
         self._state: tf.Tensor | None = None

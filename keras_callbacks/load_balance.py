@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
-from hvd_hetero.settings import settings_of
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
 from keras_callbacks import host
+from keras_callbacks.calls import RoundCalls
 from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import AllReduce, average, exchange_of
 from keras_callbacks.graph import GraphRound
 from keras_callbacks.loop import batches
 from keras_callbacks.metrics import global_results, mean_over_ranks
-from keras_callbacks.queue import RoundQueue, micro_batches
+from keras_callbacks.queue import RoundQueue
 from keras_callbacks.start import start_alike
 from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
 
@@ -33,10 +29,8 @@ __all__ = ["LoadBalance"]
 
 logger = logging.getLogger(__name__)
 
-_WITNESS_NUMBERS = 4096  # of a variable, at its beginning: enough to tell updates apart, and soon read (arbitrary)
 
-
-class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc]
     """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
 
         balance = LoadBalance(policy="lb-bsp", global_batch=512)
@@ -74,42 +68,25 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         local_layers: Sequence[Any] = (),
         telemetry: str | Path | None = None,
     ) -> None:
-        super().__init__()
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
+        tf.keras.callbacks.Callback.__init__(self)
         self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
-        self.policy = self._training.policy
-        self.balancer = self._training.balancer
-        self.prefix = self._training.prefix
-        self.mixing = self._training.mixing
-        self.local_layers = tuple(local_layers)
+        RoundCalls.__init__(self, self._training, tuple(local_layers))
         if local_layers and (self.mixing is not None or self.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        self.queue: RoundQueue | None = None
         self._sample: Callable[[], Any] = tuple
-        self.failure: BaseException | None = None
-        """what went wrong in a call from the graph, which TensorFlow would tell as text alone"""
         self.fitting = False
-        self.stop_agreed = False
-        """whether some rank wants to stop, as all know by the table"""
         self.last_step = False
         """whether the step at hand is the last of its epoch, as far as fit knows"""
         self.evaluated = False
         """whether an evaluation has ended whose figures are of this rank alone"""
         self.plain_logs: list[str] = []
         """what the train step tells beside metrics"""
-        self.samples = 0
-        """of this rank in the latest round"""
-        self.asked_at = self.agreed_at = time.perf_counter()
-        self._pending: list[MicroBatch] = []
-        self._offset = 0
-        self._optimizer: Any = None
-        self._witnesses: list[tf.Variable] = []
         self._undo: list[Callable[[], None]] = []
-
         self.all_reduce = AllReduce(self)
 
     # What users ask.
@@ -202,7 +179,7 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All ranks stop, if one of them wants to; and logs that are no metrics are averaged."""
-        stops = hvd.allreduce(tf.constant(int(self._wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
+        stops = hvd.allreduce(tf.constant(int(self.wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
         self.model.stop_training = bool(stops > 0)
         if logs is not None and self.plain_logs:
             logs.update(mean_over_ranks({k: logs[k] for k in self.plain_logs if k in logs}, self.samples, self.prefix))
@@ -223,7 +200,8 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.evaluated = True
 
     @property
-    def _wants_to_stop(self) -> bool:
+    def wants_to_stop(self) -> bool:
+        """Whether this rank would end training: a callback has said so."""
         stops = self.fitting and self.model.stop_training
         return bool(stops) and stops is not EPOCH_IS_OVER
 
@@ -257,101 +235,10 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         function = model.train_function
         return isinstance(function, RoundFunction) and function.balance is self
 
-    # What the data side and the graph ask; the latter from threads of TensorFlow.
-
     def use(self, queue: RoundQueue, sample: Callable[[], Any]) -> None:
         """Batches come from this queue from now on; ``sample`` gives a batch of one."""
         self.queue = queue
         self._sample = sample
-
-    def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with what it raises kept for the main thread."""
-
-        def guarded(*arguments: Any) -> Any:
-            try:
-                return function(*arguments)
-            except Exception as error:
-                self.failure = error
-                raise
-
-        return guarded
-
-    def begin_round(self, size: int) -> list[float]:
-        """A batch of this size has arrived: the first micro-batch begins."""
-        assert self.queue is not None, "the batch came from it"
-        with self.queue.lock:
-            cut = self.queue.take()
-            self._pending = micro_batches(cut, self.balancer.rank)
-            planned = sum(work.samples for work in self._pending)
-            if size != max(planned, 1):
-                if len(self._pending) > 1:
-                    raise ValueError(
-                        f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
-                        "leave their number as it is"
-                    )
-                # Weighted by what is really used. The table tells the others.
-                self._pending = [MicroBatch(cut.plan, int(size), True, cut.epoch, cut.place)]
-            self._offset = 0
-            self.samples = planned
-            return self._begin_next(time.perf_counter() - self.asked_at)
-
-    def proceed(self) -> list[float]:
-        """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
-        if self.balancer.closing or self.balancer.stop_early():
-            self.samples = self.balancer.pace.round.samples + self.balancer.work.samples
-            return [0.0, 0.0, 1.0, self.balancer.weight, False]
-        self.balancer.pause()
-        return self._begin_next(0.0)
-
-    def share_done(self) -> float:
-        """What this rank's weights count for in the average that ends a round of local updates."""
-        return self.samples / self.balancer.work.plan.total
-
-    def _begin_next(self, input_s: float) -> list[float]:
-        work = self._pending.pop(0)
-        self.balancer.begin(work, input_s)
-        size = max(work.samples, 1)
-        begin, self._offset = self._offset, self._offset + size
-        return [begin, size, self.balancer.rescale, self.balancer.weight, True]
-
-    def learning_rate(self) -> tf.Tensor:
-        """The optimizer's, in the graph."""
-        rate = 1.0 if self._optimizer is None else self._optimizer.learning_rate
-        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
-
-    def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
-        """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
-        others = {} if self._optimizer is None else host.hyper_parameters(self._optimizer)
-        settings = settings_of([{"lr": learning_rate, **others}])
-        row = self.balancer.report(settings=settings, witness=self._witness())
-        return np.append(row, float(self._wants_to_stop))
-
-    def waiting(self) -> float:
-        """The row has left."""
-        self.balancer.waiting()
-        return 0.0
-
-    def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """The sum is there: what to multiply the gradients by."""
-        assert self.queue is not None, "the round came from it"
-        with self.queue.lock:
-            correction = self.balancer.agree(summed[:-1])
-            assert self.balancer.finished is not None, "the round has just been agreed"
-            self.queue.settle(self.balancer.finished.table.column("samples").tolist())
-        self.stop_agreed = bool(summed[-1] > 0)
-        self.agreed_at = time.perf_counter()
-        return correction
-
-    def _witness(self) -> float:
-        """The norm of one trained variable, another one in every round, so that all are looked at in turn.
-
-        0, which agrees with everything, where ranks may hold different ones.
-        """
-        if not self._witnesses:
-            return 0.0
-        variable = self._witnesses[self.rounds % len(self._witnesses)]
-        numbers = tf.reshape(variable, [-1])[:_WITNESS_NUMBERS]
-        return float(np.linalg.norm(numbers.numpy().astype(np.float64)))
 
 
 def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
