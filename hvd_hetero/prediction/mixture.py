@@ -11,7 +11,7 @@ CPU is the one thing that hurts the others much, and comes before anything could
 
 On independent noise the forecast scatters more than that of EMA 0.2 at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much). A prior that starts
-from EMA 0.2 was tried: it forecasts series that do move by a quarter worse, since 200 rounds do not make up for it.
+from EMA 0.2 was tried: on series that do move it forecasts up to a quarter worse, which 240 rounds do not make up for.
 A slower member (EMA 0.05) makes noise quieter and costs 3 % where levels change.
 
 Cost: the members' (each predicts once more inside ``update``), and O(K).
