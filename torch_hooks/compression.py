@@ -20,14 +20,18 @@ def compressor(compression: Any) -> Any:
 
 
 class Compressed:
-    """One dense gradient on its way, compressed by Horovod's seam."""
+    """Dense gradients on their way, compressed by Horovod's seam."""
 
-    def __init__(self, gradient: torch.Tensor, name: str, compression: Any) -> None:
-        self._gradient = gradient
+    def __init__(self, gradients: list[torch.Tensor], name: str, compression: Any) -> None:
+        self._gradients = gradients
         self._compression = compression
-        packed, self._context = compression.compress(gradient)
-        self._handle = hvd.allreduce_async(packed, name=name, op=hvd.Sum)
+        packed, self._contexts = zip(*(compression.compress(gradient) for gradient in gradients), strict=True)
+        self._handle = hvd.grouped_allreduce_async(list(packed), name=name, op=hvd.Sum)
 
-    def result(self) -> torch.Tensor:
-        """Wait for it: the very tensor that was given, with the sum over all ranks in it."""
-        return self._gradient.copy_(self._compression.decompress(hvd.synchronize(self._handle), self._context))
+    def result(self) -> list[torch.Tensor]:
+        """Wait for them: the very tensors that were given, with the sums over all ranks in them."""
+        sums = hvd.synchronize(self._handle)
+        return [
+            gradient.copy_(self._compression.decompress(each, context))
+            for gradient, each, context in zip(self._gradients, sums, self._contexts, strict=True)
+        ]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.allreduce import Allreduce
 from torch_hooks.attempt import Attempt
 from torch_hooks.compression import compressor
 from torch_hooks.cuda_stopwatch import CudaStopwatch
@@ -18,7 +19,7 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
 from torch_hooks.sparse import empty_gradient
-from torch_hooks.synchroniser import Allreduce, Synchroniser
+from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["DistributedOptimizer"]
 
@@ -99,6 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._prefix = balance.prefix
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self._listening: list[Any] = []
+        self._heard: set[torch.Tensor] = set()
         self._synchronised = False
         self._skip = False
         self._attempt = Attempt()
@@ -134,10 +136,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._attempt.begin()
         if not self._accumulating:
             return
-        if self._latest is not None:
-            parameter, gradient, version = self._latest
-            if gradient is not None and parameter.grad is gradient and gradient._version != version:
-                raise RoundStateError(_CHANGED_IN_BETWEEN)
+        self._require_unchanged()
         self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
         if self._kept is None:
             if self._attempt.left:
@@ -147,13 +146,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
 
+    def _require_unchanged(self) -> None:
+        """The gradient gathered so far is what the last backward pass has left."""
+        if self._latest is not None:
+            (parameter, gradient, version), self._latest = self._latest, None
+            if gradient is not None and parameter.grad is gradient and gradient._version != version:
+                raise RoundStateError(_CHANGED_IN_BETWEEN)
+
     @property
     def _accumulating(self) -> bool:
         return self._balancer.accumulating and not self._sync.updates_locally
 
     def guard_micro_batch(self) -> None:
         """The micro-batch that has begun may run out of memory: be able to undo it."""
-        if self._accumulating and not self._gradients_leave:
+        if self._accumulating:
             self._attempt.guard(self._names)
 
     def undo_micro_batch(self) -> bool:
@@ -172,6 +178,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
             self._balancer.abandon()
+            self._sync.forget()
             self._inner.zero_grad()
 
     def idle_round(self) -> None:
@@ -194,7 +201,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not (self._balancer.closing or self._balancer.stop_early()):
             return False
         self._attempt.over()
+        self._require_unchanged()
         self._sync.finish()
+        if self._sync.rearranged:
+            self._listen_to_all()
         self._attempt.round_over()
         self._synchronised = True
         return True
@@ -311,6 +321,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for handle in self._listening:
             handle.remove()
         self._listening.clear()
+        self._heard.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state."""
@@ -330,10 +341,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group = len(self._inner.param_groups) - 1
         added = {p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])}
         self._names.update(added)
+        self._sync.extend(added)
         for parameter in added:
             self._check_device(parameter)
             self._listen(parameter)
-        self._sync.extend(added)
         broadcast_parameters(added, f"{self._prefix}.group{group}")
 
     @property
@@ -368,29 +379,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # Gradients on the wire.
 
+    def _listen_to_all(self) -> None:
+        """Listen to parameters that have been thawed."""
+        self._sync.rearranged = False
+        for parameter in self._names:
+            self._listen(parameter)
+
     def _listen(self, parameter: torch.Tensor) -> None:
-        # A parameter that is frozen now has no gradient to listen to; if it is thawed later, synchronize() takes it.
-        if parameter.requires_grad:
+        # A parameter that is frozen now has no gradient to listen to; once it is thawed, synchronize() sees to it.
+        if parameter.requires_grad and parameter not in self._heard:
+            self._heard.add(parameter)
             me = weakref.ref(self)  # a model may outlive its optimizer, and be trained by another
+            note = self._sync.note_of(parameter)
 
             def on_gradient(arrived: torch.Tensor) -> None:
                 if (optimizer := me()) is not None:
-                    optimizer._on_gradient(arrived)
+                    optimizer._on_gradient(arrived, note)
 
             handle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
             self._listening.append(handle)
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, parameter: torch.Tensor, note: Any) -> None:
         if not self._attempt.touch(parameter):
             return
         if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
             raise RoundStateError(_CLEARED)
-        gradient = parameter.grad
-        self._latest = parameter, gradient, 0 if gradient is None else gradient._version
         if self._balancer.closing:
             if self._sync.overlaps:
-                self._sync.arrived(parameter)
-        elif not self._balancer.in_round:
+                self._sync.arrived(note)
+        elif self._balancer.in_round:
+            gradient = parameter.grad
+            self._latest = parameter, gradient, 0 if gradient is None else gradient._version
+        else:
             raise RoundStateError(_WITHOUT_A_BATCH)
 
     def _check_device(self, parameter: torch.Tensor) -> None:

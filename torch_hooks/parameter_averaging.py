@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import horovod.torch as hvd
 import torch
@@ -38,7 +38,7 @@ class NeighbourAverage(Synchroniser):
         super().__init__(balancer, optimizer, names, prefix)
         self._mixing = mixing
 
-    def arrived(self, parameter: torch.Tensor) -> None:
+    def arrived(self, note: Any) -> None:
         """Nothing to send: gradients stay here."""
 
     def finish(self) -> None:
@@ -77,7 +77,7 @@ class LocalUpdates(Synchroniser):
     overlaps: ClassVar[bool] = False
     updates_locally: ClassVar[bool] = True
 
-    def arrived(self, parameter: torch.Tensor) -> None:
+    def arrived(self, note: Any) -> None:
         """Nothing to send: gradients stay here."""
 
     def finish(self) -> None:

@@ -56,10 +56,9 @@ class Layouts:
             else:
                 self._open[parameter] = None
 
-    def as_rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
-        """Whether this gradient travels as rows."""
-        known = self._known.get(parameter)
-        return gradient.layout is not torch.strided if known is None else known > _DENSE
+    def known_rows(self, parameter: torch.Tensor) -> bool:
+        """Whether gradients of this parameter travel as rows."""
+        return self._known.get(parameter, _DENSE) > _DENSE
 
     def rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient in the sparse layout agreed for this parameter, each row once."""
@@ -118,15 +117,15 @@ class Gather:
             hvd.allgather_async(values, name=f"{name}.values"),
         )
 
-    def result(self) -> torch.Tensor:
+    def result(self) -> list[torch.Tensor]:
         """Wait for it: the sum over all ranks, each row once."""
         indices, values = (hvd.synchronize(handle) for handle in self._handles)
         like = self._gradient
         if self._compression is not None:
             values = self._compression.decompress(values, self._context)
         if not values.numel():  # Horovod gives nothing of no shape where nobody has sent a row
-            return _no_rows(like, like.sparse_dim())
-        return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+            return [_no_rows(like, like.sparse_dim())]
+        return [torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()]
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -110,11 +110,12 @@ def test_parameters_added_later_come_from_rank_0_and_are_synchronised(ranks):
 
 def test_the_table_rides_with_the_gradients(ranks):
     """Once it is known which gradients arise, the table is posted before the last of them, so it is fused with it."""
-    posted = ranks[0]["the_table_leaves_before_the_last_gradient"]["posted"]
-    assert len(posted) == 6
-    for names in (posted[:3], posted[3:]):
-        assert sorted(names) == ["bias", "table", "weight"]
-        assert names[1] == "table"
+    posted = ranks[0]["the_table_leaves_before_the_last_gradients"]["posted"]
+    assert len(posted) % 2 == 0
+    for names in (posted[: len(posted) // 2], posted[len(posted) // 2 :]):
+        assert len(names) >= 3
+        assert names.count("table") == 1
+        assert names[-2] == "table"
 
 
 def test_waiting_for_a_late_rank_does_not_use_the_processor(ranks):

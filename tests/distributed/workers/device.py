@@ -24,7 +24,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, load_
 
 FEATURES = 6
 SAMPLES = 251
-ROUNDS = 14
+ROUNDS = 9
 GLOBAL_BATCH = 48
 OWN = torch.OutOfMemoryError
 

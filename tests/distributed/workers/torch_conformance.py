@@ -360,7 +360,7 @@ def _two_backward_passes() -> None:
     try:
         loss.backward()
     finally:
-        optimizer._sync._handles.clear()  # what is on its way is left there, for this training ends here
+        optimizer._sync._under_way.clear()  # what is on its way is left there, for this training ends here
 
 
 def the_mean_does_not_overflow() -> dict:

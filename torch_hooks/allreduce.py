@@ -1,0 +1,299 @@
+"""The allreduce that most policies use: gradients leave in buckets, as the backward pass fills them.
+
+A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
+a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
+buckets, each of which is one call, one product with the weight and one wait; what is known of a gradient is found once,
+when its hook is made.
+
+Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: groups must be the
+same on all ranks, and ranks may differ in what arises first. A bucket is full at ``_MEMBERS`` gradients or
+``_BYTES``, so that a large gradient leaves at once and does not wait for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.compression import Compressed
+from torch_hooks.parameters import witness_among
+from torch_hooks.shared_memory import shares_memory
+from torch_hooks.sparse import Gather, Layouts
+from torch_hooks.synchroniser import Synchroniser
+
+__all__ = ["Allreduce"]
+
+_MEMBERS = 32  # from here on, what a call costs no longer shows
+_BYTES = 2**20
+
+_CHANGED = (
+    "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
+    "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
+    "optimizer.skip_synchronize(): optimizer.step()"
+)
+
+
+class _Gradient:
+    """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
+
+    __slots__ = ("arrived", "bucket", "parameter", "sent", "version")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.bucket: _Bucket | None = None
+        self.arrived = False
+        self.sent: torch.Tensor | None = None
+        self.version = 0
+
+
+def _changed(gradient: _Gradient) -> bool:
+    """Whether it is not what had arrived."""
+    present = gradient.parameter.grad
+    return present is None or present._version != gradient.version
+
+
+class _Bucket:
+    """Gradients that leave together."""
+
+    __slots__ = ("handle", "members", "name", "waits_for")
+
+    def __init__(self, name: str, members: list[_Gradient]) -> None:
+        self.name = name
+        self.members = members
+        self.waits_for = len(members)
+        self.handle: Any = None
+        for member in members:
+            member.bucket = self
+
+
+class Allreduce(Synchroniser):
+    """The mean gradient over all samples of the round, on every rank.
+
+    In the last backward pass every bucket goes on the wire as soon as it is full, with ``op=Sum`` and its weight
+    already applied: factors handed to Horovod would have to be equal on all ranks. The rank's row of the table goes out
+    just before the last bucket and is fused with it.
+
+    ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
+    compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        optimizer: torch.optim.Optimizer,
+        names: dict[torch.Tensor, str],
+        prefix: str,
+        *,
+        compression: Any = None,
+        sparse_as_dense: bool = False,
+    ) -> None:
+        super().__init__(balancer, optimizer, names, prefix)
+        self._witness = witness_among(names)
+        self._gradients = {p: _Gradient(p) for p in names}
+        self._compression = compression
+        self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
+        self._trained: list[int] = []
+        self._buckets: list[_Bucket] = []
+        self._under_way: list[_Bucket] = []
+        self._expected = 0
+        """buckets that fill by themselves"""
+        self._aside = False
+        self._some_arrived = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gradients are on their way, or wait for others to leave with."""
+        return self._some_arrived or bool(self._under_way) or self._table is not None
+
+    def note_of(self, parameter: torch.Tensor) -> _Gradient:
+        """The record of its gradient."""
+        return self._gradients[parameter]
+
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These are trained, too."""
+        for parameter in parameters:
+            self._gradients[parameter] = _Gradient(parameter)
+        self._layouts.extend(parameters)
+
+    def arrived(self, note: _Gradient) -> None:
+        """Note it; the last one of a bucket sends it."""
+        if note.arrived:
+            raise RoundStateError(
+                f"the gradient of {self._names[note.parameter]!r} was computed twice before step(), and the first one "
+                "is on its way already; add the losses and call backward() once per micro-batch"
+            )
+        gradient = note.parameter.grad
+        assert gradient is not None, "its hook was called"
+        note.version = gradient._version
+        note.arrived = self._some_arrived = True
+        bucket = note.bucket
+        if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
+            return
+        bucket.waits_for -= 1
+        if not bucket.waits_for:
+            if len(self._under_way) + 1 == self._expected:
+                self._post_table()
+            self._send(bucket)
+
+    def forget(self) -> None:
+        """The round is abandoned, and nothing of it has left."""
+        self._some_arrived = False
+        for gradient in self._gradients.values():
+            gradient.arrived = False
+        for bucket in self._buckets:
+            bucket.waits_for = len(bucket.members)
+
+    def set_aside(self) -> Iterable[torch.Tensor]:
+        """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
+        self._aside = True
+        self._some_arrived = False
+        left = []
+        for bucket in self._buckets:
+            if bucket.handle is None:
+                bucket.waits_for = len(bucket.members)
+            else:
+                left += [member.parameter for member in bucket.members]
+        for gradient in self._gradients.values():
+            gradient.arrived = gradient.sent is not None
+        return left
+
+    def finish(self) -> None:
+        """Wait for the sums, once zeros are sent for gradients that did not arise here: another rank may have them."""
+        if self._aside:
+            self._aside = False
+            for gradient in self._gradients.values():
+                if gradient.sent is not None:
+                    gradient.parameter.grad = gradient.sent
+        if self._under_way:
+            self._expected = len(self._under_way)  # likely the same next time
+        self._arrange()
+        held_back = [bucket for bucket in self._buckets if bucket.handle is None]
+        changed = next((m.parameter for b in held_back for m in b.members if m.arrived and _changed(m)), None)
+        for bucket in held_back:
+            if self._table is None and bucket is held_back[-1]:
+                self._post_table()
+            self._send(bucket)
+        if self._table is None:
+            self._post_table()
+        self._await_table()
+        gradients, changed_later = self._collect()
+        changed = changed_later if changed is None else changed
+        correction = self._agree()
+        if changed is not None:
+            raise RoundStateError(f"the gradient of {self._names[changed]!r} {_CHANGED}")
+        if correction != 1.0:
+            torch._foreach_mul_(gradients, correction)
+        self._layouts.back_to_rows()
+
+    def _collect(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """The sums, and a parameter whose gradient is not what was sent."""
+        changed = None
+        gradients: list[torch.Tensor] = []
+        for bucket in self._under_way:
+            members = bucket.members
+            for member in members:
+                sent = member.sent
+                assert sent is not None, "it was sent with its bucket"
+                if member.parameter.grad is not sent or sent._version != member.version:
+                    changed = member.parameter
+            if type(bucket.handle) is int:
+                hvd.synchronize(bucket.handle)
+                gradients += [member.sent for member in members if member.sent is not None]
+            else:
+                results = bucket.handle.result()
+                gradients += results
+                for member, result in zip(members, results, strict=True):
+                    member.parameter.grad = result
+            bucket.handle = None
+            bucket.waits_for = len(members)
+            for member in members:
+                member.sent = None
+                member.arrived = False
+        self._under_way.clear()
+        self._some_arrived = False
+        return gradients, changed
+
+    def _arrange(self) -> None:
+        """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
+
+        A bucket stays if all of it is still trained. Of the others none has left on any rank, for a frozen parameter
+        has no gradient that would fill its bucket.
+        """
+        trained = [id(p) for p in self._names if p.requires_grad]
+        if trained == self._trained:
+            return
+        self._layouts.agree()
+        self._trained = trained
+        kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
+        held = {member for bucket in kept for member in bucket.members}
+        free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
+        new = [_Bucket(self._name(members[0]), members) for members in self._divide(reversed(free))]
+        self._buckets = kept + new
+        self._expected = len(self._buckets)
+        self.rearranged = True
+
+    def _divide(self, gradients: Iterable[_Gradient]) -> list[list[_Gradient]]:
+        buckets: list[list[_Gradient]] = []
+        kind: tuple[Any, ...] | None = None
+        room = 0
+        for gradient in gradients:
+            parameter = gradient.parameter
+            size = parameter.numel() * parameter.element_size()
+            rows = self._layouts.known_rows(parameter)
+            own = (parameter.dtype, parameter.device, id(parameter) if rows else 0)
+            if own != kind or size > room or len(buckets[-1]) == _MEMBERS:
+                buckets.append([])
+                kind, room = own, _BYTES
+            buckets[-1].append(gradient)
+            room -= size
+        return buckets
+
+    def _name(self, first: _Gradient) -> str:
+        return f"{self._prefix}.{self._names[first.parameter]}"
+
+    def _send(self, bucket: _Bucket) -> None:
+        members, weight = bucket.members, self._balancer.weight
+        if self._layouts.known_rows(members[0].parameter):
+            gradient = self._rows_of(members[0])
+            bucket.handle = Gather(gradient, weight, bucket.name, self._compression)
+        else:
+            gradients = [self._dense(member) for member in members]
+            if weight == 0.0:
+                torch._foreach_zero_(gradients)  # and not a product, which would keep the NaN of a mean over no samples
+            elif weight != 1.0:
+                torch._foreach_mul_(gradients, weight)
+            if self._compression is None:
+                bucket.handle = hvd.grouped_allreduce_async_(gradients, name=bucket.name, op=hvd.Sum)
+            else:
+                bucket.handle = Compressed(gradients, bucket.name, self._compression)
+            for member, gradient in zip(members, gradients, strict=True):
+                member.sent = gradient
+                member.version = gradient._version
+        self._under_way.append(bucket)
+
+    def _dense(self, member: _Gradient) -> torch.Tensor:
+        """The gradient, as its own, whole tensor; zeros where none arose."""
+        parameter = member.parameter
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = parameter.grad = self._layouts.nothing(parameter).contiguous()
+        elif gradient.layout is not torch.strided:
+            gradient = parameter.grad = gradient.to_dense()
+        elif not gradient.is_contiguous():
+            gradient = parameter.grad = gradient.contiguous()
+        elif shares_memory(gradient):
+            gradient = parameter.grad = gradient.clone()
+        return gradient
+
+    def _rows_of(self, member: _Gradient) -> torch.Tensor:
+        parameter = member.parameter
+        gradient = self._layouts.nothing(parameter) if parameter.grad is None else parameter.grad
+        gradient = parameter.grad = self._layouts.rows(parameter, gradient)
+        member.sent = gradient
+        member.version = gradient._version
+        return gradient
