@@ -216,7 +216,8 @@ class Balancer:
         if self.signals is None or not self.signals.raised(self.rounds):
             return False
         if self.policy.weighs_twice:
-            self._weight *= (self._micro_batches + 1) / self._work.plan.micro_batches[self.rank]
+            done = self.pace.round.samples + self._work.samples
+            self._weight *= done / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True)
         return True
 

@@ -110,6 +110,11 @@ class Allreduce(Synchroniser):
         """Whether gradients are on their way, or wait for others to leave with."""
         return self._some_arrived or bool(self._under_way) or self._table is not None
 
+    @property
+    def gradients_left(self) -> bool:
+        """Whether something cannot be taken back."""
+        return bool(self._under_way) or self._table is not None
+
     def note_of(self, parameter: torch.Tensor) -> _Gradient:
         """The record of its gradient."""
         return self._gradients[parameter]
@@ -171,7 +176,11 @@ class Allreduce(Synchroniser):
                     gradient.parameter.grad = gradient.sent
         if self._under_way:
             self._expected = len(self._under_way)  # likely the same next time
-        self._arrange()
+        trained = [id(p) for p in self._names if p.requires_grad]
+        if trained != self._trained:
+            if self._table is None:
+                self._post_table()  # first: what follows waits for the others, which is not computing
+            self._arrange(trained)
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
         changed = next((m.parameter for b in held_back for m in b.members if m.arrived and _changed(m)), None)
         for bucket in held_back:
@@ -218,15 +227,12 @@ class Allreduce(Synchroniser):
         self._some_arrived = False
         return gradients, changed
 
-    def _arrange(self) -> None:
+    def _arrange(self, trained: list[int]) -> None:
         """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
 
         A bucket stays if all of it is still trained. Of the others none has left on any rank, for a frozen parameter
         has no gradient that would fill its bucket.
         """
-        trained = [id(p) for p in self._names if p.requires_grad]
-        if trained == self._trained:
-            return
         self._layouts.agree()
         self._trained = trained
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]

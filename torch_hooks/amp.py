@@ -55,10 +55,9 @@ class GradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:  # type: ignore[override]
         """Synchronise and unscale, if the round is complete. Returns whether it is: the place to clip."""
-        if self.is_enabled():
-            self._must_be_mine(optimizer)
-            if not (self._optimizer.synchronised or self._optimizer.synchronize()):
-                return False
+        self._must_be_mine(optimizer)
+        if not (self._optimizer.synchronised or self._optimizer.synchronize()):
+            return False
         super().unscale_(optimizer)
         return True
 

@@ -116,7 +116,7 @@ class LoadBalance:
         if plan.ends == "first" or plan.local:
             raise ValueError(
                 f"policy {self.policy.name!r} gives a rank several micro-batches in a round, which only a "
-                "BalancedLoader can hand out; use one, also for a stream, or another policy"
+                "BalancedLoader can hand out; use one, or policy='bsp' or 'lb-bsp'"
             )
         self.begin(MicroBatch(self.balancer.plan(), int(samples)))
 

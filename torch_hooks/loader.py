@@ -133,7 +133,12 @@ class BalancedLoader:
         state = hvd.broadcast_object(state, root_rank=0, name=f"{self._balance.prefix}.loader")
         self._order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
-        self._resumes = self._order.remaining > 0
+        self._resumes = self._order.remaining >= self._least
+
+    @property
+    def _least(self) -> int:
+        """The samples that a round needs."""
+        return self._balance.balancer.global_batch if self.drop_last else 1
 
     def __iter__(self) -> Iterator[Any]:
         balance = self._balance
@@ -145,8 +150,7 @@ class BalancedLoader:
             self._order.start(self.epoch)
             self.epoch += 1
         self._order.lead = balance.balancer.lead
-        least = balance.balancer.global_batch if self.drop_last else 1
-        while self._order.remaining >= least:
+        while self._order.remaining >= self._least:
             over = yield from self._pass()
             if not over:
                 self.load_state_dict(self.state_dict())  # a later iteration goes on here
@@ -234,8 +238,7 @@ class BalancedLoader:
         """
         balancer = self._balance.balancer
         upcoming = balancer.rounds
-        least = balancer.global_batch if self.drop_last else 1
-        while self._order.remaining >= least:
+        while self._order.remaining >= self._least:
             place = self._order.place
             plan, indices = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
             sizes = plan.sizes(balancer.rank) or (0,)

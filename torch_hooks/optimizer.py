@@ -102,6 +102,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._listening: list[Any] = []
         self._heard: set[torch.Tensor] = set()
         self._synchronised = False
+        self._declined = False
         self._skip = False
         self._attempt = Attempt()
         self._timed: torch.device | None = None
@@ -132,6 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def begin_micro_batch(self) -> None:
         """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``)."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
+        self._declined = False
         self._kept = None
         self._attempt.begin()
         if not self._accumulating:
@@ -177,8 +179,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
+            if self._sync.gradients_left:
+                raise RoundStateError(
+                    "the loop was left between backward() and step(), with gradients on their way to the other ranks; "
+                    "call optimizer.step() before leaving it, or give the loader stop_at=rounds"
+                )
             self._balancer.abandon()
             self._sync.forget()
+            self._attempt.round_over()
             self._inner.zero_grad()
 
     def idle_round(self) -> None:
@@ -193,12 +201,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Wait for the summed gradients. Horovod's pattern for clipping works: synchronise, clip, step under
         ``skip_synchronize()``; inside a round of several micro-batches nothing happens, and the answer is False.
         """
-        if self._synchronised:
+        if self._synchronised or self._declined:
             return False
         if self._sync.updates_locally:
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
         if not (self._balancer.closing or self._balancer.stop_early()):
+            self._declined = (
+                True  # until the next micro-batch: step() must not find out otherwise, without the clipping
+            )
             return False
         self._attempt.over()
         self._require_unchanged()

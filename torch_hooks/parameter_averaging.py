@@ -49,7 +49,7 @@ class NeighbourAverage(Synchroniser):
             _Exchange(
                 same, weights, balancer.rank, balancer.workers, self._mixing.most_neighbours, f"{self._prefix}.{i}"
             )
-            for i, same in enumerate(_by_dtype(list(self._names)))
+            for i, same in enumerate(_alike(list(self._names)))
         ]
         share = balancer.weight * balancer.workers  # of the round as planned: n n_last / X
         self._post_table()
@@ -86,7 +86,7 @@ class LocalUpdates(Synchroniser):
         done = balancer.pace.round.samples + balancer.work.samples
         weight = done / balancer.work.plan.total
         self._post_table()
-        groups = _by_dtype([*(p.data for p in self._names), *_floating_state(self._optimizer, self._names)])
+        groups = _alike([*(p.data for p in self._names), *_floating_state(self._optimizer, self._names)])
         sent = []
         for i, tensors in enumerate(groups):
             flat = _flatten(tensors).mul_(weight)
@@ -101,7 +101,7 @@ class LocalUpdates(Synchroniser):
 
 def average_everywhere(names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank the mean of all ranks' parameters; a collective call."""
-    for i, parameters in enumerate(_by_dtype(list(names))):
+    for i, parameters in enumerate(_alike(list(names))):
         flat = _flatten(parameters)
         with torch.no_grad():
             _unflatten_into(parameters, hvd.allreduce(flat, name=f"{prefix}.mean.{i}", op=hvd.Average))
@@ -149,10 +149,10 @@ class _Exchange:
         return result
 
 
-def _by_dtype(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+def _alike(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor)
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(groups.values())
 
 

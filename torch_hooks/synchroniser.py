@@ -60,6 +60,11 @@ class Synchroniser(ABC):
     def arrived(self, note: Any) -> None:
         """The gradient of a parameter is complete."""
 
+    @property
+    def gradients_left(self) -> bool:
+        """Whether something cannot be taken back."""
+        return self._table is not None
+
     def forget(self) -> None:  # noqa: B027 - most have nothing to forget
         """The round is abandoned, and nothing of it has left."""
 
@@ -73,7 +78,9 @@ class Synchroniser(ABC):
 
     def _post_table(self) -> None:
         witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
-        report = self._balancer.report(settings=settings_of(self._optimizer.param_groups) + self.scale, witness=witness)
+        # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
+        settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
+        report = self._balancer.report(settings=settings, witness=witness)
         vector = torch.from_numpy(report).to(self._table_dtype)
         self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
 

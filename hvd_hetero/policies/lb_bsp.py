@@ -60,7 +60,7 @@ class LBBSP(Policy):
 
     def __init__(
         self,
-        predictor: str | Predictor = "ema",
+        predictor: str | Predictor = "mixture",
         *,
         minimum: int = 1,
         multiple_of: int = 1,
