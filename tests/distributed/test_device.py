@@ -27,7 +27,9 @@ def test_whenever_memory_runs_short_parameters_are_those_of_the_single_process(o
 def test_memory_did_run_short_in_every_case(outcome):
     for name, case in outcome["cases"].items():
         assert case["struck"], name
-        assert case["still to strike"] == 0 or name == "every micro-batch above five", name
+        # How many micro-batches a rank does is a matter of time under the last two.
+        if name not in ("every micro-batch above five", "non-blocking", "elastic-bsp"):
+            assert case["still to strike"] == 0, name
     assert outcome["cases"]["twice in a row"]["struck"][1] == 2, "right afterwards a small part is tried"
     assert outcome["warned"] == sum(len(case["struck"]) for case in outcome["cases"].values())
 

@@ -112,10 +112,11 @@ def test_the_table_rides_with_the_gradients(ranks):
     """Once it is known which gradients arise, the table is posted before the last of them, so it is fused with it."""
     posted = ranks[0]["the_table_leaves_before_the_last_gradients"]["posted"]
     assert len(posted) % 2 == 0
-    for names in (posted[: len(posted) // 2], posted[len(posted) // 2 :]):
-        assert len(names) >= 3
-        assert names.count("table") == 1
-        assert names[-2] == "table"
+    first, second = posted[: len(posted) // 2], posted[len(posted) // 2 :]
+    assert first[0] == "table", "what is trained is agreed in the first round, which would be waiting and not computing"
+    assert len(second) >= 3
+    assert second.count("table") == 1
+    assert second[-2] == "table"
 
 
 def test_waiting_for_a_late_rank_does_not_use_the_processor(ranks):

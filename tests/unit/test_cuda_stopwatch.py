@@ -107,7 +107,7 @@ def test_a_stop_without_a_start_counts_nothing():
 
 def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_without_the_hosts_lead():
     device = Device()
-    balancer = Balancer(LBBSP(), 0, 1, 8, clock=device.clock)
+    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
     balancer.pace.stopwatch = watch(device)
     tables = []
     balancer.observer = lambda finished: tables.append(finished.table)
@@ -129,7 +129,7 @@ def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_wit
 
 def test_a_time_that_is_not_known_teaches_nothing():
     device = Device()
-    balancer = Balancer(LBBSP(), 0, 1, 8, clock=device.clock)
+    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
     balancer.pace.stopwatch = watch(device)
     tables = []
     balancer.observer = lambda finished: tables.append(finished.table)
