@@ -3,8 +3,8 @@
 "We inject artificial stragglers by running on each worker a competing process [that] periodically run[s] or sleep[s]
 with certain probability; in different workers that probability and the resource consumption are different." Here
 worker i of n has, while the process runs, the share s_i = 1 - (1 - 1/L) i / (n - 1) of its CPU, so that the slowest
-runs at 1/L of the fastest (Homo: L = 1); it runs in nine of ten slots of 60 s, drawn by the seed. Assumed, as the
-paper has no figures: slots and probability, and 3 % scatter of every batch.
+runs at 1/L of the fastest (Homo: L = 1); it runs in nine of ten slots of 300 s, drawn by the seed. Assumed, as the
+paper has no figures: slots and probability, and 1 % scatter of every batch.
 """
 
 from __future__ import annotations
