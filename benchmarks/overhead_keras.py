@@ -27,13 +27,7 @@ from rich.progress import Progress
 
 BATCH = 64  # per rank
 BLOCK = 20
-LEFT_OUT = 4  # steps at the beginning of a block: a new iterator, cold caches
-# As in the demo: without it, page faults of the C library's allocator drown what is to be measured (docs/cpu.md).
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-}
+LEFT_OUT = 4  # rounds at the start of each fit
 NETWORKS = ("convolutional", "10 tensors", "100 tensors")
 
 
@@ -126,7 +120,7 @@ def rank_main(pairs: int) -> None:
 def main() -> int:
     from _report import write_result
 
-    from hvd_hetero.testing import launch
+    from hvd_hetero.testing import KEEP_MEMORY, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=16, help="pairs of blocks per network (default 16)")

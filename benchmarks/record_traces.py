@@ -47,13 +47,6 @@ SLOTS, IDLE, MEAN_POINTS, POINT_ROUNDS = 3, 0.25, 12, 4
 MEMORY_LIMIT_MIB, HELD_MIB = 1024, 320  # of the rank's group; of the holder when others use 100 %
 BATCH, CHANNELS, PIXELS = 192, 16, 32
 WARM_UP_ROUNDS = 10
-# Memory that is given back to the system after every step has to be mapped anew in the next: thousands of page faults,
-# whose cost scatters the time of a step by 13 % (2 % without). So the C library is told to keep what it has.
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 
 
 def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
@@ -206,6 +199,8 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=2020)
     options = parser.parse_args()
+    from hvd_hetero.testing import KEEP_MEMORY
+
     os.environ.update(KEEP_MEMORY)  # read by the children when they start
     options.out.mkdir(parents=True, exist_ok=True)
     print(

@@ -20,11 +20,6 @@ from pathlib import Path
 from rich.progress import Progress
 
 RANK = Path(__file__).with_name("_speed_rank.py")
-KEEP_MEMORY = {  # as in the demo, see docs/cpu.md
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def stability(outcome: dict) -> tuple[list[str], list[str]]:
 def main() -> int:
     from _report import write_result
 
-    from hvd_hetero.testing import launch
+    from hvd_hetero.testing import KEEP_MEMORY, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="some of the scenarios")

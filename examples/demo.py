@@ -20,17 +20,10 @@ from rich.table import Table
 
 from hvd_hetero.plots import rounds_figure
 from hvd_hetero.telemetry import Run, read_run
-from hvd_hetero.testing import LaunchError, launch
+from hvd_hetero.testing import KEEP_MEMORY, LaunchError, launch
 
 RANKS = 2
 WARM_UP_ROUNDS = 5
-# By default the C library hands the memory of large tensors back after each step, and asks for it again, page by page:
-# time that depends on the batch size in no simple way (docs/cpu.md). The oracle runs under the same settings.
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 WORKERS = {"torch": "demo_rank.py", "keras": "demo_rank_keras.py"}
 PHASES = {"bsp": "BSP", "lb-bsp": "LB-BSP", "oracle": "oracle"}
 

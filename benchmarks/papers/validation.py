@@ -27,14 +27,8 @@ from hvd_hetero.policies import resolve_policy
 from hvd_hetero.simulation import simulate
 from hvd_hetero.simulation.replay import WARM_UP_ROUNDS, replay
 from hvd_hetero.telemetry import Run, read_run
-from hvd_hetero.testing import launch, quota_available
+from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
 
-# As in the demo: without it, page faults of the C library's allocator drown what is to be measured (docs/cpu.md).
-KEEP_MEMORY = {
-    "MALLOC_TRIM_THRESHOLD_": "1000000000",
-    "MALLOC_MMAP_THRESHOLD_": "1000000000",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 POLICIES = ("bsp", "lb-bsp")
 JOBS = {2: (1.0, 0.5), 3: (0.6, 0.6, 0.3)}
 WITHIN, SETTLING = 0.05, 5  # rounds in which LB-BSP finds its split, left out on both sides

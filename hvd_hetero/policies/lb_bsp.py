@@ -15,8 +15,9 @@ from hvd_hetero.allocation.device import DeviceProfile
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.policies.base import Policy, checked_micro_batch
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
+from hvd_hetero.policies.steady_speeds import SteadySpeeds
 from hvd_hetero.prediction import Predictor, predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
 
 __all__ = ["LBBSP"]
 
@@ -38,11 +39,12 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if it shortens the predicted round by more than this share of it; then it is the best
-        one. Without it the batches of equal machines would follow every breath of the measurement, and each new batch
-        size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
-        and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). The value is arbitrary between the
-        noise of a predicted speed and a loss that one would notice.
+        A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
+        the uncertainty of the speeds (``policies.steady_speeds``); then it is the best one. Otherwise the batches of
+        equal machines would follow every breath of the measurement, and each new batch size costs something: new
+        buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and 63 instead of 64 and
+        64 made a step of 80 ms two hundredths longer). The value is arbitrary between the noise of a predicted speed
+        and a loss that one would notice. With 0, every prediction is followed as it is.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
     device
@@ -53,7 +55,8 @@ class LBBSP(Policy):
         something does not fit, so let the loop survive that: ``docs/gpu.md``.
 
     Differences from the paper: no manager process; the largest-remainder rounding (the paper leaves rounding open); the
-    tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
+    tolerance, and the averages where averages forecast as well; a rank without a usable prediction keeps its share,
+    and the others divide the rest.
     """
 
     name: ClassVar[str] = "lb-bsp"
@@ -79,6 +82,7 @@ class LBBSP(Policy):
         self.tolerance = tolerance
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
+        self._steady = SteadySpeeds() if tolerance > 0 and device == "cpu" else None
         self._curves = None
         if device == "gpu":
             self._curves = DeviceShares(
@@ -102,6 +106,8 @@ class LBBSP(Policy):
         self._check_divisible(workers, global_batch)
         if self._curves is not None:
             self._curves.restart()
+        if self._steady is not None:
+            self._steady.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         return RoundPlan.of(shares, self.max_micro_batch)
 
@@ -111,10 +117,13 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        if self._good_enough(plan.samples, table.column("samples_per_s").tolist()):
+        if finished.plan.total < plan.total:
+            return plan  # a short round tells little of speeds
+        predicted, uncertain = self._to_plan_by(table)
+        if self._good_enough(plan.samples, predicted.tolist(), uncertain.tolist()):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
-        speeds = _comparable(table.column("samples_per_s"))
+        speeds = _comparable(predicted)
         known = speeds > 0
         if known.sum() < 2:
             return plan
@@ -127,18 +136,22 @@ class LBBSP(Policy):
         return RoundPlan.of(wanted, self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of devices with a curve; otherwise nothing is kept."""
-        return {} if self._curves is None else self._curves.state_dict()
+        """What is known of the ranks: their curves, or the levels of their speeds."""
+        if self._curves is not None:
+            return self._curves.state_dict()
+        return {} if self._steady is None else {"steady": self._steady.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        if bool(state) != (self._curves is not None):
+        if bool(set(state) - {"steady"}) != (self._curves is not None):
             raise ValueError(
                 f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin anew "
                 "with the model's parameters alone"
             )
         if self._curves is not None:
             self._curves.load_state_dict(state)
+        elif self._steady is not None and "steady" in state:
+            self._steady.load_state_dict(state["steady"])
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
@@ -161,13 +174,23 @@ class LBBSP(Policy):
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
 
-    def _good_enough(self, shares: tuple[int, ...], speeds: list[float]) -> bool:
+    def _to_plan_by(self, table: RoundTable) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        predicted = table.column("samples_per_s")
+        if self._steady is None:
+            return predicted, np.zeros(len(predicted))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            measured = table.column("samples") / table.busy_s
+        return self._steady.after(measured, predicted)
+
+    def _good_enough(self, shares: tuple[int, ...], speeds: list[float], uncertain: list[float]) -> bool:
         # No split is sooner than X / sum v, so most rounds need not look for one. Plain floats: additions and divisions
         # in this order round alike on every processor, and the answer "no" only means to look closely.
         if not all(0.0 < v < math.inf for v in speeds):
             return False
-        latest_s = max(x / v for x, v in zip(shares, speeds, strict=True))
-        return sum(shares) / sum(speeds) >= latest_s * (1.0 - self.tolerance)
+        latest_s = max(
+            x / v * (1.0 - max(self.tolerance, u)) for x, v, u in zip(shares, speeds, uncertain, strict=True)
+        )
+        return sum(shares) / sum(speeds) >= latest_s
 
     def _worthwhile(
         self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]

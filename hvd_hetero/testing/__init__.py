@@ -2,11 +2,13 @@
 
 from hvd_hetero.testing.device_model import DeviceModel
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
+from hvd_hetero.testing.memory import KEEP_MEMORY
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
 
 __all__ = [
+    "KEEP_MEMORY",
     "CpuQuota",
     "DeviceModel",
     "HangError",

@@ -15,7 +15,7 @@ def told(speeds: list[float], number: int = 1) -> FinishedRound:
     rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
     with np.errstate(invalid="ignore"):
         table = RoundTable(sum(rows), len(speeds))
-    return FinishedRound(number, 0, RoundPlan.of([1] * len(speeds)), table, 1.0)
+    return FinishedRound(number, 0, RoundPlan.of([1000] * len(speeds)), table, 1.0)
 
 
 @pytest.mark.parametrize("policy", [BSP(), LBBSP(), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
