@@ -13,9 +13,9 @@ _MUST_AGREE = (
     (
         "fingerprint",
         0.0,
-        "follow another plan or another order of the data than rank 0. Give all ranks the same policy, global_batch, "
-        "dataset, seed, num_workers and prefetch_factor, and let them leave an epoch at the same round (stop_at of the "
-        "loader)",
+        "follow another plan or another order of the data than rank 0, or train other parameters. Give all ranks the "
+        "same policy, global_batch, dataset (of their own: stream='shard'), seed, num_workers and prefetch_factor, let "
+        "them leave an epoch at the same round (stop_at of the loader), and freeze parameters on all of them at once",
     ),
     (
         "settings",

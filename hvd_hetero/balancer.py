@@ -124,6 +124,7 @@ class Balancer:
         self._weight = 0.0
         self._wait_s = self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
+        self._heard: RoundTable | None = None
         self._reset_round()
 
     def set_lead(self, rounds: int) -> None:
@@ -240,8 +241,11 @@ class Balancer:
         self._state = _State.PAUSED if self._micro_batches else _State.AGREED
         return min(self.pace.limit or size, -(-size // 2))
 
-    def report(self, *, settings: float = 0.0, witness: float = 0.0) -> npt.NDArray[np.float64]:
-        """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks."""
+    def report(self, *, settings: float = 0.0, witness: float = 0.0, trained: int = 0) -> npt.NDArray[np.float64]:
+        """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
+
+        ``trained`` is a checksum of which parameters are.
+        """
         self._expect(_State.COMPUTING)
         work = self._work
         self.pace.done(work.samples)
@@ -251,7 +255,7 @@ class Balancer:
         self.pace.learn(short=work.plan.total < self._plans[0].total)
         return RoundReport(
             wait_s=self._wait_s,
-            fingerprint=work.plan.fingerprint(work.data),
+            fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
             **self.pace.row(),
@@ -267,12 +271,23 @@ class Balancer:
         self.pace.rest()
         return self._expected_s, self._transfer_s
 
-    def agree(self, summed: npt.ArrayLike) -> float:
-        """The sum has arrived: decide the next plan. Returns what to multiply the summed gradient by."""
+    def hear(self, summed: npt.ArrayLike) -> None:
+        """The table has arrived: raise, on every rank alike, if any of them has gone its own way."""
+        self._expect(_State.SYNCHRONISING)
+        self._heard = RoundTable(summed, self.workers)
+        require_agreement(self.rounds, self._heard)
+
+    def agree(self, summed: npt.ArrayLike | None = None) -> float:
+        """All sums have arrived (the table's has been heard, or is given): decide the next plan.
+
+        Returns what to multiply the summed gradient by.
+        """
         self._expect(_State.SYNCHRONISING)
         now = self._clock()
-        table = RoundTable(summed, self.workers)
-        require_agreement(self.rounds, table)
+        if summed is not None:
+            self.hear(summed)
+        assert self._heard is not None, "hear() comes first"
+        table, self._heard = self._heard, None
         self._expected_s = now - self.pace.done_at
         self._transfer_s = float(table.column("wait_s").min())  # NaN, if that of any rank is
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)

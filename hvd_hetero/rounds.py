@@ -173,6 +173,8 @@ class RoundReport:
     """samples below which a smaller batch saves no time; 0 where not profiled"""
     limit: float = 0.0
     """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
+    measured_per_s: float = 0.0
+    """the speed that the rank has learnt from with this round; 0 where the round teaches nothing"""
 
     def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""

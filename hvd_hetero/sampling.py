@@ -114,6 +114,11 @@ class SharedPermutation:
         begin = plan.start(rank)
         return plan, indices[begin : begin + plan.samples[rank]]
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round was taken that is not settled."""
+        return bool(self._open)
+
     def settle(self, done: Sequence[float]) -> None:
         """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
         taken = self._open.popleft()

@@ -20,6 +20,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.rounds import checksum
 from torch_hooks.compression import Compressed
 from torch_hooks.parameters import witness_among
 from torch_hooks.shared_memory import shares_memory
@@ -29,7 +30,8 @@ from torch_hooks.synchroniser import Synchroniser
 __all__ = ["Allreduce"]
 
 _MEMBERS = 32  # from here on, what a call costs no longer shows
-_BYTES = 2**22  # of two ranks that share their cores with Horovod, a step takes 1 to 2 % longer at half of it, 4 % at a quarter
+# Where two ranks share their cores with Horovod, a step takes 1 to 2 % longer at half of it, and 4 % at a quarter.
+_BYTES = 2**22
 
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
@@ -97,7 +99,10 @@ class Allreduce(Synchroniser):
         self._gradients = {p: _Gradient(p) for p in names}
         self._compression = compression
         self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
-        self._trained: list[int] = []
+        self._pattern = (
+            b""  # which parameters are trained: as the buckets are, and as the table that is on its way says
+        )
+        self._told = b""
         self._buckets: list[_Bucket] = []
         self._under_way: list[_Bucket] = []
         self._expected = 0
@@ -176,11 +181,12 @@ class Allreduce(Synchroniser):
                     gradient.parameter.grad = gradient.sent
         if self._under_way:
             self._expected = len(self._under_way)  # likely the same next time
-        trained = [id(p) for p in self._names if p.requires_grad]
-        if trained != self._trained:
-            if self._table is None:
-                self._post_table()  # first: what follows waits for the others, which is not computing
-            self._arrange(trained)
+        if self._table is None and self._pattern_now() != self._pattern:
+            self._post_table()  # first: what follows waits for the others, which is not computing
+        heard = self._table is not None and self._told != self._pattern
+        if heard:
+            self._await_table()  # which stops all ranks, if not all of them have changed what they train
+            self._arrange()
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
         changed = next((m.parameter for b in held_back for m in b.members if m.arrived and _changed(m)), None)
         for bucket in held_back:
@@ -189,7 +195,8 @@ class Allreduce(Synchroniser):
             self._send(bucket)
         if self._table is None:
             self._post_table()
-        self._await_table()
+        if not heard:
+            self._await_table()
         gradients, changed_later = self._collect()
         changed = changed_later if changed is None else changed
         correction = self._agree()
@@ -227,14 +234,21 @@ class Allreduce(Synchroniser):
         self._some_arrived = False
         return gradients, changed
 
-    def _arrange(self, trained: list[int]) -> None:
+    def _pattern_now(self) -> bytes:
+        return bytes(p.requires_grad for p in self._names)
+
+    def _trained(self) -> int:
+        self._told = self._pattern_now()
+        return checksum(self._told)
+
+    def _arrange(self) -> None:
         """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
 
         A bucket stays if all of it is still trained. Of the others none has left on any rank, for a frozen parameter
         has no gradient that would fill its bucket.
         """
         self._layouts.agree()
-        self._trained = trained
+        self._pattern = self._told
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]

@@ -7,18 +7,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.sampling import SharedPermutation
+from hvd_hetero.streams import ShardStream, SharedStream
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.streams import ReadSamples, stream_order
 
 __all__ = ["BalancedLoader"]
 
+_NEVER = -1
 _FEW = 2  # a batch norm over one sample is an error
+_OF_BATCHES = ("pin_memory", "pin_memory_device")  # the rest of what a DataLoader takes is about reading samples
 _DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "generator", "in_order")
 
 
@@ -40,7 +44,7 @@ class BalancedLoader:
     Parameters
     ----------
     dataset
-        Anything with ``__len__`` and ``__getitem__``.
+        Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``.
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
@@ -51,8 +55,16 @@ class BalancedLoader:
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on
         where it stopped: the place to save, evaluate or leave in the middle of an epoch.
+    stream, rounds_per_epoch
+        For an ``IterableDataset``. "whole": it yields the same samples in the same order on every rank; each round they
+        are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": it yields on
+        every rank samples of its own; an epoch is ``rounds_per_epoch`` rounds, and a shard that ends begins again. Its
+        ``set_epoch``, if it has one, is called with the number of the epoch, or of the pass over the shard. Plans take
+        effect in the next round, also with worker processes, among which the dataset must share out its samples by
+        ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random order must come
+        from a seed that all ranks have. To resume, a stream is read again from its front.
     collate_fn, num_workers, prefetch_factor, loader_options
-        As in ``DataLoader``.
+        As in ``DataLoader``. Of a stream, worker processes read samples and the main process collates them.
     """
 
     def __init__(
@@ -64,6 +76,8 @@ class BalancedLoader:
         seed: int = 0,
         drop_last: bool = False,
         stop_at: int | None = None,
+        stream: Literal["whole", "shard"] | None = None,
+        rounds_per_epoch: int | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -71,47 +85,69 @@ class BalancedLoader:
     ) -> None:
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write BalancedLoader(dataset, balance)")
-        if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        streams = isinstance(dataset, IterableDataset)
+        if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
             raise ValueError(
-                f"dataset must have __len__ and __getitem__, so that its samples can be shared out; "
-                f"{type(dataset).__name__} has not. Read the stream into a map-style dataset, or iterate over this "
-                "rank's shard yourself: take balance.batch_size samples for each batch and announce them with "
-                "balance.batch(samples)"
+                f"dataset must have __len__ and __getitem__, so that its samples can be shared out, or be an "
+                f"IterableDataset; {type(dataset).__name__} is neither. Or iterate over this rank's part yourself: "
+                "take balance.batch_size samples for each batch and announce them with balance.batch(samples)"
+            )
+        if not streams and (stream is not None or rounds_per_epoch is not None):
+            raise ValueError(
+                f"stream and rounds_per_epoch are for an IterableDataset, and {type(dataset).__name__} has random "
+                "access; leave them out"
             )
         if refused := [name for name in _DECIDED_BY_THE_PLAN if name in loader_options]:
             raise TypeError(
                 f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
                 "LoadBalance(global_batch=…), shuffle and seed instead"
             )
-        if drop_last and len(dataset) < balance.balancer.global_batch:
+        if streams and shuffle:
             raise ValueError(
-                f"drop_last leaves no round at all: the dataset has {len(dataset)} samples and global_batch is "
+                "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, and a whole "
+                "stream alike on every rank"
+            )
+        self._length = _length(dataset) if stream != "shard" else None
+        if drop_last and self._length is not None and self._length < balance.balancer.global_batch:
+            raise ValueError(
+                f"drop_last leaves no round at all: the dataset has {self._length} samples and global_batch is "
                 f"{balance.balancer.global_batch}"
             )
         self.epoch = 0
         self.drop_last = drop_last
         self.stop_at = stop_at
         self._balance = balance
-        self._order = SharedPermutation(len(dataset), shuffle=shuffle, seed=seed)
-        self._pending: deque[tuple[MicroBatch, list[int]]] = deque()
+        self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
         self._resumes = False
         self._settled = 0
-        self._dataset = dataset
+        self._rounds_per_epoch = rounds_per_epoch
         self._collate = collate_fn or default_collate
-        if num_workers > 0:
-            prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
-            balance.balancer.set_lead(num_workers * prefetch_factor)
+        self._order: SharedPermutation | SharedStream | ShardStream
+        loader_options |= {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
+        if isinstance(dataset, IterableDataset):
+            pinned = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
+            self._order = stream_order(dataset, balance, stream, rounds_per_epoch, self._least, loader_options)
+            self._dataset: Dataset[Any] = ReadSamples()
+            loader_options = pinned
+        else:
+            assert self._length is not None, "it has been checked"
+            self._order = SharedPermutation(self._length, shuffle=shuffle, seed=seed)
+            self._dataset = dataset
+            if num_workers > 0:
+                balance.balancer.set_lead(num_workers * (prefetch_factor or 2))
         self._loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=_IndexLists(self._index_lists),
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
+            self._dataset,
+            batch_sampler=_SampleLists(self._sample_lists),
             collate_fn=_CollateUnlessEmpty(self._collate),
             **loader_options,
         )
 
     def __len__(self) -> int:
-        rounds = self._order.length / self._balance.balancer.global_batch
+        if self._rounds_per_epoch is not None:
+            return self._rounds_per_epoch
+        if self._length is None:
+            raise TypeError("the length of this loader is not known, for its stream has no __len__")
+        rounds = self._length / self._balance.balancer.global_batch
         return math.floor(rounds) if self.drop_last else math.ceil(rounds)
 
     def set_epoch(self, epoch: int) -> None:
@@ -148,15 +184,32 @@ class BalancedLoader:
             self._resumes = False  # in the epoch that the state was in the middle of
         else:
             self._order.start(self.epoch)
+            self._require_a_round()
             self.epoch += 1
         self._order.lead = balance.balancer.lead
         while self._order.remaining >= self._least:
             over = yield from self._pass()
             if not over:
-                self.load_state_dict(self.state_dict())  # a later iteration goes on here
+                self._go_on_later()
                 return
             if not self._order.resume():
                 return
+
+    def _require_a_round(self) -> None:
+        """Of streams, whose length is known only now; this rank would leave the others waiting."""
+        if self._order.remaining < self._least:
+            raise ValueError(
+                f"epoch {self.epoch} of the stream has {self._order.remaining} samples, fewer than a round needs "
+                f"({self._least}); every iter() of an IterableDataset must give its samples anew, and drop_last needs "
+                "global_batch of them"
+            )
+
+    def _go_on_later(self) -> None:
+        """The next iteration begins where this one stops."""
+        if isinstance(self._order, SharedPermutation):
+            self.load_state_dict(self.state_dict())  # ranks may have taken slices ahead, as many as they happened to
+        else:
+            self._resumes = self._order.remaining >= self._least
 
     def _pass(self) -> Generator[Any, None, bool]:
         """Rounds until the order has nothing more to take; some of what was taken may come back to it.
@@ -189,6 +242,8 @@ class BalancedLoader:
                     yield batch
                 except GeneratorExit:
                     balance.left()
+                    self._settle()
+                    self._settled = _NEVER  # what another loader does from now on is none of this one's rounds
                     raise
                 if parts := balance.take_parts():
                     del batch
@@ -201,11 +256,11 @@ class BalancedLoader:
     def _settle(self) -> None:
         """Note what was done of the round that has just finished, if one has."""
         finished = self._balance.balancer.finished
-        if finished is not None and finished.round == self._settled:
+        if finished is not None and finished.round == self._settled and self._order.in_flight:
             self._order.settle(finished.table.column("samples").tolist())
             self._settled += 1
 
-    def _in_parts(self, work: MicroBatch, indices: list[int], parts: int, few: int | None = None) -> Iterator[Any]:
+    def _in_parts(self, work: MicroBatch, indices: list[Any], parts: int, few: int | None = None) -> Iterator[Any]:
         """The samples of a micro-batch that does not fit, in smaller ones of at most ``parts``.
 
         The first of them has ``few``: the names in the loop's body still hold the graph of the failed attempt, until
@@ -226,12 +281,14 @@ class BalancedLoader:
                 waiting.appendleft(part)
                 parts, few = smaller, _FEW
 
-    def _fetch(self, indices: list[int]) -> list[Any]:
+    def _fetch(self, indices: list[Any]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks
         return list(many(indices)) if callable(many) else [self._dataset[i] for i in indices]
 
-    def _index_lists(self) -> Iterator[list[int]]:
-        """The micro-batches of this rank for one epoch as lists of indices; an empty list for a round without any.
+    def _sample_lists(self) -> Iterator[list[Any]]:
+        """The micro-batches of this rank for one epoch as lists of indices, or of a stream's samples themselves.
+
+        An empty list for a round without any.
 
         Runs in the main process, ahead of the training by the lead at most: every round yields at least one list here,
         so a prefetch of L lists is never more than L rounds ahead.
@@ -240,27 +297,40 @@ class BalancedLoader:
         upcoming = balancer.rounds
         while self._order.remaining >= self._least:
             place = self._order.place
-            plan, indices = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
+            plan, samples = self._order.take(balancer.plan(upcoming - balancer.rounds), balancer.rank)
+            if isinstance(samples, list):
+                place = self._order.place  # of a stream that has ended with this round, it tells
+            else:
+                samples = samples.tolist()
             sizes = plan.sizes(balancer.rank) or (0,)
             for i, size in enumerate(sizes, start=1):
                 if upcoming < balancer.rounds:
                     break  # the round has ended early: nobody will ask for the rest
-                part = indices[:size].tolist()
+                part, samples = samples[:size], samples[size:]
                 self._pending.append(
                     (MicroBatch(plan, size, i == len(sizes), self._order.epoch, place, upcoming), part)
                 )
                 yield part
-                indices = indices[size:]
             upcoming += 1
 
 
-class _IndexLists:
+def _length(dataset: object) -> int | None:
+    """None where it is not known: a chain of streams has a ``__len__`` that may fail."""
+    try:
+        return len(dataset) if isinstance(dataset, Sized) else None
+    except TypeError:
+        if isinstance(dataset, IterableDataset):
+            return None
+        raise
+
+
+class _SampleLists:
     """A batch sampler made of a generator function, called anew for every epoch."""
 
-    def __init__(self, generate: Callable[[], Iterator[list[int]]]) -> None:
+    def __init__(self, generate: Callable[[], Iterator[list[Any]]]) -> None:
         self._generate = generate
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self._generate()
 
 

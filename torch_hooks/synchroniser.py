@@ -76,20 +76,23 @@ class Synchroniser(ABC):
     def finish(self) -> None:
         """Everything is computed: exchange what is not on its way, wait, agree."""
 
+    def _trained(self) -> int:
+        """A checksum of which parameters are trained, where ranks would wait for each other's gradients."""
+        return 0
+
     def _post_table(self) -> None:
         witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
-        report = self._balancer.report(settings=settings, witness=witness)
+        report = self._balancer.report(settings=settings, witness=witness, trained=self._trained())
         vector = torch.from_numpy(report).to(self._table_dtype)
         self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
 
     def _await_table(self) -> None:
         assert self._table is not None
         wait(self._table[0], *self._balancer.waiting())
+        self._balancer.hear(self._table[1].numpy())
 
     def _agree(self) -> float:
-        assert self._table is not None
-        _, vector = self._table
         self._table = None
-        return self._balancer.agree(vector.numpy())
+        return self._balancer.agree()

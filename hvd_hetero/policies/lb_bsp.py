@@ -40,7 +40,8 @@ class LBBSP(Policy):
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
         A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
-        the uncertainty of the speeds (``policies.steady_speeds``); then it is the best one. Otherwise the batches of
+        the share by which the speed of its latest rank is uncertain (``policies.steady_speeds``); then it is the best
+        one. Otherwise the batches of
         equal machines would follow every breath of the measurement, and each new batch size costs something: new
         buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and 63 instead of 64 and
         64 made a step of 80 ms two hundredths longer). The value is arbitrary between the noise of a predicted speed
@@ -117,8 +118,6 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        if finished.plan.total < plan.total:
-            return plan  # a short round tells little of speeds
         predicted, uncertain = self._to_plan_by(table)
         if self._good_enough(plan.samples, predicted.tolist(), uncertain.tolist()):
             return plan
@@ -131,7 +130,7 @@ class LBBSP(Policy):
         wanted[known] = proportional(
             speeds[known], int(shares[known].sum()), minimum=self.minimum, multiple_of=self.multiple_of
         )
-        if not self._worthwhile(shares[known], wanted[known], speeds[known]):
+        if not self._worthwhile(shares[known], wanted[known], speeds[known], uncertain[known]):
             return plan
         return RoundPlan.of(wanted, self.max_micro_batch)
 
@@ -178,9 +177,7 @@ class LBBSP(Policy):
         predicted = table.column("samples_per_s")
         if self._steady is None:
             return predicted, np.zeros(len(predicted))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            measured = table.column("samples") / table.busy_s
-        return self._steady.after(measured, predicted)
+        return self._steady.after(table.column("measured_per_s"), predicted)
 
     def _good_enough(self, shares: tuple[int, ...], speeds: list[float], uncertain: list[float]) -> bool:
         # No split is sooner than X / sum v, so most rounds need not look for one. Plain floats: additions and divisions
@@ -190,14 +187,20 @@ class LBBSP(Policy):
         latest_s = max(
             x / v * (1.0 - max(self.tolerance, u)) for x, v, u in zip(shares, speeds, uncertain, strict=True)
         )
-        return sum(shares) / sum(speeds) >= latest_s
+        return sum(shares) / math.fsum(speeds) >= latest_s
 
     def _worthwhile(
-        self, shares: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]
+        self,
+        shares: npt.NDArray[np.int64],
+        wanted: npt.NDArray[np.int64],
+        speeds: npt.NDArray[np.int64],
+        uncertain: npt.NDArray[np.float64],
     ) -> bool:
         # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
-        latest, next_latest = (int(((x << 38) // speeds).max()) for x in (shares, wanted))
-        return next_latest < latest - int(latest * self.tolerance)
+        times = (shares << 38) // speeds
+        late = int(times.argmax())
+        latest, next_latest = int(times[late]), int(((wanted << 38) // speeds).max())
+        return next_latest < latest - int(latest * max(self.tolerance, float(uncertain[late])))
 
 
 def _comparable(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

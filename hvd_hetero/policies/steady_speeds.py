@@ -5,10 +5,11 @@ off by the error of the prediction, and batches that change all the time cost so
 for new sizes). An average over many rounds scatters less, and is wrong wherever speeds do move. So, for rank i with
 the measured speed v_i, its prediction p_i for the next round, and m_i rounds since its level was last set:
 
-    u_i <- u_i + (v_i - u_i) / m_i               the average since then, of the last M rounds at most
-    σ_i  = median |v_i / p_i' - 1| / 0.6745      p' the prediction of the round before; the last N rounds,
-                                                 0 before there are three
-    u_i <- p_i,  m_i <- 1                        where |p_i - u_i| > σ_i u_i: the level has changed
+    m_i <- min(m_i + 1, M)
+    u_i <- u_i + (v_i - u_i) / m_i        the average since then; from m_i = M on, an exponential one
+    σ_i  = median |v_i / p_i' - 1| / 0.6745      p' the prediction of the round before; the last N rounds (the upper
+                                                 one of an even number), 0 before there are three
+    u_i <- p_i,  m_i <- 1                 where |p_i - u_i| > σ_i u_i: the level has changed
 
 A level set like that is known to σ_i / sqrt(m_i), so a rank counts as late only beyond that.
 
@@ -23,7 +24,11 @@ Chosen: M = 64, N = 32, λ = 0.98, g = 1.05 (arbitrary within a factor of two: o
 switching, wandering and recorded machines the rate changed by 0.3 % at most). With 10 % of noise on two equal ranks
 this makes 9 new splits in 480 rounds, where following the predictions makes 49; on the recorded jobs, the same.
 
-Every step is an addition, a product, a quotient, a comparison or an exactly rounded sum, so all ranks find the same.
+For predictors that average or mix. The forecast of "memoryless" is itself as noisy as σ, so its levels are set anew
+every few rounds.
+
+Every step is an addition, a product, a quotient, a square root, a comparison or an exactly rounded sum, so all ranks
+find the same.
 
 Cost: O(N n) for n ranks.
 """
@@ -59,20 +64,24 @@ class SteadySpeeds:
         self._level = self._rounds = self._predicted = nobody  # u, m, p'
         self._errors = np.zeros((0, 0))  # |v / p' - 1|, the latest last
         self._by_prediction = self._by_average = 0.0  # D_p, D_u
+        self._followed: tuple[Floats, Floats] | None = None  # what was answered last, where averages are believed
 
     def after(self, measured: Floats, predicted: Floats) -> tuple[Floats, Floats]:
         """The speeds to plan by, and the share by which each is uncertain (0: take it as it is).
 
-        Where a rank has no usable speed, all predictions are taken as they are, and nothing is learnt.
+        Where a rank has measured nothing that counts, nothing is learnt; where one has no usable prediction, either,
+        all predictions are taken as they are.
         """
-        usable = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0) & (predicted > 0)
-        if not usable.all():
-            return predicted, np.zeros(len(predicted))
+        as_they_are = predicted, np.zeros(len(predicted))
+        if not _usable(predicted):
+            return as_they_are
+        if not _usable(measured):
+            return as_they_are if self._followed is None else self._followed
         if len(self._level) != len(predicted):
             self.restart()
             self._level, self._rounds, self._predicted = predicted.copy(), np.ones(len(predicted)), predicted
             self._errors = np.zeros((0, len(predicted)))
-            return predicted, np.zeros(len(predicted))
+            return as_they_are
         noise = self._judge(measured)
         self._predicted = predicted
         self._rounds = np.minimum(self._rounds + 1.0, _LONGEST)
@@ -80,9 +89,9 @@ class SteadySpeeds:
         moved = np.abs(predicted - self._level) > noise * self._level
         self._level = np.where(moved, predicted, self._level)
         self._rounds = np.where(moved, 1.0, self._rounds)
-        if self._by_average > _GRACE * self._by_prediction:
-            return predicted, np.zeros(len(predicted))
-        return self._level, noise / np.sqrt(self._rounds)
+        calm = self._by_average <= _GRACE * self._by_prediction
+        self._followed = (self._level, noise / np.sqrt(self._rounds)) if calm else None
+        return self._followed or as_they_are
 
     def _judge(self, measured: Floats) -> Floats:
         """Compare what was forecast with what came. Returns σ, 0 before enough is known."""
@@ -90,11 +99,10 @@ class SteadySpeeds:
         missed = measured / self._level - 1.0
         self._errors = np.concatenate((self._errors[-(_ERRORS - 1) :], error[None]))
         kept = len(self._errors)
-        if kept < _ENOUGH:
-            noise, limit = np.zeros(len(error)), np.full(len(error), np.inf)
-        else:
+        noise = np.zeros(len(error))
+        if kept >= _ENOUGH:
             noise = np.partition(self._errors, kept // 2, axis=0)[kept // 2] / _NORMAL
-            limit = _LIMIT * noise * noise
+        limit = _LIMIT * noise * noise
         by_prediction = math.fsum(np.minimum(error * error, limit).tolist())
         by_average = math.fsum(np.minimum(missed * missed, limit).tolist())
         self._by_prediction = _FORGET * self._by_prediction + by_prediction
@@ -110,6 +118,7 @@ class SteadySpeeds:
             "errors": self._errors.tolist(),
             "by_prediction": self._by_prediction,
             "by_average": self._by_average,
+            "followed": None if self._followed is None else [column.tolist() for column in self._followed],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -117,5 +126,13 @@ class SteadySpeeds:
         self._level, self._rounds, self._predicted = (
             np.array(state[name], dtype=np.float64) for name in ("level", "rounds", "predicted")
         )
-        self._errors = np.array(state["errors"], dtype=np.float64).reshape(-1, len(self._level))
+        self._errors = np.array(state["errors"], dtype=np.float64).reshape(len(state["errors"]), len(self._level))
         self._by_prediction, self._by_average = float(state["by_prediction"]), float(state["by_average"])
+        level_and_share = state["followed"]
+        self._followed = (
+            None if level_and_share is None else (np.array(level_and_share[0]), np.array(level_and_share[1]))
+        )
+
+
+def _usable(speeds: Floats) -> bool:
+    return bool((np.isfinite(speeds) & (speeds > 0)).all())

@@ -13,7 +13,7 @@ KEEP_MEMORY = {
 """Environment of ranks that are to be compared, all of them alike.
 
 By default the C library hands the memory of large tensors back after each step and asks for it again, page by page:
-time that depends on the batch size in no simple way. And two networks of one process differ in pace by up to 10 %, by
-where their pages came to lie; on huge pages (glibc 2.35 or newer, where the kernel allows them) by 2 or 3 %. See
+time that depends on the batch size in no simple way. And equal networks of one process differ in pace by where their
+pages came to lie, which matters less on huge ones (glibc 2.35 or newer, where the kernel allows them). See
 ``docs/cpu.md``.
 """

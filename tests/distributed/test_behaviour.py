@@ -69,6 +69,13 @@ def test_parameters_state_and_hyper_parameters_come_from_rank_0(ranks):
         assert outcome["moment"] > 0
 
 
+@pytest.mark.parametrize("change", ["freezes", "thaws"])
+def test_a_rank_that_trains_other_parameters_stops_all_and_hangs_none(ranks, change):
+    for rank in ranks:
+        message = rank["trained_on_one_rank_alone"][change]
+        assert re.match(r"PlanMismatchError: round 3: ranks \[1\] .*freeze parameters on all of them at once", message)
+
+
 def test_a_parameter_that_is_thawed_later_is_synchronised(ranks):
     outcome = ranks[0]["thawed_parameters_are_synchronised"]
     assert outcome["moved"] > 0
@@ -92,7 +99,7 @@ def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
         ("small batch", "ValueError: global_batch must be at least the number of ranks.*got 1 for 2 ranks"),
         ("policy", "ValueError: policy 'lbbsp' is not known; did you mean 'lb-bsp'"),
         ("no optimizer", "ValueError: no optimizer synchronises.*DistributedOptimizer\\(optimizer, balance"),
-        ("stream", "ValueError: dataset must have __len__ and __getitem__.*balance.batch\\(samples\\)"),
+        ("stream", "ValueError: stream must be 'whole' or 'shard', got None"),
         ("batch_size", "TypeError: BalancedLoader does not take batch_size.*global_batch"),
         ("empty", "ValueError: the dataset must hold at least one sample"),
         ("names missing", "ValueError: named_parameters must name every parameter.*1 are not named"),

@@ -146,7 +146,7 @@ def test_reading_updating_and_what_lies_between_rounds_are_told_apart(ranks):
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        ("sized stream", "ValueError: dataset must have __len__ and __getitem__"),
+        ("sized stream", "ValueError: stream must be 'whole' or 'shard', got None"),
         ("loader without balance", "TypeError: balance must be a LoadBalance, got 'lb-bsp'"),
         ("optimizer without balance", "TypeError: balance must be the LoadBalance of this training, got str"),
         ("a model", "TypeError: optimizer must be a torch.optim.Optimizer, got Linear"),

@@ -211,6 +211,27 @@ def thawed_parameters_are_synchronised() -> dict:
     return {"moved": float((model.bias - linear().bias).abs().max()), "spread": spread(model)}
 
 
+def trained_on_one_rank_alone() -> dict:
+    """Rank 1 freezes or thaws a parameter by itself: all ranks are told, and none waits for the others."""
+
+    def alone(frozen_at_first: bool) -> str:
+        model = linear()
+        model.bias.requires_grad_(not frozen_at_first)
+        model, balance, batches, optimizer = training("bsp", model=model)
+
+        def run() -> None:
+            for x, y in batches:
+                if balance.rounds == 3 and hvd.rank() == 1:
+                    model.bias.requires_grad_(frozen_at_first)
+                optimizer.zero_grad()
+                functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+        return refusal(run)
+
+    return {"freezes": alone(False), "thaws": alone(True)}
+
+
 def telemetry_is_written_by_rank_0(directory: str) -> dict:
     model = linear()
     path = Path(directory) / f"run-of-{hvd.rank()}.jsonl"
@@ -321,6 +342,7 @@ def main() -> None:
         lambda: telemetry_is_written_by_rank_0(sys.argv[1]),
         refusals,
         different_data,
+        trained_on_one_rank_alone,
     ]
     names = [getattr(s, "__name__", "") for s in scenarios]
     names[names.index("<lambda>")] = "telemetry_is_written_by_rank_0"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from torch.nn import functional
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import hvd_hetero.pace
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
@@ -62,6 +62,28 @@ class Samples(Dataset):
         return X[i], Y[i], i
 
 
+class Stream(IterableDataset):
+    """All samples in an order of each epoch's own, or each rank's part of them."""
+
+    def __init__(self, step: int = 1, first: int = 0) -> None:
+        self._step, self._first, self._epoch = step, first, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self._epoch)).tolist()
+        return ((X[i], Y[i], i) for i in order[self._first :: self._step])
+
+
+DATA: dict[str, Callable[[LoadBalance], BalancedLoader]] = {
+    "0 workers": lambda balance: BalancedLoader(Samples(), balance, shuffle=True, seed=4),
+    "2 workers": lambda balance: BalancedLoader(Samples(), balance, shuffle=True, seed=4, num_workers=2),
+    "whole stream": lambda balance: BalancedLoader(Stream(), balance, stream="whole"),
+    "shards": lambda balance: BalancedLoader(
+        Stream(hvd.size(), hvd.rank()), balance, stream="shard", rounds_per_epoch=4
+    ),
+}
 POLICIES: dict[str, Callable[[], Policy]] = {
     "lb-bsp": lambda: LBBSP("narx"),
     "self-adaptive": lambda: SelfAdaptive(total=6, every=2),
@@ -71,14 +93,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 class Job:
-    def __init__(self, policy: str, workers: int, clock: Clock) -> None:
+    def __init__(self, policy: str, data: str, clock: Clock) -> None:
         torch.manual_seed(0)
         self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
         self.balance = LoadBalance(POLICIES[policy](), global_batch=GLOBAL_BATCH)
         if self.balance.balancer.signals is not None:
             self.balance.balancer.signals = Script()
-        self.loader = BalancedLoader(Samples(), self.balance, shuffle=True, seed=4, num_workers=workers)
+        self.loader = DATA[data](self.balance)
         self.optimizer = DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.05), self.balance, self.model.named_parameters()
         )
@@ -133,14 +155,14 @@ def main() -> None:
     time.perf_counter = clock
     outcome: dict[str, Any] = {}
     for policy in POLICIES:
-        for workers in (0, 2):
-            case = f"{policy}, {workers} workers"
-            stops = range(1, ROUNDS) if workers == 0 else (1, 3, 6)
+        for data in DATA:
+            case = f"{policy}, {data}"
+            stops = range(1, ROUNDS) if data == "0 workers" else (1, 3, 6)
             if mode == "save":
-                job = Job(policy, workers, clock)
+                job = Job(policy, data, clock)
                 job.run(ROUNDS)
                 outcome[case] = {"whole": job.outcome()}
-                job = Job(policy, workers, clock)
+                job = Job(policy, data, clock)
                 for stop in stops:
                     job.run(stop)
                     state = job.state()
@@ -151,7 +173,7 @@ def main() -> None:
             else:
                 outcome[case] = {}
                 for stop in stops:
-                    job = Job(policy, workers, clock)
+                    job = Job(policy, data, clock)
                     job.load(torch.load(directory / f"{case}, {stop}.pt"))
                     job.run(ROUNDS)
                     outcome[case][str(stop)] = job.outcome()
