@@ -25,8 +25,8 @@ def _version(name: str) -> str | None:
         return None  # not part of this measurement
 
 
-def write_result(name: str, text: str) -> Path:
-    """Store `text` as benchmarks/results/<name>.md, with machine, versions and date; return the path."""
+def write_result(name: str, text: str, command: str | None = None) -> Path:
+    """Store `text` as benchmarks/results/<name>.md, with machine, versions, date and command; return the path."""
     path = Path(__file__).resolve().parent / "results" / f"{name}.md"
     path.parent.mkdir(exist_ok=True)
     versions = filter(None, map(_version, ("numpy", "scipy", "torch", "tensorflow", "horovod")))
@@ -34,6 +34,6 @@ def write_result(name: str, text: str) -> Path:
         f"# {name}\n\n{text.strip()}\n\n"
         f"{_cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
         f"{', '.join(versions)}; {date.today().isoformat()}. "
-        f"`python benchmarks/{name}.py --write`\n"
+        f"`python benchmarks/{command or f'{name}.py'} --write`\n"
     )
     return path

@@ -23,6 +23,8 @@ GLOBAL_BATCH = 384
 ITERATION = 96  # samples of one iteration of all ranks under ElasticBSP
 TURN = {"elastic-bsp": 3}  # rounds of a turn
 USUAL_TURN = 6
+PIECES = 6  # micro-batches per rank and round of self-adaptive allocation, of 32 samples for two ranks
+STEPS = 16  # N of non-blocking rounds: how much of a round the last micro-batch of a slow rank is
 SWITCH = 60  # rounds between two changes of the slow rank
 Rounds = Iterator[float]  # each round yields its samples, over all ranks
 
@@ -145,14 +147,14 @@ def steady(job: Job, cycles: int) -> dict:
     n = hvd.size()
     speeds = job.true_speeds()
     shares = [int(x) for x in proportional(speeds, GLOBAL_BATCH)]
-    adaptive = SelfAdaptive(total=6 * n)
+    adaptive = SelfAdaptive(total=PIECES * n)
     per_epoch = len(job.data) // GLOBAL_BATCH
     schemes = {
         "stock": job.stock("stock"),
         "oracle": job.by_hand("oracle", lambda: shares),
         "lb-bsp": job.balanced(LBBSP())[0],
         "self-adaptive": job.balanced(adaptive)[0],
-        "non-blocking": job.balanced(NonBlocking(GLOBAL_BATCH // n // 12))[0],
+        "non-blocking": job.balanced(NonBlocking(STEPS))[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
     }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})

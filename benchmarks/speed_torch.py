@@ -100,10 +100,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="some of the scenarios")
     parser.add_argument("--cycles", type=int, help="turns of every scheme")
-    parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results, one of each")
     options = parser.parse_args()
     examples = str(Path(__file__).resolve().parents[1] / "examples")
-    lines: list[str] = []
     missed: list[str] = []
     with Progress() as progress:
         for name in options.only:
@@ -118,12 +117,13 @@ def main() -> int:
             progress.update(task, total=progress.tasks[task].completed or 1)
             outcome = result.reports[0]
             rows, bad = {"steady": steady, "switching": switching, "stability": stability}[scenario.kind](outcome)
-            lines += ["", f"## {TITLES[name]}", "", *rows, "", f"({'; '.join(outcome['slowness'])})"]
             missed += [f"{name}: {each}" for each in bad]
-    text = "\n".join([__doc__.split("\n\n")[0], *lines, "", f"Missed: {'; '.join(missed) or 'nothing'}."])
-    print(text)
-    if options.write:
-        write_result("speed_torch", text)
+            slowness = "; ".join(outcome["slowness"])
+            verdict = f"Missed: {'; '.join(bad) or 'nothing'}."
+            text = "\n".join([f"{TITLES[name]}: samples per second.", "", *rows, "", f"({slowness})", "", verdict])
+            progress.console.print(text, markup=False)
+            if options.write:
+                write_result(f"speed_torch_{name}", text, f"speed_torch.py --only {name}")
     return 1 if missed else 0
 
 

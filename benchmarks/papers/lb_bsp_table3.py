@@ -33,6 +33,7 @@ PAPER = {
     "lstm": (9.19, 0.515), "narx": (4.78, 0.423),
 }  # fmt: skip
 OURS = ("reverting", "mixture", "narx from scratch")
+DEFAULT = "LBBSP() as it comes"
 SCATTERS = (0.02, 0.15)
 Found = tuple[float, float, float]  # RMSE, seconds of a round, waiting share
 
@@ -74,7 +75,7 @@ def simulate_all(machines: Cluster, rounds: int, label: str) -> dict[str, Found]
     global_batch, skip = BATCH * len(machines.workers), rounds // 10
     found: dict[str, Found] = {}
     with Progress(transient=True) as progress:
-        task = progress.add_task("", total=(2 + len(PAPER) + len(OURS)) * rounds)
+        task = progress.add_task("", total=(3 + len(PAPER) + len(OURS)) * rounds)
 
         def run(name: str, policy: Policy, **how: object) -> None:
             progress.update(task, description=f"{label}, {name}")
@@ -87,6 +88,7 @@ def simulate_all(machines: Cluster, rounds: int, label: str) -> dict[str, Found]
         run("best split", BestSplit())
         for name in (*PAPER, *OURS[:2]):
             run(name, LBBSP(name, tolerance=0.0))
+        run(DEFAULT, LBBSP())
         run(OURS[2], LBBSP("narx", tolerance=0.0), predictor=lambda: NARX(warm_start=None, background=False))
     return found
 
@@ -95,7 +97,7 @@ def tabulate(found: dict[str, Found]) -> list[str]:
     """Table 3, with the paper's figures beside ours."""
     base = found["BSP"][1]
     rows: list[list[object]] = [["BSP", "-", "-", "1", "1", 1.0, f"{found['BSP'][2]:.1%}"]]
-    for name in (*PAPER, *OURS, "best split"):
+    for name in (*PAPER, *OURS, DEFAULT, "best split"):
         rmse, round_s, waiting = found[name]
         rmse_paper, time_paper = PAPER.get(name, (math.nan, math.nan))
         paper = f"{rmse_paper:g} ({rmse_paper / PAPER['ema'][0]:.2f})" if name in PAPER else "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -30,11 +31,15 @@ class SelfAdaptive(Policy):
     up again when the ranks drift: when the slowest rank of an epoch takes ``drift`` longer, relative to the mean, than
     it did when the allocation came to rest.
 
+    A rank is up to half a micro-batch from its share, which is much where it has few. So once the allocation is at
+    rest, Eq. 10 divides the samples as well, by the times of that last epoch, and each rank does its own in
+    micro-batches no larger than before: a rank may have one micro-batch more than its count.
+
     Parameters
     ----------
     total
         C, the micro-batches of a round over all ranks. None takes ten for each rank: a finer grain costs more calls
-        per sample, a coarser one leaves ranks up to half a micro-batch from their share.
+        per sample, a coarser one is further from equal times until the allocation is at rest.
     start
         The allocation of the first epoch, one count per rank; equal if not given.
     every
@@ -44,8 +49,8 @@ class SelfAdaptive(Policy):
 
     Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
     permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
-    the rule is made precise in ``allocation.settled``. The paper never takes a settled allocation up again. With
-    n ranks whose shares of C are no integers, an allocation of equal times does not exist, and the rest stays.
+    the rule is made precise in ``allocation.settled``. The paper never takes a settled allocation up again, and leaves
+    it at whole micro-batches.
     """
 
     name: ClassVar[str] = "self-adaptive"
@@ -71,6 +76,8 @@ class SelfAdaptive(Policy):
         self._global_batch = 0
         self._history: list[list[int]] = []
         self._rest: float | None = None
+        self._shares: list[int] = []
+        """samples of each rank, once at rest"""
         self._period = self._rounds = 0
         self._busy_ns: list[int] = []
 
@@ -127,13 +134,20 @@ class SelfAdaptive(Policy):
         if self._rest is not None:
             if spread <= self._rest * (1 + self.drift):
                 return
-            self._rest, self._history = None, [self._weights]
+            self._rest, self._shares, self._history = None, [], [self._weights]
+        done = self._plan().samples
         self._weights = [int(w) for w in adapt(self._weights, self._busy_ns)]
         self._history = [*self._history, self._weights][-_KEPT:]
         if settled(self._history):
-            self._rest = spread
+            self._shares = [int(x) for x in adapt(done, self._busy_ns)]
+            expected = [x * ns / d for x, ns, d in zip(self._shares, self._busy_ns, done, strict=True)]
+            self._rest = max(expected) * len(expected) / math.fsum(expected)
 
     def _plan(self) -> RoundPlan:
+        if self._shares:
+            total = sum(self._weights)
+            counts = tuple(-(-x * total // self._global_batch) for x in self._shares)
+            return RoundPlan(tuple(self._shares), counts)
         samples = proportional(self._weights, self._global_batch, minimum=self._weights)
         return RoundPlan(tuple(int(x) for x in samples), tuple(self._weights))
 
@@ -143,6 +157,7 @@ class SelfAdaptive(Policy):
             "weights": self._weights,
             "history": self._history,
             "rest": self._rest,
+            "shares": self._shares,
             "period": self._period,
             "rounds": self._rounds,
             "busy_ns": self._busy_ns,
@@ -158,5 +173,6 @@ class SelfAdaptive(Policy):
         self._weights = [int(w) for w in state["weights"]]
         self._history = [[int(w) for w in each] for each in state["history"]]
         self._rest = state["rest"]
+        self._shares = [int(x) for x in state["shares"]]
         self._period, self._rounds = int(state["period"]), int(state["rounds"])
         self._busy_ns = [int(each) for each in state["busy_ns"]]
