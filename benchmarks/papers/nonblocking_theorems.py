@@ -75,8 +75,8 @@ def main() -> int:
     lines += ["", f"rate {RATE}, D = {DATASET:,}, B = {BATCH}; {ROUNDS:,} rounds and more per figure."]
     lines += [
         "Theorem 2 takes an epoch as D / (P B) rounds, but a non-blocking round does fewer than P B samples: another",
-        "line has the time until all D are done. Theorem 5 is stated for the times of one round; its mean does not exist",
-        "under exponential times (nor 1/X's), so its formula here is that of the long run, which is this project's.",
+        "line has the time until all D are done. Theorem 5 is stated for the times of one round; its mean does not",
+        "exist under exponential times (nor 1/X's), so its formula here is this project's own, that of the long run.",
         "The long-run ratio is the quotient of mean samples and mean seconds of a round. With N = 8 a worker ends the",
         "micro-batch at hand: for the slowest of many, whose times are exponential, that is long.",
     ]
