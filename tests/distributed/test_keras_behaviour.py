@@ -56,7 +56,7 @@ def outcomes(legacy):
     def of(name):
         if name not in found:
             part = next(part for part in PARTS if name in part)
-            reports = launch(WORKER, 2, [",".join(part)], timeout_s=90, env=env).reports
+            reports = launch(WORKER, 2, [",".join(part)], timeout_s=200, env=env).reports
             found.update({each: [rank[each] for rank in reports] for each in part})
         for rank in found[name]:
             assert "failed" not in rank, rank["failed"]

@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path, legacy):
     path = tmp_path / "run.jsonl"
     env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    out = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], timeout_s=90, env=env).stdout[0]
+    out = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], timeout_s=200, env=env).stdout[0]
     accuracies = [float(a) for a in re.findall(r"val_accuracy: ([\d.]+)", out)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
