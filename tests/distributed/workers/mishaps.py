@@ -313,7 +313,7 @@ def the_table_leaves_before_the_last_gradients() -> dict:
     for name, send in genuine.items():
         setattr(wire.hvd, name, spy(send))
     try:
-        layers = (torch.nn.Linear(20, 600), torch.nn.Linear(600, 600), torch.nn.Linear(600, 1))
+        layers = (torch.nn.Linear(20, 1200), torch.nn.Linear(1200, 1200), torch.nn.Linear(1200, 1))
         Job(model=torch.nn.Sequential(*layers), stop_at=2).epochs(1)
     finally:
         for name, send in genuine.items():
