@@ -28,8 +28,12 @@ def test_each_sample_of_a_whole_stream_goes_to_one_rank_once_an_epoch(ranks, pol
 
 
 @pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static"])
-def test_a_whole_stream_trains_the_same_bits_as_random_access(ranks, policy):
-    assert all(rank["whole_streams"][policy]["same as with random access"] for rank in ranks)
+def test_a_whole_stream_trains_as_random_access_does(ranks, policy):
+    """To rounding: of three ranks, which two are added first depends on what Horovod fuses, and so on time."""
+    for rank in ranks:
+        outcome = rank["whole_streams"][policy]
+        assert outcome["same samples"]
+        assert outcome["off"] <= 1e-13
 
 
 def test_worker_processes_read_a_stream(ranks):

@@ -84,9 +84,14 @@ def whole_streams() -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     for name, policy in policies().items():
         outcome[name] = trained(policy(), lambda balance: BalancedLoader(Stream(), balance, stream="whole"))
+    ends = {name: each["end"] for name, each in outcome.items()}
     for name in ("bsp", "micro-batches", "static"):  # whose rounds do not depend on time
         with_random_access = trained(policies()[name](), lambda balance: BalancedLoader(Samples(), balance))
-        outcome[name]["same as with random access"] = with_random_access == outcome[name]
+        pairs = zip(outcome[name].pop("end"), with_random_access.pop("end"), strict=True)
+        outcome[name]["same samples"] = with_random_access == outcome[name]
+        outcome[name]["off"] = max(abs(a - b) for a, b in pairs)
+    for name, end in ends.items():
+        outcome[name]["end"] = end
     return outcome
 
 
