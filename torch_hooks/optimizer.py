@@ -207,9 +207,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
         if not (self._balancer.closing or self._balancer.stop_early()):
-            self._declined = (
-                True  # until the next micro-batch: step() must not find out otherwise, without the clipping
-            )
+            # Until the next micro-batch: step() must not find out otherwise, without the clipping.
+            self._declined = True
             return False
         self._attempt.over()
         self._require_unchanged()

@@ -41,11 +41,10 @@ class LBBSP(Policy):
     tolerance
         A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
         the share by which the speed of its latest rank is uncertain (``policies.steady_speeds``); then it is the best
-        one. Otherwise the batches of
-        equal machines would follow every breath of the measurement, and each new batch size costs something: new
-        buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and 63 instead of 64 and
-        64 made a step of 80 ms two hundredths longer). The value is arbitrary between the noise of a predicted speed
-        and a loss that one would notice. With 0, every prediction is followed as it is.
+        one. Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch
+        size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
+        and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). The value is arbitrary between the
+        noise of a predicted speed and a loss that one would notice. With 0, every prediction is followed as it is.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
     device

@@ -115,7 +115,12 @@ def test_a_rank_without_a_usable_speed_teaches_nothing():
 
 
 def test_a_state_of_before_the_first_round_that_teaches_can_be_loaded():
-    SteadySpeeds().load_state_dict(json.loads(json.dumps(SteadySpeeds().state_dict())))
+    young, resumed = SteadySpeeds(), SteadySpeeds()
+    resumed.load_state_dict(json.loads(json.dumps(young.state_dict())))
+    for speeds in ([10.0, 20.0], [11.0, 19.0], [10.0, 20.0]):
+        found = [each.after(np.array(speeds), np.array(speeds)) for each in (young, resumed)]
+        assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+    assert resumed.state_dict() == young.state_dict()
 
 
 def test_a_late_rank_that_rounding_cannot_help_moves_little():
