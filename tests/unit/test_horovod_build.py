@@ -10,6 +10,7 @@ import tarfile
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -468,20 +469,35 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that does what it does by default, whatever started the tests: nohup has them ignore SIGHUP."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_a_terminated_build_cleans_up(cache: WheelCache, number: signal.Signals) -> None:
     """The work directory is gone and the exit code tells the signal, which then means what it meant before."""
-    before = signal.getsignal(number)
     with pytest.raises(SystemExit, match=str(128 + number)):
         _be_sent(number, cache)
     assert list(cache.root.glob("work-*")) == []
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def _be_sent(number: signal.Signals, cache: WheelCache) -> None:
     with command._terminated_as_exit(), cache.locked(pytest.fail), cache.workspace():
         os.kill(os.getpid(), number)
         time.sleep(10)
+
+
+def test_a_build_goes_on_under_nohup(number: signal.Signals) -> None:
+    """What is ignored when a build begins stays ignored in it and after it."""
+    signal.signal(number, signal.SIG_IGN)
+    with command._terminated_as_exit():
+        os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 def test_build_environment_is_the_plans(torch_plan: plan.BuildPlan) -> None:

@@ -20,7 +20,7 @@ def row(**figures: float) -> RoundReport:
 
 
 @given(plans)
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200, deadline=None)
 def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_smaller_first(plan):
     for rank in range(plan.workers):
         sizes = plan.sizes(rank)
@@ -31,7 +31,7 @@ def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_small
 
 
 @given(plans, st.integers(0, 200))
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, max_examples=200, deadline=None)
 def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan, total):
     if plan.total == 0:
         return

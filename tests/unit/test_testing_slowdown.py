@@ -74,7 +74,7 @@ def test_factor_one_never_sleeps_and_set_factor_takes_effect_at_once():
     steps=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=50),
     overshoot_s=st.floats(0.0, 0.05),
 )
-@settings(derandomize=True)
+@settings(derandomize=True, deadline=None)
 def test_overshoot_of_sleeps_does_not_add_up(factor, steps, overshoot_s):
     """However long the run, the total is factor x compute to within the overshoot of one sleep."""
     time = FakeTime(overshoot_s)
