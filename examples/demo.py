@@ -99,7 +99,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, dict],
         of_ranks = {k: v for k, v in vars(options).items() if k != "framework"}
         arguments = [f"--{k.replace('_', '-')}={v}" for k, v in of_ranks.items()]
         worker = Path(__file__).parent / WORKERS[options.framework]
-        launch(worker, RANKS, arguments, timeout_s=240, env=KEEP_MEMORY, on_line=on_line)
+        launch(worker, RANKS, arguments, timeout_s=450, env=KEEP_MEMORY, on_line=on_line)
     return results, batches, slowness
 
 

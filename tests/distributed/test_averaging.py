@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -16,7 +17,7 @@ LOOSER = {"elastic-bsp, local, adam": 1e-6}
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["two", "three"])
 def outcome(request):
-    return launch(WORKER, request.param, timeout_s=90).reports[0]
+    return launch(WORKER, request.param, timeout_s=TORCH_S).reports[0]
 
 
 def test_every_rank_holds_the_parameters_of_the_oracle_after_40_rounds(outcome):

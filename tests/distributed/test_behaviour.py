@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -15,7 +16,7 @@ WORKER = Path(__file__).parent / "workers" / "behaviour.py"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry")], timeout_s=100).reports
+    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry")], timeout_s=TORCH_S).reports
 
 
 def test_worker_processes_change_nothing_but_the_lead(ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.allocation import Gamma, minimax
 from hvd_hetero.testing import launch
@@ -15,7 +16,7 @@ WORKER = Path(__file__).parent / "workers" / "device.py"
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def outcome(request):
-    return launch(WORKER, request.param, timeout_s=90).reports[0]
+    return launch(WORKER, request.param, timeout_s=TORCH_S).reports[0]
 
 
 def test_whenever_memory_runs_short_parameters_are_those_of_the_single_process(outcome):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -14,7 +15,7 @@ WORKER = Path(__file__).parent / "workers" / "exactness.py"
 
 @pytest.fixture(scope="module", params=[2, 3, 4], ids=["2 ranks", "3 ranks", "4 ranks"])
 def outcome(request):
-    return launch(WORKER, request.param, timeout_s=90).reports[0]
+    return launch(WORKER, request.param, timeout_s=TORCH_S).reports[0]
 
 
 def test_parameters_after_100_rounds_are_those_of_the_single_process(outcome):

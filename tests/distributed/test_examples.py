@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import DEMO_S, TORCH_S
 
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import launch
@@ -19,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
     path = tmp_path / "run.jsonl"
-    out = launch(EXAMPLES / "torch_digits.py", 2, ["--telemetry", path], timeout_s=90).stdout[0]
+    out = launch(EXAMPLES / "torch_digits.py", 2, ["--telemetry", path], timeout_s=TORCH_S).stdout[0]
     accuracies = [float(a) for a in re.findall(r"accuracy ([\d.]+)", out)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
@@ -30,7 +31,7 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
 def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):
     """Figures are judged by the demo itself at full length; here the slow rank must get the smaller part."""
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--rounds", "25", "--slow", "3", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("BSP", "LB-BSP", "oracle", "waiting share", "final loss", "Slowed by: 3 times slower"):
         assert word in done.stdout

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from limits import KERAS_S
 
 from hvd_hetero.testing import launch
 
@@ -56,7 +57,7 @@ def outcomes(legacy):
     def of(name):
         if name not in found:
             part = next(part for part in PARTS if name in part)
-            reports = launch(WORKER, 2, [",".join(part)], timeout_s=200, env=env).reports
+            reports = launch(WORKER, 2, [",".join(part)], timeout_s=KERAS_S, env=env).reports
             found.update({each: [rank[each] for rank in reports] for each in part})
         for rank in found[name]:
             assert "failed" not in rank, rank["failed"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import KERAS_S
 
 from hvd_hetero.testing import launch
 
@@ -22,7 +23,7 @@ WORKER = Path(__file__).parent / "workers" / "keras_conformance.py"
 @pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
 def ranks(request):
     env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return launch(WORKER, 2, timeout_s=200, env=env).reports
+    return launch(WORKER, 2, timeout_s=KERAS_S, env=env).reports
 
 
 def outcomes(ranks, name):

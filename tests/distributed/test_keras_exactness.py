@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import KERAS_S
 
 from hvd_hetero.testing import launch
 
@@ -19,7 +20,7 @@ def legacy(request):
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def outcome(request, legacy):
-    return launch(WORKER, request.param, timeout_s=200, env=legacy).reports[0]
+    return launch(WORKER, request.param, timeout_s=KERAS_S, env=legacy).reports[0]
 
 
 def test_weights_after_36_rounds_are_those_of_the_single_process(outcome):

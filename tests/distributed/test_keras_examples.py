@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import DEMO_S, KERAS_S
 
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import launch
@@ -21,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path, legacy):
     path = tmp_path / "run.jsonl"
     env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    out = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], timeout_s=200, env=env).stdout[0]
+    out = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], timeout_s=KERAS_S, env=env).stdout[0]
     accuracies = [float(a) for a in re.findall(r"val_accuracy: ([\d.]+)", out)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
@@ -34,7 +35,7 @@ def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):
     """Figures are judged by the demo itself at full length; here the slow rank must get the smaller part."""
     options = ["--framework", "keras", "--rounds", "25", "--slow", "3", "--out", str(tmp_path)]
     command = [sys.executable, str(EXAMPLES / "demo.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("BSP", "LB-BSP", "oracle", "waiting share", "final loss", "Slowed by: 3 times slower"):
         assert word in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import KERAS_S
 
 from hvd_hetero.testing import launch
 
@@ -17,7 +18,7 @@ TOGETHER = ("non-blocking", "elastic-bsp", "elastic-bsp, local", "self-adaptive"
 @pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
 def ranks(request):
     env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return launch(WORKER, 3, timeout_s=200, env=env).reports
+    return launch(WORKER, 3, timeout_s=KERAS_S, env=env).reports
 
 
 @pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS])

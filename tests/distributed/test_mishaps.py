@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -16,7 +17,7 @@ WORKER = Path(__file__).parent / "workers" / "mishaps.py"
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry") / "run.jsonl"], timeout_s=100).reports
+    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry") / "run.jsonl"], timeout_s=TORCH_S).reports
 
 
 def test_step_hooks_run_once_per_round_also_where_there_is_no_data(ranks):

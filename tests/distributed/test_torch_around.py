@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -15,12 +16,12 @@ WORKER = Path(__file__).parent / "workers" / "torch_around.py"
 
 @pytest.fixture(scope="module")
 def ranks():
-    return launch(WORKER, 2, timeout_s=90).reports
+    return launch(WORKER, 2, timeout_s=TORCH_S).reports
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def either(request, ranks):
-    return ranks if request.param == 2 else launch(WORKER, 3, timeout_s=90).reports
+    return ranks if request.param == 2 else launch(WORKER, 3, timeout_s=TORCH_S).reports
 
 
 @pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static", "never data", "non-blocking"])

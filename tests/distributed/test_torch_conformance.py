@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import RankError, launch
 
@@ -15,7 +16,7 @@ WORKER = Path(__file__).parent / "workers" / "torch_conformance.py"
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def ranks(request):
-    return launch(WORKER, request.param, timeout_s=90).reports
+    return launch(WORKER, request.param, timeout_s=TORCH_S).reports
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_gradients_are_cleared_to_none_or_to_zero(outcome):
 
 def test_a_rank_that_leaves_ends_the_job_and_nobody_waits_for_ever():
     with pytest.raises(RankError) as failure:
-        launch(WORKER, 2, ["leave"], timeout_s=90)
+        launch(WORKER, 2, ["leave"], timeout_s=TORCH_S)
     assert failure.value.exit_codes[1] == 7
     assert failure.value.exit_codes[0] != 0
     assert failure.value.result.reports == (3, 3)

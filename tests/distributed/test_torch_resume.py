@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -20,7 +21,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("states")
-    first, then = (launch(WORKER, 2, [mode, directory], timeout_s=90).reports[0] for mode in ("save", "resume"))
+    first, then = (launch(WORKER, 2, [mode, directory], timeout_s=TORCH_S).reports[0] for mode in ("save", "resume"))
     return {case: (first[case], then[case]) for case in first}
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from limits import TORCH_S
 
 from hvd_hetero.testing import launch
 
@@ -16,7 +17,7 @@ SAMPLES = 131
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
 def ranks(request):
-    return launch(WORKER, request.param, timeout_s=90).reports
+    return launch(WORKER, request.param, timeout_s=TORCH_S).reports
 
 
 @pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static", "lb-bsp", "non-blocking", "elastic-bsp", "local"])

@@ -42,17 +42,16 @@ def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch
     assert alive(token) == []
 
 
-@pytest.mark.distributed(timeout_s=300)
 def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, token):
-    for timeout_s in (15, 45, 120):  # on a busy machine the ranks may not even have met in the first
+    for timeout_s in (15, 45, 120):  # on a busy machine the ranks may not yet hang at the end of the first
         begin_s = time.monotonic()
         with pytest.raises(HangError, match=rf"hang\.py on 2 ranks: not done after {timeout_s} s") as caught:
             launch("hang.py", 2, ["hang"], timeout_s=timeout_s, env=token)
-        assert time.monotonic() - begin_s < timeout_s + 15
+        assert time.monotonic() - begin_s < timeout_s + 60
         assert alive(token) == []
-        if caught.value.result.stdout[1] == "hanging\n":
+        stacks = caught.value.stacks
+        if "in synchronize" in stacks.get(0, "") and "in never_post" in stacks.get(1, ""):
             break
-    stacks = caught.value.stacks
     assert sorted(stacks) == [0, 1]
     assert "in wait_inside_horovod" in stacks[0]
     assert "in synchronize" in stacks[0]  # where Horovod waits, below Python
@@ -105,7 +104,7 @@ def test_ranks_do_not_outlive_their_launcher(token, tmp_path):
 def test_a_test_that_hangs_without_a_launch_fails_at_its_limit_and_one_stuck_for_good_ends_pytest(tmp_path):
     """The folder's conftest, on two tests that hang: one in Python code, one where the interpreter takes no signals."""
     conftest = (Path(__file__).parent / "conftest.py").read_text()
-    shorter = conftest.replace("LAST_RESORT_S = 30.0", "LAST_RESORT_S = 0.5")
+    shorter = conftest.replace("LAST_RESORT_S = 30.0", "LAST_RESORT_S = 5.0")
     assert shorter != conftest
     (tmp_path / "conftest.py").write_text(shorter)
     (tmp_path / "test_hanging.py").write_text(
@@ -120,7 +119,7 @@ def test_a_test_that_hangs_without_a_launch_fails_at_its_limit_and_one_stuck_for
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", marker, "--rootdir", tmp_path, tmp_path],
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))), capture_output=True, text=True,
-        timeout=50, check=False, cwd=tmp_path,
+        timeout=120, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert "test_in_python FAILED" in ended.stdout
     assert "test_next PASSED" in ended.stdout  # a hanging test does not take the others with it
