@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import horovod.torch as hvd
 import numpy as np
 import torch
+from simulated import SimulatedClock
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
@@ -24,7 +25,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 ROUNDS = 100
 CLIP = 0.5
-PAUSE_S = 2e-4  # a sample, on every rank but the first, so that policies which measure have something to find
+PAUSE_S = 5e-3  # a micro-batch, times the rank: real time, for the signals are real that end non-blocking rounds early
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
 FEATURES = 6
@@ -91,6 +92,8 @@ class Outcome:
     """this rank's samples, per round"""
     epochs: list[int]
     """of each round"""
+    planned: list[tuple[int, ...]]
+    """of each round: every rank's samples"""
     idle: int
     sizes: list[int]
 
@@ -105,7 +108,7 @@ def clip(parameters: list[torch.nn.Parameter]) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, CLIP)
 
 
-def train(policy: Policy, optimizer_name: str, dtype: torch.dtype) -> Outcome:
+def train(policy: Policy, optimizer_name: str, dtype: torch.dtype, clock: SimulatedClock) -> Outcome:
     torch.manual_seed(100 + hvd.rank())  # ranks start apart: the broadcast has something to do
     net = Net().to(dtype)
     x, y = samples(dtype)
@@ -113,21 +116,27 @@ def train(policy: Policy, optimizer_name: str, dtype: torch.dtype) -> Outcome:
     loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS)
     optimizer = DistributedOptimizer(OPTIMIZERS[optimizer_name](net.parameters()), balance, net.named_parameters())
     optimizer.register_step_pre_hook(lambda *_: clip(list(net.parameters())))
-    slow = policy.measures or policy.name == "non-blocking"
     seen: list[list[int]] = [[] for _ in range(ROUNDS)]
     sizes = []
     epochs: list[int] = []
-    balance.balancer.observer = lambda finished: epochs.append(finished.epoch)
+    planned: list[tuple[int, ...]] = []
+
+    def observe(finished: FinishedRound) -> None:
+        epochs.append(finished.epoch)
+        planned.append(finished.plan.samples)
+
+    balance.balancer.observer = observe
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds] += index.tolist()
             sizes.append(len(index))
-            time.sleep(PAUSE_S * len(index) * hvd.rank() * slow)
+            clock.pass_s(1e-3 * len(index) * (1 + 2 * hvd.rank()))
+            time.sleep(PAUSE_S * hvd.rank() * (policy.name == "non-blocking"))
             optimizer.zero_grad()
             functional.mse_loss(net(x[index]), y[index]).backward()
             optimizer.step()
     balance.close()
-    return Outcome(net, seen, epochs, sum(not s for s in seen), sizes)
+    return Outcome(net, seen, epochs, planned, sum(not s for s in seen), sizes)
 
 
 def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) -> Net:
@@ -145,18 +154,16 @@ def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) 
 
 
 def difference(a: Net, b: Net) -> float:
-    """The largest relative difference over the parameter tensors."""
-    with torch.no_grad():
-        return max(
-            float((p - q).abs().max() / q.abs().max().clamp(min=1e-300))
-            for p, q in zip(a.parameters(), b.parameters(), strict=True)
-        )
+    """The largest, relative to the largest parameter: a tensor that happens to be near zero has no digits to lose."""
+    p, q = (torch.cat([p.detach().flatten() for p in net.parameters()]) for net in (a, b))
+    return float((p - q).abs().max() / q.abs().max())
 
 
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     n = hvd.size()
+    clock = SimulatedClock()
     policies = {
         "bsp": BSP,
         "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
@@ -176,7 +183,7 @@ def main() -> None:
         cases = [case for case in cases if case[1:] == ("momentum", torch.float64)]
     results = []
     for policy, optimizer_name, dtype in cases:
-        outcome = train(policies[policy](), optimizer_name, dtype)
+        outcome = train(policies[policy](), optimizer_name, dtype, clock)
         parts = hvd.allgather_object(outcome.seen)
         rounds = [[i for part in parts for i in part[r]] for r in range(ROUNDS)]
         flat = torch.cat([p.detach().flatten() for p in outcome.net.parameters()])
@@ -190,6 +197,7 @@ def main() -> None:
                 "between_ranks": float((everywhere - everywhere[0]).abs().max()),
                 "rounds": [sorted(r) for r in rounds],
                 "epochs": outcome.epochs,
+                "planned": outcome.planned,
                 "shares": [[len(part[r]) for part in parts] for r in range(ROUNDS)],
                 "idle": hvd.allgather_object(outcome.idle),
                 "sizes": hvd.allgather_object(sorted(set(outcome.sizes))),
