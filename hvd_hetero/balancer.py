@@ -241,7 +241,9 @@ class Balancer:
         self._state = _State.PAUSED if self._micro_batches else _State.AGREED
         return min(self.pace.limit or size, -(-size // 2))
 
-    def report(self, *, settings: float = 0.0, witness: float = 0.0, trained: int = 0) -> npt.NDArray[np.float64]:
+    def report(
+        self, *, settings: float = 0.0, witness: float = 0.0, trained: int = 0, dtype: npt.DTypeLike = np.float64
+    ) -> npt.NDArray[Any]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
 
         ``trained`` is a checksum of which parameters are.
@@ -259,7 +261,7 @@ class Balancer:
             settings=settings,
             witness=witness,
             **self.pace.row(),
-        ).vector(self.rank, self.workers)
+        ).vector(self.rank, self.workers, dtype)
 
     def waiting(self) -> tuple[float, float]:
         """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
@@ -271,13 +273,13 @@ class Balancer:
         self.pace.rest()
         return self._expected_s, self._transfer_s
 
-    def hear(self, summed: npt.ArrayLike) -> None:
+    def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
         """The table has arrived: raise, on every rank alike, if any of them has gone its own way."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
         require_agreement(self.rounds, self._heard)
 
-    def agree(self, summed: npt.ArrayLike | None = None) -> float:
+    def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """All sums have arrived (the table's has been heard, or is given): decide the next plan.
 
         Returns what to multiply the summed gradient by.
@@ -289,10 +291,10 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.pace.done_at
-        self._transfer_s = float(table.column("wait_s").min())  # NaN, if that of any rank is
+        self._transfer_s = table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         plan = self.policy.next(self._plans[-1], finished)
-        if (limits := table.column("limit")).any():
+        if any(limits := table.figures("limit")):
             plan = plan.within([int(limit) for limit in limits])
         self._plans.append(plan)
         self._plans.popleft()

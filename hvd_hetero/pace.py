@@ -57,7 +57,7 @@ class Pace:
     def __init__(self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None) -> None:
         self._clock = clock
         self._meter = meter
-        self.predictor = policy.predictor()
+        self.predictor = policy.forecaster(policy.predictor())
         self.profile = policy.profile()
         self.stopwatch: Stopwatch | None = None
         self.limit = 0
@@ -65,7 +65,7 @@ class Pace:
         self.round = _Round()
         """the round at hand"""
         self._before = _Round()
-        self._apply_s = self._measured = 0.0
+        self._apply_s = 0.0
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
         self._drivers_read_at = clock()
@@ -106,10 +106,8 @@ class Pace:
         self._rounds += 1
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
-        self._measured = 0.0
         if known.samples and busy_s > 0 and known.teaches:
-            self._measured = known.samples / busy_s
-            self.predictor.update(self._measured, cpu=self.cpu, memory=self.memory)
+            self.predictor.update(known.samples / busy_s, cpu=self.cpu, memory=self.memory)
             if self.profile is not None:
                 self.profile.observe(round(known.samples / known.micro_batches), busy_s / known.micro_batches)
         # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
@@ -133,7 +131,7 @@ class Pace:
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "measured_per_s": self._measured,
+            "uncertainty": self.predictor.uncertainty,
         }
 
     def rest(self) -> None:

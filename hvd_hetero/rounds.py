@@ -17,11 +17,13 @@ micro-batches of a rank differ in size by one sample at most.
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +136,8 @@ class RoundPlan:
     def fingerprint(self, data: int = 0) -> int:
         """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart."""
         kind = 2 * (self.ends == "first") + self.local
-        return checksum(np.array([*self.samples, *self.micro_batches, kind, data], dtype="<i8").tobytes())
+        numbers = (*self.samples, *self.micro_batches, kind, data)
+        return checksum(struct.pack(f"<{len(numbers)}q", *numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +176,14 @@ class RoundReport:
     """samples below which a smaller batch saves no time; 0 where not profiled"""
     limit: float = 0.0
     """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
-    measured_per_s: float = 0.0
-    """the speed that the rank has learnt from with this round; 0 where the round teaches nothing"""
+    uncertainty: float = 0.0
+    """the share by which the predicted speed may be off by chance; 0: to be taken as it is"""
 
-    def vector(self, rank: int, workers: int) -> npt.NDArray[np.float64]:
+    def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""
-        rows = np.zeros((workers, len(_COLUMNS)))
-        rows[rank] = _ROW(self)
-        return rows.ravel()
+        numbers = np.zeros(RoundTable.length(workers), dtype)
+        numbers[rank * len(_COLUMNS) : (rank + 1) * len(_COLUMNS)] = _ROW(self)
+        return numbers
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
@@ -189,32 +192,47 @@ _ROW = attrgetter(*_COLUMNS)
 
 
 class RoundTable:
-    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report."""
+    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report.
 
-    __slots__ = ("_rows",)
+    What every round looks at is kept as plain floats: between two steps of training all caches are cold, and each
+    function of numpy that is called then costs some ten microseconds, whatever it does.
+    """
 
-    def __init__(self, vector: npt.ArrayLike, workers: int) -> None:
-        self._rows = np.array(vector, dtype=np.float64).reshape(workers, len(_COLUMNS))
-        self._rows.setflags(write=False)
+    __slots__ = ("_numbers", "workers")
+
+    def __init__(self, vector: list[float] | npt.NDArray[Any], workers: int) -> None:
+        self._numbers: list[float] = vector if isinstance(vector, list) else vector.astype(np.float64).tolist()
+        if len(self._numbers) != self.length(workers):
+            raise ValueError(
+                f"the table of {workers} ranks has {self.length(workers)} numbers, got {len(self._numbers)}; all ranks "
+                "must run the same version of this program"
+            )
+        self.workers = workers
+        """the number of ranks"""
 
     @staticmethod
     def length(workers: int) -> int:
         """How many numbers travel for this many ranks."""
         return workers * len(_COLUMNS)
 
-    @property
-    def workers(self) -> int:
-        """The number of ranks."""
-        return self._rows.shape[0]
+    def figures(self, name: str) -> list[float]:
+        """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
+        return self._numbers[_COLUMNS[name] :: len(_COLUMNS)]
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
-        """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
-        return self._rows[:, _COLUMNS[name]]
+        """The same as an array."""
+        return np.array(self.figures(name))
 
     @property
     def total(self) -> int:
         """Samples really used in the round by all ranks together."""
-        return int(self.column("samples").sum())
+        return int(sum(self.figures("samples")))
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of the transfer alone in the round before: the wait of who came last. NaN where it is not known."""
+        waits = self.figures("wait_s")
+        return math.nan if any(map(math.isnan, waits)) else min(waits)
 
     @property
     def busy_s(self) -> npt.NDArray[np.float64]:
@@ -224,7 +242,12 @@ class RoundTable:
     @property
     def unanimous(self) -> bool:
         """Whether all ranks have the very same plan, place in the data, settings and witness."""
-        return bool((self._rows[:, _COMMON] == self._rows[0, _COMMON]).all())
+        first = self._numbers[_COMMON]
+        width = len(_COLUMNS)
+        return not any(math.isnan(x) for x in first) and all(
+            self._numbers[start + _COMMON.start : start + _COMMON.stop] == first
+            for start in range(width, len(self._numbers), width)
+        )
 
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
         """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""

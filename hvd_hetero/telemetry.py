@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,9 +33,9 @@ _DEVICE = ("limit", "slope_s", "intercept_s", "saturation")
 logger = logging.getLogger(__name__)
 
 
-def _plain(values: npt.ArrayLike) -> list[float | None]:
+def _plain(values: Iterable[float]) -> list[float | None]:
     """Numbers for JSON, which has no NaN: seven digits, as many as a float32 carries."""
-    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in np.asarray(values, dtype=float)]
+    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values]
 
 
 class TelemetryWriter:
@@ -63,15 +64,15 @@ class TelemetryWriter:
 
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round; the one before it is now complete and is written."""
-        self._release(_plain(finished.table.column("wait_s")))
+        self._release(_plain(finished.table.figures("wait_s")))
         self._held = {
             "round": finished.round,
             "epoch": finished.epoch,
             "elapsed_s": float(f"{finished.elapsed_s:.7g}"),
             "plan": list(finished.plan.samples),
-            **{name: [int(v) for v in finished.table.column(name)] for name in _COUNTS},
-            **{name: _plain(finished.table.column(name)) for name in _FIGURES},
-            **{name: _plain(column) for name in _DEVICE if (column := finished.table.column(name)).any()},
+            **{name: [int(v) for v in finished.table.figures(name)] for name in _COUNTS},
+            **{name: _plain(finished.table.figures(name)) for name in _FIGURES},
+            **{name: _plain(column) for name in _DEVICE if any(column := finished.table.figures(name))},
         }
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ class RoundCalls:
         with self.queue.lock:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
-            self.queue.settle(self.balancer.finished.table.column("samples").tolist())
+            self.queue.settle(self.balancer.finished.table.figures("samples"))
         self.stop_agreed = bool(summed[-1] > 0)
         self.agreed_at = time.perf_counter()
         return correction

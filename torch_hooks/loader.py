@@ -257,7 +257,7 @@ class BalancedLoader:
         """Note what was done of the round that has just finished, if one has."""
         finished = self._balance.balancer.finished
         if finished is not None and finished.round == self._settled and self._order.in_flight:
-            self._order.settle(finished.table.column("samples").tolist())
+            self._order.settle(finished.table.figures("samples"))
             self._settled += 1
 
     def _in_parts(self, work: MicroBatch, indices: list[Any], parts: int, few: int | None = None) -> Iterator[Any]:

@@ -93,7 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be the LoadBalance of this training, got {type(balance).__name__}")
         if balance.optimizer is not None:
-            raise ValueError("balance already serves another optimizer; make one LoadBalance for each")
+            raise ValueError("balance already serves another optimizer; make one LoadBalance for each, or close() that one")
         self._inner = optimizer
         self._balancer = balance.balancer
         self._names = named_groups(optimizer, named_parameters)
@@ -116,6 +116,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         broadcast_parameters(self._names, self._prefix)
         broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
+        self._serves = weakref.ref(balance)
 
     def _synchroniser(self, balance: LoadBalance, compression: Any, sparse_as_dense: bool) -> Synchroniser:
         about = (self._balancer, self._inner, self._names, self._prefix)
@@ -327,11 +328,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def close(self) -> None:
-        """Stop listening to the parameters, so that another optimizer can train them."""
+        """Stop listening to the parameters. Another optimizer can train them, and go on with the same ``LoadBalance``."""
         for handle in self._listening:
             handle.remove()
         self._listening.clear()
         self._heard.clear()
+        balance = self._serves()
+        if balance is not None and balance.optimizer is self:
+            balance.optimizer = None
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
 from hvd_hetero.balancer import Balancer
@@ -37,7 +38,7 @@ class Synchroniser(ABC):
         self._names = names
         self._prefix = prefix
         self._table: tuple[int, torch.Tensor] | None = None
-        self._table_dtype = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
+        self._table_dtype = np.float64 if all(p.dtype == torch.float64 for p in names) else np.float32
         self._witness: torch.Tensor | None = None
         self.rearranged = False
         """whether parameters may be trained now that were not before"""
@@ -84,14 +85,16 @@ class Synchroniser(ABC):
         witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
-        report = self._balancer.report(settings=settings, witness=witness, trained=self._trained())
-        vector = torch.from_numpy(report).to(self._table_dtype)
+        report = self._balancer.report(
+            settings=settings, witness=witness, trained=self._trained(), dtype=self._table_dtype
+        )
+        vector = torch.from_numpy(report)
         self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
 
     def _await_table(self) -> None:
         assert self._table is not None
         wait(self._table[0], *self._balancer.waiting())
-        self._balancer.hear(self._table[1].numpy())
+        self._balancer.hear(self._table[1].tolist())
 
     def _agree(self) -> float:
         self._table = None

@@ -75,7 +75,7 @@ class DeviceShares:
     def next(self, plan: RoundPlan, finished: FinishedRound) -> Shares | None:
         """The shares after ``plan``, or None for the same again."""
         table = finished.table
-        self._comm_s.update(float(table.column("wait_s").min()))  # the last to come waits for the transfer alone
+        self._comm_s.update(table.transfer_s)  # the last to come waits for the transfer alone
         known = table.column("slope_s") > 0
         if self._on_ladder and not (self._climbed >= LADDER_ROUNDS and known.all()):
             return self._climb(plan, finished, known)

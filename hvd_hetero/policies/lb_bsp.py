@@ -15,9 +15,8 @@ from hvd_hetero.allocation.device import DeviceProfile
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.policies.base import Policy, checked_micro_batch
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
-from hvd_hetero.policies.steady_speeds import SteadySpeeds
-from hvd_hetero.prediction import Predictor, predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable
+from hvd_hetero.prediction import Predictor, Steady, predictor
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
@@ -40,7 +39,7 @@ class LBBSP(Policy):
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
         A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
-        the share by which the speed of its latest rank is uncertain (``policies.steady_speeds``); then it is the best
+        the share by which the speed of its latest rank is uncertain (``prediction.steady``); then it is the best
         one. Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch
         size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
         and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). The value is arbitrary between the
@@ -82,7 +81,6 @@ class LBBSP(Policy):
         self.tolerance = tolerance
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
-        self._steady = SteadySpeeds() if tolerance > 0 and device == "cpu" else None
         self._curves = None
         if device == "gpu":
             self._curves = DeviceShares(
@@ -97,6 +95,10 @@ class LBBSP(Policy):
         """The predictor asked for: a fresh one by name, or the very object that was given."""
         return predictor(self._predictor)
 
+    def forecaster(self, predictor: Predictor) -> Predictor:
+        """Calm where speeds only scatter, unless every prediction is to be followed."""
+        return Steady(predictor) if self.tolerance > 0 and self._curves is None else predictor
+
     def profile(self) -> DeviceProfile | None:
         """The curve of one device, on devices that have one."""
         return None if self._curves is None else DeviceProfile(enough=LADDER_STEPS - 2)
@@ -106,8 +108,6 @@ class LBBSP(Policy):
         self._check_divisible(workers, global_batch)
         if self._curves is not None:
             self._curves.restart()
-        if self._steady is not None:
-            self._steady.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         return RoundPlan.of(shares, self.max_micro_batch)
 
@@ -117,11 +117,10 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        predicted, uncertain = self._to_plan_by(table)
-        if self._good_enough(plan.samples, predicted.tolist(), uncertain.tolist()):
+        if self._good_enough(plan.samples, table.figures("samples_per_s"), table.figures("uncertainty")):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
-        speeds = _comparable(predicted)
+        speeds, uncertain = _comparable(table.column("samples_per_s")), table.column("uncertainty")
         known = speeds > 0
         if known.sum() < 2:
             return plan
@@ -134,22 +133,18 @@ class LBBSP(Policy):
         return RoundPlan.of(wanted, self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the ranks: their curves, or the levels of their speeds."""
-        if self._curves is not None:
-            return self._curves.state_dict()
-        return {} if self._steady is None else {"steady": self._steady.state_dict()}
+        """What is known of the ranks' curves."""
+        return {} if self._curves is None else self._curves.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        if bool(set(state) - {"steady"}) != (self._curves is not None):
+        if bool(state) != (self._curves is not None):
             raise ValueError(
                 f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin anew "
                 "with the model's parameters alone"
             )
         if self._curves is not None:
             self._curves.load_state_dict(state)
-        elif self._steady is not None and "steady" in state:
-            self._steady.load_state_dict(state["steady"])
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
@@ -171,12 +166,6 @@ class LBBSP(Policy):
                 f"with minimum={self.minimum} can be; got global_batch={global_batch}: use global_batch="
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
-
-    def _to_plan_by(self, table: RoundTable) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        predicted = table.column("samples_per_s")
-        if self._steady is None:
-            return predicted, np.zeros(len(predicted))
-        return self._steady.after(table.column("measured_per_s"), predicted)
 
     def _good_enough(self, shares: tuple[int, ...], speeds: list[float], uncertain: list[float]) -> bool:
         # No split is sooner than X / sum v, so most rounds need not look for one. Plain floats: additions and divisions

@@ -10,6 +10,7 @@ from hvd_hetero.prediction.narx import NARX
 from hvd_hetero.prediction.registry import PREDICTORS, predictor
 from hvd_hetero.prediction.reverting import Reverting
 from hvd_hetero.prediction.simple_rnn import SimpleRNN
+from hvd_hetero.prediction.steady import Steady
 
 __all__ = [
     "ARIMA",
@@ -22,5 +23,6 @@ __all__ = [
     "Predictor",
     "Reverting",
     "SimpleRNN",
+    "Steady",
     "predictor",
 ]

@@ -31,6 +31,7 @@ class Predictor(ABC):
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
     version: ClassVar[int] = 1  # of the layout of state_dict
     reads: ClassVar[tuple[int, ...]] = ()  # the older versions that load, too
+    uncertainty: float = 0.0  # the share by which the latest forecast may be off by chance; 0: take it as it is
 
     def __init__(self) -> None:
         self.rounds = 0  # valid measurements seen

@@ -65,7 +65,7 @@ _NOTHING = 1e-12  # an advantage below this is none: of forecasts that are off b
 class ExpertWeights:
     """The weights, and what is known of their regret."""
 
-    __slots__ = ("_log_e", "_prior", "_regret", "_scales", "_spent", "counted", "share")
+    __slots__ = ("_log_e", "_prior", "_regret", "_scales", "_spent", "_weights", "counted", "share")
 
     def __init__(self, prior: Sequence[float], share: float = SHARE) -> None:
         zeros = (0.0,) * len(prior)
@@ -75,17 +75,18 @@ class ExpertWeights:
         self._prior = tuple(prior)  # π_k
         self._scales = zeros  # B_k; all 0 before the first error
         self._log_e, self._regret, self._spent = zeros, zeros, zeros  # ln e_k, R_k, and the sum over t in its bound
+        self._weights: tuple[float, ...] | None = self._prior  # w_k, where they have been asked for
 
     @property
     def weights(self) -> tuple[float, ...]:
         """``w_k``; they sum to 1."""
-        if not any(self._scales):
-            return self._prior
-        top = max(self._log_e)
-        columns = zip(self._prior, self._scales, self._log_e, strict=True)
-        raw = [p / b * math.exp(e - top) for p, b, e in columns]
-        total = sum(raw)
-        return tuple(x / total for x in raw)
+        if self._weights is None:
+            top = max(self._log_e)
+            columns = zip(self._prior, self._scales, self._log_e, strict=True)
+            raw = [p / b * math.exp(e - top) for p, b, e in columns]
+            total = sum(raw)
+            self._weights = tuple(x / total for x in raw)
+        return self._weights
 
     @property
     def regret(self) -> tuple[float, ...]:
@@ -120,6 +121,7 @@ class ExpertWeights:
         rows = [
             _step(self.counted * r, b, e, least) for r, b, e in zip(advantage, self._scales, self._log_e, strict=True)
         ]
+        self._weights = None
         self._scales = tuple(row[0] for row in rows)
         self._spent = tuple(spent + row[2] + price * row[0] for spent, row in zip(self._spent, rows, strict=True))
         self._regret = tuple(total + self.counted * r for total, r in zip(self._regret, advantage, strict=True))
@@ -144,6 +146,7 @@ class ExpertWeights:
             raise ValueError(f"state: the prior must be above 0 and scales not below, got {columns}")
         for name, column in columns.items():
             setattr(self, f"_{name}", column)
+        self._weights = None if any(self._scales) else self._prior
 
 
 def _step(r: float, scale: float, log_e: float, least: float) -> tuple[float, float, float]:

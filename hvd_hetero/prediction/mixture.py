@@ -66,6 +66,7 @@ class Mixture(Predictor):
             raise ValueError("members: must be different objects, since each holds its own history")
         self.uses_drivers = any(m.uses_drivers for m in self.members)
         self.experts = ExpertWeights(_prior([False] * len(self.members)), float(share))
+        self._said: list[float] | None = None
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -77,13 +78,20 @@ class Mixture(Predictor):
             prior = _prior([m.uses_drivers and not math.isnan(cpu) for m in self.members])
             self.experts = ExpertWeights(prior, self.experts.share)
         else:
-            self.experts.learn([math.log(m.predict(cpu, memory)) for m in self.members], math.log(speed))
+            self.experts.learn(self._logs(cpu, memory), math.log(speed))
         for member in self.members:
             member.update(speed, cpu, memory)
+        self._said = None
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        pairs = zip(self.weights, self.members, strict=True)
-        return math.exp(sum(w * math.log(m.predict(cpu, memory)) for w, m in pairs if w > 0.0))
+        pairs = zip(self.weights, self._logs(cpu, memory), strict=True)
+        return math.exp(sum(w * y for w, y in pairs if w > 0.0))
+
+    def _logs(self, cpu: float, memory: float) -> list[float]:
+        """Logarithms of the members' forecasts: asked for twice a round, and the same where drivers do not matter."""
+        if self._said is None or self.uses_drivers:
+            self._said = [math.log(m.predict(cpu, memory)) for m in self.members]
+        return self._said
 
     def _state(self) -> dict[str, Any]:
         return {"members": [member.state_dict() for member in self.members], "experts": self.experts.state()}
@@ -101,7 +109,7 @@ class Mixture(Predictor):
             experts.restore(state["experts"])
         for member, one in zip(self.members, state["members"], strict=True):
             member.load_state_dict(one)
-        self.experts = experts
+        self.experts, self._said = experts, None
 
 
 def _prior(informed: Sequence[bool]) -> tuple[float, ...]:

@@ -111,12 +111,11 @@ class RoundSimulation:
         meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock)
         clock = self._clock
         pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter))
-        if make is not None:
-            pace.predictor = make()
-        elif self.policy.predictor() is pace.predictor:  # an object, which in production each process would have
-            pace.predictor = copy.deepcopy(pace.predictor)
-        else:
-            pace.predictor = in_foreground(pace.predictor)
+        predictor = self.policy.predictor() if make is None else make()
+        if make is None:
+            given = self.policy.predictor() is predictor  # an object, which in production each process would have
+            predictor = copy.deepcopy(predictor) if given else in_foreground(predictor)
+        pace.predictor = self.policy.forecaster(predictor)
         return pace
 
     def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
@@ -238,7 +237,7 @@ class RoundSimulation:
             pace.settle()
         rows["wait_s"] = self._wait_s.tolist()
         zeros = [0.0] * len(used)
-        return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T, len(used))
+        return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T.ravel(), len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
         """What ``Balancer.out_of_memory`` makes of micro-batches that do not fit: a limit, known from this table on."""
@@ -254,8 +253,7 @@ class RoundSimulation:
     def _decide(self, finished: FinishedRound) -> None:
         """The next plan; the steps of ``Balancer.agree``."""
         plan = self.policy.next(self._plans[-1], finished)
-        limits = finished.table.column("limit")
-        if limits.any():
+        if any(limits := finished.table.figures("limit")):
             plan = plan.within([int(each) for each in limits])
         self._plans.append(plan)
         self._plans.popleft()

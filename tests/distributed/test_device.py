@@ -87,13 +87,11 @@ def test_lb_bsp_finds_the_split_of_unequal_devices_within_what_fits(outcome):
         makespan_s([x, *minimax(*_columns(devices[1:]), 0.0, total - x, 1, total).shares.tolist()])
         for x in range(1, total - len(devices) + 2)
     )
-    # Wide bounds, for a machine that others use: the devices are sleeps, and late when nobody wakes them. Simulated
-    # clocks show the optimum itself (tests/unit/test_device_shares.py).
-    splits = [shares for _, shares in curves["plans"]]
-    assert makespan_s(splits[0]) > 1.4 * best
-    assert makespan_s(splits[-1]) <= 1.2 * best
-    settled = next(r for r in range(len(splits)) if all(makespan_s(s) <= 1.3 * best for s in splits[r:]))
-    assert settled <= 30
+    # On simulated clocks, which know no noise. Until all rungs of the ladder have been measured plans leave the optimum.
+    makespans_s = [makespan_s(shares) for _, shares in curves["plans"]]
+    assert makespans_s[0] > 1.4 * best
+    assert max(makespans_s[-10:]) <= 1.05 * best
+    assert max(makespans_s[30:]) <= 1.3 * best
 
 
 def test_the_record_holds_curves_limit_and_headroom(outcome):
@@ -104,7 +102,7 @@ def test_the_record_holds_curves_limit_and_headroom(outcome):
         found = Gamma(recorded["slope_s"][rank], recorded["intercept_s"][rank], recorded["saturation"][rank], None)
         true = Gamma(slope_s, intercept_s, saturation, None)
         for batch in (16, 32):
-            assert 0.9 < found.seconds(batch) / true.seconds(batch) < 1.5
+            assert found.seconds(batch) == pytest.approx(true.seconds(batch), rel=0.05)
 
 
 def test_each_sample_of_an_epoch_is_visited_once_on_the_ladder_too(outcome):

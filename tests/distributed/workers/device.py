@@ -15,6 +15,7 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from simulated import SimulatedClock
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
@@ -176,10 +177,10 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
 
 def curves() -> dict:
     """LB-BSP finds the split of ranks that play unequal devices, and keeps to what fits in one of them."""
+    clock = SimulatedClock()
     devices = [
-        DeviceModel(1.2e-3, 12e-3, 6, 40, error=OWN),
-        DeviceModel(4.5e-3, 9e-3, 4, None, error=OWN),
-        DeviceModel(2.4e-3, 18e-3, 8, None, error=OWN),
+        DeviceModel(*curve, error=OWN, clock=clock, sleep=clock.pass_s)
+        for curve in ((1.2e-3, 12e-3, 6, 40), (4.5e-3, 9e-3, 4, None), (2.4e-3, 18e-3, 8, None))
     ][: hvd.size()]
     device = devices[hvd.rank()]
     torch.manual_seed(3)
@@ -216,7 +217,6 @@ def curves() -> dict:
         "plans": plans,
         "gammas": gammas,
         "limit": hvd.broadcast_object(balance.balancer.pace.limit, root_rank=0, name="limit"),
-        "late_s": hvd.allgather_object(device.late_s),
         "epochs": [sorted(i for of_rank in everyone for i in of_rank[e]) for e in range(len(visits))],
     }
     if hvd.rank() == 0:

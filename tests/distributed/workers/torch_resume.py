@@ -1,25 +1,28 @@
 """One rank of the resume test: a job that saves after every round, and a job that goes on from each of its states.
 
 The clock is the test's own, and moves with the samples computed and with nothing else: so plans that follow measured
-speeds are the same in every run, and parameters can be compared bit by bit. Signals of rounds that end early come from
-a script, for the same reason.
+speeds are the same in every run, and parameters can be compared bit by bit. For the same reason the processor and the
+memory that are read as free, on which forecasts build, are always the same, and signals of rounds that end early come
+from a script.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from simulated import SimulatedClock
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 import hvd_hetero.pace
+import hvd_hetero.training
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
+from hvd_hetero.resources import Resources
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -33,11 +36,17 @@ Y = X.sum(1, keepdim=True)
 hvd_hetero.pace._WARM_UP_ROUNDS = 0
 
 
-class Clock:
-    now = 0.0
+class SteadyMachine:
+    """Takes the place of the meter of free processor and memory."""
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, clock: Callable[[], float]) -> None:
+        pass
+
+    def read(self) -> Resources:
+        return Resources(cpu=0.9 - 0.3 * hvd.rank(), memory=0.5)
+
+
+hvd_hetero.training.ResourceMeter = SteadyMachine
 
 
 class Script:
@@ -93,7 +102,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 class Job:
-    def __init__(self, policy: str, data: str, clock: Clock) -> None:
+    def __init__(self, policy: str, data: str, clock: SimulatedClock) -> None:
         torch.manual_seed(0)
         self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
@@ -121,7 +130,7 @@ class Job:
         while self.balance.rounds < until:
             for x, y, index in self.loader:
                 self._mine += index.tolist()
-                self.clock.now += 1e-3 * len(x) * (1 + 2 * hvd.rank())
+                self.clock.pass_s(1e-3 * len(x) * (1 + 2 * hvd.rank()))
                 self.optimizer.zero_grad()
                 functional.mse_loss(self.model(x), y).backward()
                 self.optimizer.step()
@@ -151,8 +160,7 @@ def main() -> None:
     mode, directory = sys.argv[1], Path(sys.argv[2])
     hvd.init()
     torch.set_num_threads(1)
-    clock = Clock()
-    time.perf_counter = clock
+    clock = SimulatedClock()
     outcome: dict[str, Any] = {}
     for policy in POLICIES:
         for data in DATA:
