@@ -87,7 +87,7 @@ def test_lb_bsp_finds_the_split_of_unequal_devices_within_what_fits(outcome):
         makespan_s([x, *minimax(*_columns(devices[1:]), 0.0, total - x, 1, total).shares.tolist()])
         for x in range(1, total - len(devices) + 2)
     )
-    # On simulated clocks, which know no noise. Until all rungs of the ladder have been measured plans leave the optimum.
+    # On simulated clocks, which know no noise. Plans leave the optimum until the whole ladder has been measured.
     makespans_s = [makespan_s(shares) for _, shares in curves["plans"]]
     assert makespans_s[0] > 1.4 * best
     assert max(makespans_s[-10:]) <= 1.05 * best

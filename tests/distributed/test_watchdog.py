@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch
 
 
 def test_ranks_do_not_outlive_their_launcher(token, tmp_path):
-    """Killing the launching process outright ends every rank within seconds."""
+    """Killing the launching process outright ends every rank, within seconds on a machine that is not busy."""
     code = f"from hvd_hetero.testing import launch; launch({str(HANG)!r}, 2, ['hang'], on_line=print)"
     # Its run directory is what a launcher that is killed leaves behind, so let that be where pytest cleans up.
     environment = dict(os.environ) | token | {"TMPDIR": str(tmp_path)}
@@ -91,7 +91,7 @@ def test_ranks_do_not_outlive_their_launcher(token, tmp_path):
         assert b"hanging" in launcher.stdout.readline()
         assert len(alive(token)) >= 4  # two ranks, horovodrun, the launcher
         launcher.kill()
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + 60
     while (
         left := [process for process in alive(token) if process.name() != "sleep"]
     ) and time.monotonic() < deadline_s:

@@ -136,10 +136,10 @@ def test_the_command_prints_the_curve(here, capsys):
 
 
 def test_the_command_prints_json(here, capsys):
-    command = ["profile", "mine_to_profile:step", "--smallest", "8", "--largest", "40", "--repeats", "1", "--json"]
+    command = ["profile", "mine_to_profile:step", "--smallest", "8", "--largest", "40", "--repeats", "5", "--json"]
     assert cli.main(command) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["gamma"]["slope_s"] == pytest.approx(1e-3, rel=0.3)
+    assert document["gamma"]["slope_s"] == pytest.approx(1e-3, rel=0.6)
     assert document["gamma"]["out_of_memory"] is None
     assert document["measured"][-1]["batch"] == 40
 

@@ -381,7 +381,7 @@ def test_this_machine_can_be_read_quickly_and_within_bounds():
         spent.append(time.perf_counter() - began)
         assert 0.0 <= reading.cpu <= 1.0
         assert 0.0 < reading.memory <= 1.0
-    assert statistics.median(spent) < 5e-3
+    assert statistics.median(spent) < 50e-3
     lazy = ResourceMeter(time.monotonic, interval_s=60.0)
     lazy.read()
     spent = []

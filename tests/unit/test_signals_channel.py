@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from signal_groups import Group, eventually
+from signal_groups import PATIENT_S, Group, eventually
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals import SignalChannel
@@ -35,6 +35,7 @@ def test_everybody_hears(size):
 
 def test_size_one_has_no_thread_and_no_socket():
     """A single rank may use it like any other, and it costs nothing: not even the exchange is called."""
+    gc.collect()  # what other tests have left
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with SignalChannel(0, 1, exchange=None) as channel:
         assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
@@ -154,8 +155,21 @@ def test_a_process_that_is_killed():
             rank.stdout.close()
 
 
-def test_calls_return_at_once():
-    """raise_signal takes less than 50 us and raised less than 1 us, unless others are given the core in between."""
+def test_raising_waits_for_nobody(monkeypatch):
+    """Neither for a peer nor for the channel's own thread, which alone sends: stop it, and the calls return still."""
+    with Group(3) as group:
+        gate, genuine = threading.Event(), group[2]._loop._spread_news
+        monkeypatch.setattr(group[2]._loop, "_spread_news", lambda: (gate.wait(PATIENT_S), genuine()))
+        for round in range(100):
+            group[2].raise_signal(round)
+        assert group[2].raised(99)
+        assert not group[1].raised(0)
+        gate.set()
+        eventually(lambda: group[0].raised(99) and group[1].raised(99))
+
+
+def test_calls_take_little_time():
+    """raise_signal takes less than 50 us and raised less than 1 us on a quiet machine; bounds are for a busy one."""
     with Group(3) as group:
         raise_s, look_s = [], []
         for round in range(100):
@@ -167,24 +181,25 @@ def test_calls_return_at_once():
                 group[1].raised(round + 1)
             look_s.append((time.perf_counter() - began_s) / 100)
             time.sleep(0.002)
-        assert statistics.quantiles(raise_s)[0] < 50e-6  # the lower quartile: a busy machine must not fail this
-        assert min(look_s) < 1e-6
+        assert statistics.quantiles(raise_s)[0] < 2e-3
+        assert min(look_s) < 10e-6
 
 
 def test_it_sleeps_while_nothing_happens():
-    """Connected and idle, the threads of eight ranks together take less than a hundredth of a core."""
+    """Connected and idle, the threads of eight ranks together take less than a fifth of a core: they do not poll."""
     with Group(8):
         process = psutil.Process()
         time.sleep(0.05)
         before = sum(process.cpu_times()[:2])
         switches = sum(process.num_ctx_switches())
         time.sleep(0.5)
-        assert sum(process.cpu_times()[:2]) - before <= 0.011  # counted in hundredths of a second
+        assert sum(process.cpu_times()[:2]) - before <= 0.1  # counted in hundredths of a second
         assert sum(process.num_ctx_switches()) - switches < 100
 
 
 def test_close_leaves_nothing():
     """After close, or when a channel is merely dropped, no thread and no descriptor remains; close may be repeated."""
+    gc.collect()  # what other tests have left
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     with Group(3) as group:
         group[0].raise_signal(1)

@@ -13,7 +13,7 @@ from hvd_hetero.signals import Limits
 from hvd_hetero.signals.connection import Connection
 from hvd_hetero.signals.frames import FRAME_BYTES, KEY_BYTES, Identity, Session
 
-QUICK = Limits(handshake_s=0.2, strangers=4)
+QUICK = Limits(handshake_s=1.0, strangers=4)  # than by default, and long enough for ranks on a busy machine
 
 
 def test_old_membership_calling_the_new_ones_port():
@@ -77,7 +77,7 @@ def test_connections_that_never_speak():
         for sock in silent:
             assert closed_by_peer(sock)
         assert group[1].refused == 30
-        assert not group[1]._loop._unproven
+        eventually(lambda: not group[1]._loop._unproven)
 
 
 def test_connection_that_speaks_a_byte_at_a_time():
@@ -88,7 +88,7 @@ def test_connection_that_speaks_a_byte_at_a_time():
         with suppress(ConnectionError):
             for byte in frame:
                 sock.sendall(bytes([byte]))
-                time.sleep(0.02)
+                time.sleep(0.2)  # the whole frame would take 12.8 s
         assert time.monotonic() - began_s < 5 * QUICK.handshake_s
         assert group[1].refused == 1
         group.works()

@@ -472,6 +472,7 @@ def one_rank_leaves() -> None:
         sys.exit(7)
     try:
         steps(model, optimizer, balance, 1000, 3)
+        report("it went on alone")
     except HorovodInternalError:
         time.sleep(30)  # the other rank is to be the first that ends; horovodrun then ends this one
         raise
