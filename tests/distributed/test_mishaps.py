@@ -140,8 +140,8 @@ def test_reading_updating_and_what_lies_between_rounds_are_told_apart(ranks):
     outcome = {name: np.array(figures) for name, figures in ranks[0]["where_the_time_goes"].items()}
     assert (outcome["input_s"] >= 0.012).all()
     assert (outcome["compute_s"] >= 0.03).all()
-    # The 50 ms between rounds are in the time of the round alone.
-    assert (outcome["elapsed_s"][:, None] - outcome["compute_s"] - outcome["input_s"] >= 0.045).all()
+    # The 200 ms between rounds are in the time of the round alone. It is rank 0's, whose clock the round's time is.
+    assert (outcome["elapsed_s"] - outcome["compute_s"][:, 0] - outcome["input_s"][:, 0] >= 0.19).all()
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ class SlowToRead(Dataset):
 
 
 def where_the_time_goes(path: str) -> dict:
-    """Reading takes 12 ms or more a round, the update 30, and something between the rounds 50."""
+    """Reading takes 12 ms or more a round, the update 30, and something between the rounds 200."""
     model = linear()
     balance = LoadBalance("bsp", global_batch=12, telemetry=path)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
@@ -290,7 +290,7 @@ def where_the_time_goes(path: str) -> dict:
         optimizer.zero_grad()
         functional.mse_loss(model(x), y).backward()
         optimizer.step()
-        time.sleep(0.05)
+        time.sleep(0.2)
     balance.close()
     if hvd.rank() != 0:
         return {}
@@ -322,12 +322,12 @@ def the_table_leaves_before_the_last_gradients() -> dict:
 
 
 def waiting_does_not_spin() -> dict:
-    """Rank 1 comes 0.4 s late; rank 0 waits without using its processor."""
+    """Rank 1 comes 2 s late; rank 0 waits without using its processor."""
     job = Job(stop_at=1)
     x, y = next(iter(job.loader))
     job.optimizer.zero_grad()
     if hvd.rank() == 1:
-        time.sleep(0.4)
+        time.sleep(2.0)
     job.loss(x, y).backward()
     wall, used = time.perf_counter(), time.thread_time()
     job.optimizer.step()
