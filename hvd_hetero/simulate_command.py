@@ -29,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("cluster", nargs="?", type=Path, metavar="CLUSTER.toml", help="description of the cluster")
     parser.add_argument("--from", dest="run_file", type=Path, metavar="RUN.jsonl", help="telemetry of a recorded run")
-    parser.add_argument("--policies", metavar="NAMES", help="names separated by commas, instead of those described")
+    parser.add_argument(
+        "--policies",
+        metavar="NAMES",
+        help="names separated by commas, or a list as in a description, instead of those described",
+    )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="rounds of the global batch, instead of those described"
     )
@@ -62,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float | str] | None]:
-    from hvd_hetero.simulation.description import Description, choose, read_description
+    from hvd_hetero.simulation.description import Description, check, read_description
     from hvd_hetero.simulation.replay import replay
+    from hvd_hetero.simulation.schemes import choose, choose_all
     from hvd_hetero.telemetry import read_run
 
     measured: dict[str, float | str] | None = None
@@ -78,14 +83,14 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
     else:
         described = read_description(args.cluster)
     if args.policies is not None:
-        names = [name.strip() for name in args.policies.split(",") if name.strip()]
-        described = replace(described, schemes=tuple(choose(name, "--policies") for name in names))
+        described = replace(described, schemes=choose_all(args.policies, "--policies"))
     if args.rounds is not None:
         if args.rounds < 1:
             raise ValueError(f"--rounds must be at least 1, got {args.rounds}")
         described = replace(described, rounds=args.rounds)
     if args.seed is not None:
         described = replace(described, cluster=replace(described.cluster, seed=args.seed))
+    check(described, (args.cluster or args.run_file).name)
     return described, measured
 
 

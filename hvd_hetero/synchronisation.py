@@ -17,16 +17,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hvd_hetero.topology import matcha, mixing_matrix, ring
+from hvd_hetero.topology import matcha, matching_decomposition, mixing_matrix, ring
 from hvd_hetero.topology.graphs import Graph
 from hvd_hetero.topology.matcha import Matcha
 
-__all__ = ["ALLREDUCE", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
+__all__ = ["ALLREDUCE", "MIXING_NAMES", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
 
 ALLREDUCE = "allreduce"
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +48,14 @@ class NeighbourMixing:
         """The weights with which a rank averages, its own among them; they sum to 1."""
         weights = mixing_matrix(self.graph)[rank]
         return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
+
+    def matrix(self, round: int) -> Floats:
+        """W: the rows of all ranks."""
+        return mixing_matrix(self.graph)
+
+    def exchanges(self, round: int) -> int:
+        """How many exchanges with one neighbour follow each other in a round, where disjoint pairs exchange at once."""
+        return _matchings(self.graph)
 
     @property
     def most_neighbours(self) -> int:
@@ -72,6 +84,14 @@ class MatchaMixing:
         others = dict(self.schedule.partners(rank, self.seed, round))
         return {rank: 1.0 - sum(others.values()), **others}
 
+    def matrix(self, round: int) -> Floats:
+        """W of this round: the rows of all ranks."""
+        return self.schedule.mixing(self.seed, round)
+
+    def exchanges(self, round: int) -> int:
+        """How many exchanges with one neighbour follow each other in this round: its active matchings."""
+        return int(self.schedule.active(self.seed, round).sum())
+
     @property
     def most_neighbours(self) -> int:
         """Of any rank in any round."""
@@ -86,12 +106,26 @@ _BY_NAME: dict[str, Callable[[int], Mixing]] = {
     "matcha": lambda workers: MatchaMixing(matcha(ring(workers), budget=0.5)),
 }
 
+MIXING_NAMES = tuple(_BY_NAME)
+"""what ``sync`` may be called, beside the allreduce"""
 
-def resolve_mixing(sync: str | Mixing, workers: int) -> Mixing | None:
+
+def resolve_mixing(sync: str | Mixing, workers: int, *, updates_locally: bool = False) -> Mixing | None:
     """What ``sync`` means for so many ranks: None for the allreduce, or whom each rank averages with.
 
-    By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round.
+    By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round. A policy that
+    ``updates_locally`` goes with the allreduce alone.
     """
+    mixing = _resolve(sync, workers)
+    if mixing is not None and updates_locally:
+        raise ValueError(
+            f"sync={sync!r} does not go with local updates, whose round ends by averaging all parameters; use "
+            "sync='allreduce', or ElasticBSP(updates='accumulate')"
+        )
+    return mixing
+
+
+def _resolve(sync: str | Mixing, workers: int) -> Mixing | None:
     if isinstance(sync, Mixing):
         if (nodes := sync.nodes) != workers:
             raise ValueError(
@@ -103,8 +137,18 @@ def resolve_mixing(sync: str | Mixing, workers: int) -> Mixing | None:
     if sync == ALLREDUCE:
         return None
     if sync not in _BY_NAME:
-        known = (ALLREDUCE, *_BY_NAME)
+        known = (ALLREDUCE, *MIXING_NAMES)
         near = difflib.get_close_matches(sync.lower().replace("_", "-"), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"sync {sync!r} is not known; {hint}known names: {', '.join(known)}")
-    return None if workers == 1 else _BY_NAME[sync](workers)
+    return None if workers == 1 else _named(sync, workers)
+
+
+@lru_cache(maxsize=8)  # MATCHA's optimisation takes eigenvalues of n x n matrices, again and again
+def _named(name: str, workers: int) -> Mixing:
+    return _BY_NAME[name](workers)
+
+
+@lru_cache(maxsize=8)
+def _matchings(graph: Graph) -> int:
+    return len(matching_decomposition(graph))

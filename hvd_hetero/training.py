@@ -57,12 +57,7 @@ class Training:
             clock=time.perf_counter,
             meter=ResourceMeter(clock=time.perf_counter),
         )
-        mixing = resolve_mixing(sync, workers)
-        if mixing is not None and self.policy.updates_locally:
-            raise ValueError(
-                f"sync={sync!r} does not go with local updates, whose round ends by averaging all parameters; use "
-                "sync='allreduce', or ElasticBSP(updates='accumulate')"
-            )
+        mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         if telemetry is not None and rank == 0:
             self._telemetry = TelemetryWriter(
                 telemetry, policy=self.policy.name, workers=workers, global_batch=self.balancer.global_batch

@@ -27,10 +27,10 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.simulation import Cluster, Compute, Network, Options, RoundSimulation, SlowDown, Worker
-from hvd_hetero.simulation.learners import Allreduce, Neighbours, RoundLearner
+from hvd_hetero.simulation.learners import learner_for
 from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import Problem
-from hvd_hetero.topology import from_edges, matcha, matching_decomposition, mixing_matrix
+from hvd_hetero.synchronisation import ALLREDUCE, MatchaMixing, Mixing, NeighbourMixing
+from hvd_hetero.topology import from_edges, matcha
 
 WORKERS, BATCH, MICRO_BATCHES, EPOCHS, RATE, COPIES = 8, 64, 32, 20, 0.5, 8
 # The paper draws its graph (Figure 1a) and lists no edges; this one has as many nodes and is as irregular.
@@ -53,12 +53,10 @@ def cluster(seed: int, slow: int) -> Cluster:
     return Cluster((Worker(Compute.at_speed(1000.0), variation=(SlowDown("round", 2.0),)),) * WORKERS, network, seed)
 
 
-def learner(kind: str, problem: Problem, policy: Policy, seed: int, rate: Callable[[int], float]) -> RoundLearner:
+def mixing(kind: str, seed: int) -> Mixing | None:
     if kind == "centralised":
-        return Allreduce(problem, rate, seed=seed, weighs_twice=policy.weighs_twice)
-    weights, schedule = mixing_matrix(GRAPH), matcha(GRAPH, 0.5)
-    mixing = (lambda r: weights) if kind == "D-PSGD" else (lambda r: schedule.mixing(seed, r))
-    return Neighbours(problem, rate, WORKERS, mixing, seed=seed, weighs_twice=policy.weighs_twice)
+        return None
+    return NeighbourMixing(GRAPH) if kind == "D-PSGD" else MatchaMixing(matcha(GRAPH, 0.5), seed)
 
 
 def train(kind: str, policy: Policy, seed: int, slow: int) -> tuple[float, float, float, float]:
@@ -71,14 +69,13 @@ def train(kind: str, policy: Policy, seed: int, slow: int) -> tuple[float, float
         """A tenth after two thirds of the samples, as the paper decays it by what was done."""
         return RATE if seen < samples * 2 / 3 else RATE / 10
 
-    model = learner(kind, problem, policy, seed, rate)
-    colours = len(matching_decomposition(GRAPH))
-    exchanges = None if kind == "centralised" else colours if kind == "D-PSGD" else round(0.5 * colours)
+    among = mixing(kind, seed)
+    model = learner_for(policy, problem, rate, seed, among)
     simulation = RoundSimulation(
         cluster(seed, slow),
         policy,
         WORKERS * BATCH,
-        options=Options(matchings=exchanges, evaluate_every=4, signal_s=SIGNAL_S),
+        options=Options(sync=among or ALLREDUCE, evaluate_every=4, signal_s=SIGNAL_S),
         data=WholeRounds(problem.samples, shuffle=True, seed=seed),
         learner=model,
     )

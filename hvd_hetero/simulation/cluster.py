@@ -5,6 +5,7 @@ A batch of Γ(x) seconds on worker i, its k-th, takes f_i(k) Γ(x) seconds of it
 
 **Drivers.** Production reads from the system which share of the CPU and of the memory is available. Here the reading at
 time t is a_i(t - lag) plus Gaussian noise, cut to [0, 1]: late, because production takes it over a window, and noisy.
+Or readings are given, one for each round, as a run recorded them.
 Memory is a process of its own, which has no effect on the speed (lb-bsp, Fig. 4, shows one once a machine swaps; that
 is left out).
 
@@ -43,11 +44,16 @@ class Drivers:
     """standard deviation of the error of a reading"""
     memory: Availability | None = None
     """the share of memory available; None: not known"""
+    recorded: tuple[Resources, ...] = ()
+    """instead of all that: the reading before each round, over and over"""
 
     def __post_init__(self) -> None:
         for name in ("lag_s", "noise"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        for reading in self.recorded:
+            if any(share < 0 or share > 1 for share in (reading.cpu, reading.memory)):  # NaN is "not known"
+                raise ValueError(f"recorded must hold shares in [0, 1], or NaN where not known, got {reading}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +121,27 @@ class Machines:
 
 
 class Meter:
-    """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them)."""
+    """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them).
 
-    def __init__(self, worker: Worker, index: int, seed: int, now: Floats) -> None:
+    ``computed`` counts the rounds that each worker has computed; recorded readings are told by it.
+    """
+
+    def __init__(
+        self, worker: Worker, index: int, seed: int, now: Floats, computed: NDArray[np.int64] | None = None
+    ) -> None:
         self._drivers = worker.drivers
         self._cpu = Availabilities([worker.availability])
         self._memory = Availabilities([worker.drivers.memory]) if worker.drivers.memory else None
         self._rng = np.random.Generator(np.random.PCG64([seed, _DRIVERS, index]))
         self._now, self._index = now, index
+        self._computed = np.zeros(index + 1, dtype=np.int64) if computed is None else computed
 
     def read(self) -> Resources:
         """What is available, late and noisy; NaN where not known."""
         if not self._drivers.known:
             return Resources(math.nan, math.nan)
+        if readings := self._drivers.recorded:
+            return readings[int(self._computed[self._index]) % len(readings)]
         seen_s = float(self._now[self._index]) - self._drivers.lag_s
         return Resources(self._seen(self._cpu, seen_s), self._seen(self._memory, seen_s))
 

@@ -11,13 +11,15 @@ import numpy as np
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation.best import BestSplit
-from hvd_hetero.simulation.description import Description, SchemeChoice
-from hvd_hetero.simulation.engine import Options, RoundSimulation
+from hvd_hetero.simulation.description import Description
+from hvd_hetero.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.simulation.learners import learner_for
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.simulation.results import Simulated
+from hvd_hetero.simulation.schemes import SchemeChoice
 from hvd_hetero.simulation.server import ServerModel, ServerSimulation
+from hvd_hetero.synchronisation import ALLREDUCE
 
 __all__ = ["Outcome", "compare", "problem_named"]
 
@@ -94,8 +96,9 @@ def _simulate(
         return asynchronous.result
     assert scheme.make is not None
     policy = scheme.make()
-    learner = learner_for(policy, problem, described.learning_rate, seed) if problem else None
-    options = Options(lead=described.lead, signal_s=described.signal_s, evaluate_every=every)
+    mixing = mixing_on(cluster, policy, scheme.sync)
+    learner = learner_for(policy, problem, described.learning_rate, seed, mixing) if problem else None
+    options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE, evaluate_every=every)
     rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data, learner=learner)
     done = 0
     while done < wanted:

@@ -4,49 +4,24 @@ from __future__ import annotations
 
 import csv
 import gzip
-import inspect
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.policies import (
-    BSP,
-    LBBSP,
-    ElasticBSP,
-    NonBlocking,
-    Policy,
-    SelfAdaptive,
-    StaticAllocation,
-)
+from hvd_hetero.policies import SelfAdaptive
 from hvd_hetero.simulation.availability import ALWAYS, Availability
-from hvd_hetero.simulation.best import BestSplit
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
+from hvd_hetero.simulation.engine import mixing_on
 from hvd_hetero.simulation.network import Network
-from hvd_hetero.simulation.server import Scheme
+from hvd_hetero.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.simulation.strict import Settings
 from hvd_hetero.simulation.variation import Exponential, Jitter, Recorded, SlowDown, Variation
 
-__all__ = ["Description", "SchemeChoice", "choose", "read_description"]
+__all__ = ["Description", "check", "read_description"]
 
 _BYTES_PER_MBIT = 1e6 / 8
-_POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, ElasticBSP)
-} | {"best-split": BestSplit}
-_SERVER = ("asp", "ssp", "dyn-ssp")
-_STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10
-
-
-@dataclass(frozen=True, slots=True)
-class SchemeChoice:
-    """A scheme to simulate. A policy serves one training, so it is made anew each time."""
-
-    label: str
-    make: Callable[[], Policy] | None
-    """None where it needs a server"""
-    server: Scheme | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +73,15 @@ def read_description(path: str | Path) -> Description:
     )
     training.finish()
     top.finish()
-    _check(described, file.name)
+    check(described, file.name)
     return described
 
 
 PROBLEMS = ("none", "digits-softmax", "digits-network")
 
 
-def _check(described: Description, where: str) -> None:
+def check(described: Description, where: str) -> None:
+    """Whether it can be simulated; an error names what cannot, and ``where`` it was described."""
     workers = len(described.cluster.workers)
     if described.global_batch < workers:
         raise ValueError(
@@ -128,6 +104,7 @@ def _check(described: Description, where: str) -> None:
         policy = scheme.make()
         try:
             policy.first(workers, described.global_batch)
+            mixing_on(described.cluster, policy, scheme.sync)
         except ValueError as error:
             raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
         endless = described.dataset is None and described.problem == "none"
@@ -138,46 +115,10 @@ def _check(described: Description, where: str) -> None:
             )
 
 
-def choose(entry: Any, where: str) -> SchemeChoice:
-    """A scheme from its name, or from a table with its name and options."""
-    settings = Settings({"name": entry} if isinstance(entry, str) else _mapping(entry, where), f"{where}.policies")
-    name = settings.choice("name", [*_POLICIES, *_SERVER])
-    label = settings.take("label", str, "")
-    options = settings.rest()
-    if name in _SERVER:
-        allowed = {} if name == "asp" else {"bound": float(options.pop("bound", _STALENESS))}
-        _refuse_unknown(options, [] if name == "asp" else ["bound"], f"{where}.policies, {name}")
-        scheme = Scheme(name, **allowed)  # type: ignore[arg-type]
-        return SchemeChoice(label or name + (f" {scheme.bound:g}" if allowed else ""), None, scheme)
-    kind = _POLICIES[name]
-    parameters = [p for p in inspect.signature(kind.__init__).parameters if p != "self"]
-    known = [] if kind.__init__ is object.__init__ else parameters
-    _refuse_unknown(options, known, f"{where}.policies, {name}")
-
-    def make() -> Policy:
-        return kind(**options)
-
-    try:
-        make()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}.policies, {name}: {error}") from None
-    shown = " ".join(str(value) for value in options.values())
-    return SchemeChoice(label or f"{name} {shown}".strip(), make)
-
-
 def _mapping(entry: Any, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise ValueError(
-            f'{where}: policies must hold names or tables with a name, got {entry!r}; write "lb-bsp" or '
-            '{ name = "lb-bsp", predictor = "narx" }'
-        )
+        raise ValueError(f"{where} must be a table of settings, got {entry!r}")
     return entry
-
-
-def _refuse_unknown(options: dict[str, Any], known: list[str], where: str) -> None:
-    settings = Settings(options, where)
-    settings.know(*known)
-    settings.finish()
 
 
 def _network(settings: Settings) -> Network:

@@ -39,14 +39,15 @@ from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.resources import ResourceMeter
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
 from hvd_hetero.simulation.compute import Pieces
 from hvd_hetero.simulation.foreground import in_foreground
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.results import Learner, Simulated
+from hvd_hetero.synchronisation import ALLREDUCE, Mixing, resolve_mixing
 
-__all__ = ["Options", "RoundSimulation", "simulate"]
+__all__ = ["Options", "RoundSimulation", "mixing_on", "simulate"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,8 +68,9 @@ class Options:
     """plans are fixed so many rounds ahead, as by a loader that prefetches"""
     signal_s: float = 0.0
     """from one worker's end of a round to the others' hearing of it, where the first ends the round"""
-    matchings: int | None = None
-    """exchange with neighbours, so many one after the other, instead of an allreduce"""
+    sync: str | Mixing = ALLREDUCE
+    """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
+    the place of the allreduce. A learner needs to know as well (``learner_for``)"""
     evaluate_every: int = 0
     """rounds between two evaluations of the loss, which take no simulated time; 0: never"""
 
@@ -95,11 +97,13 @@ class RoundSimulation:
         self.learner = learner
         self.observer = observer
         n = self.machines.count
+        self.mixing = mixing_on(cluster, policy, self.options.sync)
         if global_batch < n:
             raise ValueError(f"global_batch must be at least the number of workers, {n}, got {global_batch}")
         self.now_s = 0.0
         self.rounds = 0
         self._clock = np.zeros(n)  # what each rank's clock shows
+        self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
         self._paces = [self._pace(i, predictor) for i in range(n)]
         first = policy.first(n, global_batch)
         self._plans = deque([first] * (self.options.lead + 1))
@@ -108,7 +112,7 @@ class RoundSimulation:
 
     def _pace(self, rank: int, make: Callable[[], Predictor] | None) -> Pace:
         cluster = self.machines.cluster
-        meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock)
+        meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock, self._computed)
         clock = self._clock
         pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter))
         predictor = self.policy.predictor() if make is None else make()
@@ -209,10 +213,10 @@ class RoundSimulation:
         return done, finish_s
 
     def _transfer_s(self, time_s: float) -> float:
-        link = self.machines.bandwidth(time_s)
-        if self.options.matchings is not None:
-            return self.machines.network.exchange_s(link, self.options.matchings)
-        return self.machines.network.allreduce_s(link, self.rounds)
+        network, link = self.machines.network, self.machines.bandwidth(time_s)
+        if self.mixing is None:
+            return network.allreduce_s(link, self.rounds)
+        return network.exchange_s(link, self.mixing.exchanges(self.rounds), self.rounds)
 
     def _table(
         self, plan: RoundPlan, used: Ints, done: Ints, start_s: Floats, finish_s: Floats, message_s: Floats
@@ -220,7 +224,7 @@ class RoundSimulation:
         """Every rank measures, learns and reports; the steps of ``Balancer.report``."""
         self._run_out_of_memory(plan)
         rows: dict[str, list[float]] = {name: [] for name in _COLUMNS}
-        clock, errors = self._clock, self.machines.measurement.round(self.rounds)
+        clock, computed, errors = self._clock, self._computed, self.machines.measurement.round(self.rounds)
         measured_s = start_s + (finish_s - start_s) * errors
         short = plan.total < self._plans[0].total
         figures = zip(self._paces, used.tolist(), done.tolist(), message_s.tolist(), strict=True)
@@ -230,6 +234,7 @@ class RoundSimulation:
             clock[i] = measured_s[i]
             pace.done(samples)
             pace.round.micro_batches = micro_batches
+            computed[i] += 1
             pace.learn(short=short)
             for name, value in pace.row().items():
                 rows[name].append(value)
@@ -247,7 +252,7 @@ class RoundSimulation:
             pace, size = self._paces[i], int(largest[i])
             pace.failed()
             while size > fits[i]:
-                pace.limit = max(1, min(int(size * _HEADROOM), size - 1, pace.limit or size))
+                pace.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, pace.limit or size))
                 size = min(pace.limit, -(-size // 2))
 
     def _decide(self, finished: FinishedRound) -> None:
@@ -268,11 +273,20 @@ class RoundSimulation:
         result.epochs.append(finished.epoch)
 
 
+def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:
+    """Whom each worker averages with, after production's checks; None: with all."""
+    mixing = resolve_mixing(sync, len(cluster.workers), updates_locally=policy.updates_locally)
+    if mixing is not None and cluster.network.kind == "server":
+        raise ValueError(
+            f"sync={sync!r} needs links between workers, and a network of kind 'server' has none; use kind 'ring'"
+        )
+    return mixing
+
+
 def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, **how: Any) -> Simulated:
     """``RoundSimulation(...).run(rounds)`` in one call."""
     return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
 
 
-_HEADROOM = 0.9  # as in ``Balancer.out_of_memory``; a test finds out if they part
 _COLUMNS = tuple(RoundReport.__dataclass_fields__)
 _NOTHING = np.empty(0, dtype=np.int64)

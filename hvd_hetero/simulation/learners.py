@@ -9,6 +9,7 @@ With S_i samples done by rank i of the x_i planned (n_i micro-batches of N), S =
     neighbours   ω_i <- sum_p W_ip ω_p - η n (S_i / S) G_i(ω_i)     (D-PSGD, MATCHA; Algorithm 2), or with the factor
                                                                      (n_i / N) (S_i / x_i) of the paper for n (S_i / S)
 
+W is that of production, ``hvd_hetero.synchronisation``.
 On a complete graph whose W is the mean, "neighbours" is "allreduce". The averages of D-PSGD are judged, as in the
 paper's output line, by the mean of all ranks' parameters.
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.simulation.problems import Problem
+from hvd_hetero.synchronisation import Mixing
 
 __all__ = ["Allreduce", "Local", "Neighbours", "RoundLearner", "learner_for"]
 
@@ -127,14 +129,13 @@ class Neighbours(RoundLearner):
         self,
         problem: Problem,
         learning_rate: Rate,
-        ranks: int,
-        mixing: Callable[[int], Floats],
+        mixing: Mixing,
         *,
         seed: int = 0,
         weighs_twice: bool = False,
     ) -> None:
         super().__init__(problem, learning_rate, seed=seed, weighs_twice=weighs_twice)
-        self._models = np.tile(self.start, (ranks, 1))
+        self._models = np.tile(self.start, (mixing.nodes, 1))
         self._mixing = mixing
 
     @property
@@ -151,11 +152,15 @@ class Neighbours(RoundLearner):
                 if self.weighs_twice:
                     factor = done[rank] / plan.micro_batches[rank] * len(mine) / plan.samples[rank]
                 steps[rank] = factor * self.problem.gradient(self._models[rank], mine)
-        self._models = self._mixing(self.updates) @ self._models - rate * steps
+        self._models = self._mixing.matrix(self.updates) @ self._models - rate * steps
 
 
-def learner_for(policy: Policy, problem: Problem, learning_rate: Rate, seed: int = 0) -> RoundLearner:
-    """The rule that goes with a policy under allreduce."""
+def learner_for(
+    policy: Policy, problem: Problem, learning_rate: Rate, seed: int = 0, mixing: Mixing | None = None
+) -> RoundLearner:
+    """The rule that goes with a policy, under allreduce or with this mixing (``RoundSimulation.mixing``)."""
+    if mixing is not None:
+        return Neighbours(problem, learning_rate, mixing, seed=seed, weighs_twice=policy.weighs_twice)
     if getattr(policy, "updates", None) == "local":
         return Local(problem, learning_rate, seed=seed)
     return Allreduce(problem, learning_rate, seed=seed, weighs_twice=policy.weighs_twice)

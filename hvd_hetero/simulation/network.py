@@ -4,10 +4,12 @@ A message of M bytes over a link of β bytes per second and latency α takes α 
 β_i(t) = (its bandwidth) x (its share at t). Hence
 
     ring         allreduce after the last worker is ready:  2(n-1) (α + M / (n min β))        (n > 1)
-    neighbours   one exchange after the other for c matchings:  c (α + M / min β)
+    neighbours   one exchange after the other for c matchings, and the table of reports, which has no gradients to
+                 travel with, by an allreduce of its own, whose few bytes are not counted:
+                 c (α + M / min β) + 2(n-1) α
     server       worker i pulls before its batch and pushes after it, α + M/β_i each; pushes go through the server's own
                  link first come, first served, M/β_0 each:  f_j = max(f_{j-1}, a_j) + M/β_0  for the j-th arrival a_j
-    recorded     after the last worker is ready, so long as a recorded run took in that round
+    recorded     after the last worker is ready, so long as a recorded run took in that round, whatever the scheme
 
 Left out: overlap of communication with the backward pass (so M counts what is not overlapped), congestion between
 links, bandwidth that changes during a message (its share is read when the message begins), packet loss.
@@ -68,9 +70,12 @@ class Network:
             return 0.0
         return float(2 * (n - 1) * (self.latency_s + self.message_bytes / (n * bandwidth.min())))
 
-    def exchange_s(self, bandwidth: Floats, matchings: int) -> float:
-        """Exchanges with one neighbour after the other."""
-        return float(matchings * (self.latency_s + self.message_bytes / bandwidth.min()))
+    def exchange_s(self, bandwidth: Floats, matchings: int, round_number: int) -> float:
+        """Exchanges with one neighbour after the other, in the place of the allreduce."""
+        if self.kind == "recorded":
+            return self.recorded_s[round_number % len(self.recorded_s)]
+        table_s = 2 * (len(bandwidth) - 1) * self.latency_s
+        return float(matchings * (self.latency_s + self.message_bytes / bandwidth.min()) + table_s)
 
     def served(self, arrival_s: Floats) -> Floats:
         """When each push has gone through the server's link: first come, first served, ties to the lower rank."""

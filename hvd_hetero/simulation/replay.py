@@ -11,8 +11,12 @@ plans, takes exactly as long as it took. A rank without a figure in a round has 
 What is assumed, and when it fails: time proportional to the batch (a fixed cost per round makes large batches look too
 slow when small ones were recorded, by b/t of it); what was slow at round k would have been slow at round k of the other
 scheme too, though that comes at another moment; and the rest of the round, transfer_k, does not depend on the scheme.
-The first rounds (start-up) and short last rounds of epochs are left out. Shares of CPU and memory that were recorded
-drive nothing here but the predictors that ask for them.
+The first rounds (start-up) and short last rounds of epochs are left out.
+
+**Drivers.** The line of round k tells what a rank read of its CPU and memory after computing it, that is before round
+k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
+drivers that go with v_ik. They move no speed here, which is v_ik whatever they say. Where the recorded scheme did not
+use drivers, production reads them once a second, and the readings are as old; a rank that read nothing knows nothing.
 
 Shapes: K rounds, n ranks.
 """
@@ -24,6 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.resources import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.network import Network
@@ -67,7 +72,7 @@ def replay(run: Run) -> Replay:
         Worker(
             Compute.at_speed(float(typical[rank])),
             variation=(Recorded("round", tuple((typical[rank] / speeds[:, rank]).tolist())),),
-            drivers=Drivers(known=False),
+            drivers=Drivers(recorded=_readings(run, keep, rank)),
         )
         for rank in range(run.workers)
     )
@@ -76,6 +81,12 @@ def replay(run: Run) -> Replay:
     first = run.epoch == run.epoch[0]
     dataset = None if first.all() else int(run.samples[first].sum())
     return Replay(Cluster(workers, network), len(keep), measured, dataset)
+
+
+def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
+    """What this rank knew of its resources before each of these rounds; the start-up leaves none without one before."""
+    before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
+    return tuple(Resources(cpu, memory) for cpu, memory in before)
 
 
 def _usable(run: Run) -> NDArray[np.int64]:

@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.simulation import Availability, Compute, Exponential, Jitter, Network, Recorded, SlowDown
+from hvd_hetero.simulation import (
+    Availability,
+    Compute,
+    Drivers,
+    Exponential,
+    Jitter,
+    Network,
+    Recorded,
+    SlowDown,
+    Worker,
+)
 from hvd_hetero.simulation.availability import Availabilities
+from hvd_hetero.simulation.cluster import Meter
 from hvd_hetero.simulation.compute import Devices
 from hvd_hetero.simulation.variation import Draws
 
@@ -148,12 +159,12 @@ def test_batches_follow_one_another_over_rounds_of_any_size():
 
 
 def test_ring_and_exchange_by_hand():
-    """2 (n-1) (latency + M / (n b)), and one exchange per matching, over the slowest link."""
+    """2 (n-1) (latency + M / (n b)), and one exchange per matching, over the slowest link, beside the table."""
     network = Network("ring", latency_s=0.001, message_bytes=1000.0)
     link = np.array([1e6, 2e6, 0.5e6])
     assert network.allreduce_s(link, 0) == pytest.approx(2 * 2 * (0.001 + 1000 / (3 * 0.5e6)))
     assert network.allreduce_s(link[:1], 0) == 0
-    assert network.exchange_s(link, 2) == pytest.approx(2 * (0.001 + 1000 / 0.5e6))
+    assert network.exchange_s(link, 2, 0) == pytest.approx(2 * (0.001 + 1000 / 0.5e6) + 2 * 2 * 0.001)
 
 
 def test_the_servers_queue_against_a_loop():
@@ -167,3 +178,20 @@ def test_the_servers_queue_against_a_loop():
             free = max(free, arrival[i]) + 0.3
             expected[i] = free
         assert network.served(arrival) == pytest.approx(expected)
+
+
+def test_drivers_are_late_and_within_bounds():
+    """A share that falls at 10 s is seen to fall at 12 s; noise never leaves [0, 1]; unknown is NaN."""
+    falling = Availability((0.0, 10.0), (1.0, 0.5))
+    now = np.array([11.9])
+    meter = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
+    assert meter.read().cpu == 1.0
+    now[0] = 12.1
+    assert meter.read().cpu == 0.5
+    assert np.isnan(meter.read().memory)
+    noisy = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
+    readings = [noisy.read() for _ in range(200)]
+    assert {0.0, 1.0} < {r.cpu for r in readings}
+    assert all(0 <= r.memory <= 1 for r in readings)
+    blind = Meter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
+    assert np.isnan(blind.read().cpu)

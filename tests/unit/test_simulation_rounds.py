@@ -276,14 +276,6 @@ def test_plans_fixed_ahead_come_a_round_later():
     assert plans == [(200, 200)] * 4 + [(100, 300)] * 2
 
 
-def test_exchanges_with_neighbours_take_the_place_of_the_allreduce():
-    """Three matchings of 1.5 s each after a second of computing."""
-    network = Network("ring", latency_s=0.5, message_bytes=100.0, bandwidth=100.0)
-    machines = Cluster.of_speeds([100.0, 100.0], network)
-    finished = RoundSimulation(machines, BSP(), 200, options=Options(matchings=3)).step()
-    assert finished.elapsed_s == pytest.approx(1.0 + 3 * 1.5)
-
-
 def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
     """Three equal devices, one link that costs the time of 60 samples each way: it gets 120 samples fewer."""
     profile = Compute(0.01, 0.1, 10, 400)
@@ -294,20 +286,3 @@ def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
     assert simulation.step().plan.samples == (240, 240, 120)
     with pytest.raises(ValueError, match="one curve per worker, got 2 for 3"):
         RoundSimulation(machines, ProfiledLBBSP([profile] * 2), 600)
-
-
-def test_drivers_are_late_and_within_bounds():
-    """A share that falls at 10 s is seen to fall at 12 s; noise never leaves [0, 1]; unknown is NaN."""
-    falling = Availability((0.0, 10.0), (1.0, 0.5))
-    now = np.array([11.9])
-    meter = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
-    assert meter.read().cpu == 1.0
-    now[0] = 12.1
-    assert meter.read().cpu == 0.5
-    assert np.isnan(meter.read().memory)
-    noisy = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
-    readings = [noisy.read() for _ in range(200)]
-    assert {0.0, 1.0} < {r.cpu for r in readings}
-    assert all(0 <= r.memory <= 1 for r in readings)
-    blind = Meter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
-    assert np.isnan(blind.read().cpu)

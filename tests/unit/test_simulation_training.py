@@ -7,12 +7,22 @@ import pytest
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.simulation import Availability, Cluster, Compute, Exponential, Network, RoundSimulation, Worker
+from hvd_hetero.simulation import (
+    Availability,
+    Cluster,
+    Compute,
+    Exponential,
+    Network,
+    Options,
+    RoundSimulation,
+    Worker,
+)
 from hvd_hetero.simulation.learners import Allreduce, Local, Neighbours, learner_for
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.simulation.server import Scheme, ServerModel, ServerSimulation
-from hvd_hetero.topology import matcha, mixing_matrix, ring
+from hvd_hetero.synchronisation import NeighbourMixing, resolve_mixing
+from hvd_hetero.topology import complete
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +91,7 @@ def test_neighbours_who_all_average_are_an_allreduce(data):
     """Mixing with the mean over everybody, whatever each has done."""
     problem = SmallNetwork(data)
     plan = RoundPlan((8, 8, 8), (4, 4, 4), "first")
-    everybody = Neighbours(problem, 0.3, 3, lambda round: np.full((3, 3), 1 / 3), seed=1)
+    everybody = Neighbours(problem, 0.3, NeighbourMixing(complete(3)), seed=1)
     one = Allreduce(problem, 0.3, seed=1)
     rng = np.random.default_rng(0)
     for _ in range(5):
@@ -95,17 +105,20 @@ def test_neighbours_who_all_average_are_an_allreduce(data):
         assert everybody.parameters == pytest.approx(one.parameters, abs=1e-12)
 
 
-@pytest.mark.parametrize("mixing", ["d-psgd", "matcha"])
-def test_neighbours_learn_and_come_together(mixing, data):
+@pytest.mark.parametrize("sync", ["d-psgd", "matcha"])
+def test_neighbours_learn_and_come_together(sync, data):
     """On a ring of six, the loss falls and the models stay near their mean."""
     problem = SoftmaxRegression(data)
-    weights, schedule = mixing_matrix(ring(6)), matcha(ring(6), 0.5)
-    learner = Neighbours(
-        problem, 0.5, 6, (lambda r: weights) if mixing == "d-psgd" else (lambda r: schedule.mixing(0, r))
-    )
+    learner = learner_for(BSP(), problem, 0.5, mixing=resolve_mixing(sync, 6))
     RoundSimulation(
-        Cluster.of_speeds([100.0] * 6), BSP(), 96, data=WholeRounds(problem.samples, shuffle=True), learner=learner
+        Cluster.of_speeds([100.0] * 6),
+        BSP(),
+        96,
+        options=Options(sync=sync),
+        data=WholeRounds(problem.samples, shuffle=True),
+        learner=learner,
     ).run(150)
+    assert isinstance(learner, Neighbours)
     assert learner.loss < 0.5
     mean = learner.parameters
     assert np.linalg.norm(learner._models - mean, axis=1).max() < 0.2 * np.linalg.norm(mean)

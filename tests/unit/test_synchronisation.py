@@ -27,6 +27,29 @@ def test_in_every_round_the_rows_make_a_symmetric_doubly_stochastic_matrix(sync,
         assert max(np.count_nonzero(row) - (row[i] != 0) for i, row in enumerate(w)) <= mixing.most_neighbours
 
 
+@pytest.mark.parametrize("sync", ["d-psgd", "matcha", MatchaMixing(matcha(complete(5), budget=0.4), seed=7)])
+def test_the_matrix_of_a_round_holds_the_rows_of_all_ranks(sync):
+    mixing = resolve_mixing(sync, 5)
+    for round in range(20):
+        assert mixing.matrix(round) == pytest.approx(matrix(mixing, 5, round), abs=1e-15)
+
+
+def test_pairs_that_share_no_rank_exchange_at_once():
+    """An even ring needs two turns, an odd one three, everybody with everybody of four three; MATCHA what is active."""
+    assert [resolve_mixing("d-psgd", n).exchanges(0) for n in (2, 3, 6, 7)] == [1, 3, 2, 3]
+    assert NeighbourMixing(complete(4)).exchanges(9) == 3
+    drawn = resolve_mixing("matcha", 6)
+    for round in range(50):
+        partners = [len(drawn.row(rank, round)) - 1 for rank in range(6)]
+        assert drawn.exchanges(round) == max(partners)  # on an even ring each matching holds every rank
+
+
+def test_local_updates_go_with_the_allreduce_alone():
+    assert resolve_mixing("allreduce", 4, updates_locally=True) is None
+    with pytest.raises(ValueError, match=r"sync='matcha' does not go with local updates.*use sync='allreduce'"):
+        resolve_mixing("matcha", 4, updates_locally=True)
+
+
 def test_d_psgd_averages_along_a_ring_and_matcha_with_some_of_it_at_a_time():
     edges = {(i, (i + 1) % 6) for i in range(6)} | {((i + 1) % 6, i) for i in range(6)}
     w = matrix(resolve_mixing("d-psgd", 6), 6, 0)
