@@ -1,10 +1,14 @@
 """Self-adaptive allocation, Figures 9 and 10: from any start to the same ratio within 4 to 5 epochs.
 
-    python benchmarks/papers/self_adaptive_fig9_10.py [--write]
+    python benchmarks/papers/self_adaptive_fig9_10.py [--write] [--runs N]
 
 Two workers (a Tesla V100 and an RTX 2080 Ti) and three (one more 2080 Ti), from two starts each, C = 20 and 30
-micro-batches of 100 samples a round, five models. The paper plots and gives no figures: what it says is that "after 4
-epochs the ratio of samples becomes steady", that both starts come to the same point, and that time per epoch falls.
+micro-batches of 100 samples a round, five models, each start with a luck of its own, several times. The paper plots,
+and gives few figures: what it says is that "after 4 epochs the ratio of samples becomes steady", that both starts come
+to the same point, that time per epoch falls and the workers' times come together, and, in its abstract, that an epoch
+takes 20 to 40 % less than with the same amount for all. The last depends on nothing as much as on how unlike the
+workers are, which is assumed here, so it is shown; what is judged is how near an epoch comes to that of the best
+split, which sees the future.
 
 Assumed, since the paper does not state it: the V100 is 1.3 times (ResNet-18) to 1.6 times (VGG-19) as fast as the
 2080 Ti, as their arithmetic peaks and public benchmarks go; 4 ms fixed per micro-batch; 5 % scatter per round; the
@@ -13,17 +17,21 @@ seconds per sample, which set the scale and nothing else.
 
 from __future__ import annotations
 
+import argparse
 import sys
+from dataclasses import dataclass
+from itertools import pairwise
 
 import _tables
 import numpy as np
 from rich.progress import track
 
 from hvd_hetero.policies import SelfAdaptive
-from hvd_hetero.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker
+from hvd_hetero.simulation import BestSplit, Cluster, Compute, Jitter, Network, RoundSimulation, Worker
 from hvd_hetero.simulation.order import WholeRounds
 
 DATASET, MICRO_BATCH, EPOCHS = 50_000, 100, 10
+LATEST = 5  # epochs until all is steady: 4 to 5 in the paper
 # seconds per sample on the 2080 Ti; times that the V100 is as fast; megabytes of gradients
 MODELS = {
     "ResNet18": (0.6e-3, 1.3, 45.0),
@@ -35,73 +43,134 @@ MODELS = {
 STARTS = {2: ((10, 10), (2, 18)), 3: ((10, 10, 10), (2, 4, 24))}
 
 
-def run(model: str, start: tuple[int, ...], seed: int) -> tuple[list[tuple[int, ...]], list[float], list[float], int]:
-    """Per epoch: the allocation, the seconds, slowest over fastest compute time; and when it was left alone."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training, epoch by epoch: micro-batches of each worker, seconds, slowest over fastest time at work."""
+
+    allocations: list[tuple[int, ...]]
+    seconds: list[float]
+    spreads: list[float]
+    at_rest: list[bool]
+    best_s: float
+    """of an epoch, had each round been split as is best for it"""
+
+    @property
+    def steady(self) -> int:
+        """The first epoch from which on no count moves any more, as epochs are counted: from 1."""
+        return _from_then_on([each == self.allocations[-1] for each in self.allocations])
+
+    @property
+    def left_alone(self) -> int:
+        """The first epoch from which on the policy takes the allocation to be steady; one past the last if never."""
+        return _from_then_on(self.at_rest)
+
+    @property
+    def settled_s(self) -> float:
+        """The mean time of the epochs that come after those that the paper says it takes."""
+        return float(np.mean(self.seconds[LATEST:]))
+
+    @property
+    def largest_rise(self) -> float:
+        """Of an epoch's time over that of the epoch before."""
+        return max(b / a for a, b in pairwise(self.seconds))
+
+
+def _from_then_on(holds: list[bool]) -> int:
+    """The first place, from 1, from which on it holds to the end; one past the end if it does not hold there."""
+    return max((i + 1 for i, each in enumerate(holds) if not each), default=0) + 1
+
+
+def machines(model: str, workers: int, seed: int) -> Cluster:
     sample_s, faster, megabytes = MODELS[model]
     jitter = (Jitter("round", 0.05),)
-    workers = [Worker(Compute(sample_s / faster, 4e-3), variation=jitter)]
-    workers += [Worker(Compute(sample_s, 4e-3), variation=jitter)] * (len(start) - 1)
-    machines = Cluster(tuple(workers), Network(latency_s=1e-4, message_bytes=megabytes * 1e6, bandwidth=1.25e8), seed)
+    first = Worker(Compute(sample_s / faster, 4e-3), variation=jitter)
+    others = (Worker(Compute(sample_s, 4e-3), variation=jitter),) * (workers - 1)
+    return Cluster((first, *others), Network(latency_s=1e-4, message_bytes=megabytes * 1e6, bandwidth=1.25e8), seed)
+
+
+def run(model: str, start: tuple[int, ...], seed: int) -> Run:
+    cluster, batch = machines(model, len(start), seed), MICRO_BATCH * sum(start)
     policy = SelfAdaptive(start=start)
-    simulation = RoundSimulation(machines, policy, MICRO_BATCH * sum(start), data=WholeRounds(DATASET, shuffle=True))
-    allocations, seconds, spreads, rest = [], [], [], EPOCHS + 1
+    simulation = RoundSimulation(cluster, policy, batch, data=WholeRounds(DATASET, shuffle=True))
+    allocations, seconds, spreads, at_rest = [], [], [], []
     for epoch in range(EPOCHS):
         begin_s, busy_s, allocation = simulation.now_s, np.zeros(len(start)), ()
         while sum(simulation.result.samples) < DATASET * (epoch + 1):
             finished = simulation.step()
             busy_s += finished.table.busy_s
-            if finished.plan.total == MICRO_BATCH * sum(start):
+            if finished.plan.total == batch:
                 allocation = finished.plan.micro_batches
         allocations.append(allocation)
-        rest = min(rest, epoch + 1) if policy.stable else rest
+        at_rest.append(policy.stable)
         seconds.append(simulation.now_s - begin_s)
         spreads.append(float(busy_s.max() / busy_s.min()))
-    return allocations, seconds, spreads, rest
+    best = RoundSimulation(cluster, BestSplit(), batch, data=WholeRounds(DATASET, shuffle=True))
+    while sum(best.result.samples) < DATASET * EPOCHS:
+        best.step()
+    return Run(allocations, seconds, spreads, at_rest, best.now_s / EPOCHS)
+
+
+def judge(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> tuple[list[str], _tables.Verdicts]:
+    """The table, of each case's first run, and what the paper says, of every run."""
+    rows: list[list[object]] = []
+    for (model, start), runs in found.items():
+        one = runs[0]
+        shown = " → ".join(_ratio(each) for each in one.allocations[:4])
+        rows.append(
+            [f"{model}, {len(start)} workers, from {_ratio(start)}", shown, _ratio(one.allocations[-1]),
+             max(r.steady for r in runs), max(r.left_alone for r in runs),
+             f"{one.seconds[0]:.1f} → {one.seconds[-1]:.1f}", f"{1 - one.settled_s / one.seconds[0]:.0%}",
+             f"{one.best_s:.1f}", f"{one.spreads[0]:.2f} → {one.spreads[-1]:.2f}"]
+        )  # fmt: skip
+    headings = ["w in epochs 1 to 4", "at last", "steady from epoch", "left alone from", "s per epoch", "less by"]
+    lines = _tables.table(["", *headings, "best split, s", "slowest / fastest"], rows)
+
+    every = [run for runs in found.values() for run in runs]
+    verdicts = _tables.Verdicts()
+    verdicts.check("no count moves any more from epoch (paper: 4 to 5)", max(r.steady for r in every), most=LATEST)
+    what = "found to be steady, and left alone to the end, from epoch (paper: 4 to 5)"
+    verdicts.check(what, max(r.left_alone for r in every), most=LATEST)
+    verdicts.check("two starts end apart by, in micro-batches, whatever the luck", farthest(found), most=1)
+    falls = max(r.settled_s / r.seconds[0] for r in every)
+    verdicts.check(f"an epoch's time after the first {LATEST}, over the first's (paper: falls)", falls, most=0.999)
+    rises = max(r.largest_rise for r in every)
+    # Scatter of 5 % over 17 to 25 rounds moves an epoch by about 1 %, and the difference of two by about 1.5 %.
+    verdicts.check("an epoch's time over that of the one before (paper: falls)", rises, most=1.05)
+    nearer = max((r.spreads[-1] - 1) / (r.spreads[0] - 1) for r in every)
+    what = "excess of the slowest's time over the fastest's, last over first (paper: smaller)"
+    verdicts.check(what, nearer, most=0.999)
+    over = max(r.settled_s / r.best_s for r in every)
+    verdicts.check(f"an epoch's time after the first {LATEST}, over the best split's", over, most=1.08)
+    lines += [
+        "",
+        f"Epochs: the latest of {len(every) // len(found)} runs; the rest of each line is the first of them. Steady:",
+        "from then on no count differs from the last. Less by: in the paper's abstract 20 to 40 %, from equal amounts.",
+    ]
+    return lines, verdicts
+
+
+def farthest(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> int:
+    """The largest difference of any worker's count between any two runs of a model on as many workers."""
+    ends: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+    for (model, start), runs in found.items():
+        ends.setdefault((model, len(start)), []).extend(r.allocations[-1] for r in runs)
+    return max(int(np.ptp(np.array(each), axis=0).max()) for each in ends.values())
+
+
+def _ratio(counts: tuple[int, ...]) -> str:
+    return ":".join(map(str, counts))
 
 
 def main() -> int:
-    options = _tables.options(__doc__ or "")
-    verdicts, lines = _tables.Verdicts(), []
-    rows: list[list[object]] = []
-    latest, frozen, farthest, slowest = 0, 0, 0, 0.0
-    for model in track(MODELS, "simulating"):
-        for count, starts in STARTS.items():
-            ends = []
-            for start in starts:
-                allocations, seconds, spreads, rest = run(model, start, seed=1)
-                final = allocations[-1]
-                # The first epoch from which on no count moves by more than one unit.
-                moved = [max(abs(a - b) for a, b in zip(each, final, strict=True)) for each in allocations]
-                stable = max((i + 1 for i, m in enumerate(moved) if m > 1), default=0) + 1
-                latest, frozen, slowest = max(latest, stable), max(frozen, rest), max(slowest, seconds[-1] / seconds[0])
-                ends.append(final)
-                shown = " → ".join(":".join(map(str, a)) for a in allocations[:4])
-                rows.append(
-                    [f"{model}, {count} workers, from {':'.join(map(str, start))}", shown, ":".join(map(str, final)),
-                     stable, rest, f"{seconds[0]:.1f} → {seconds[-1]:.1f}", f"{spreads[0]:.2f} → {spreads[-1]:.2f}"]
-                )  # fmt: skip
-            farthest = max(farthest, *(abs(a - b) for a, b in zip(*ends, strict=True)))
-    lines += _tables.table(
-        [
-            "",
-            "w in epochs 1 to 4",
-            "at last",
-            "stable from epoch",
-            "left alone from",
-            "s per epoch",
-            "slowest / fastest",
-        ],
-        rows,
-    )
-    verdicts.check("stable from epoch (paper: 4 to 5)", latest, most=5)
-    verdicts.check("found to be stable, and left alone, in epoch (paper: 4 to 5)", frozen, most=5)
-    verdicts.check("the two starts end apart by, in micro-batches", farthest, most=1)
-    verdicts.check("last epoch's time over the first's, at most", slowest, most=1.02)
-    lines += [
-        "",
-        "Stable: from then on no count differs from the last by more than one. The allocation is stable sooner than",
-        "the paper's because time is nearly proportional to samples here, where Eq. 10 is exact after one epoch.",
-    ]
+    def extend(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--runs", type=int, default=3, help="runs of each start (default 3)")
+
+    options = _tables.options(__doc__ or "", extend)
+    cases = [(model, start) for model in MODELS for starts in STARTS.values() for start in starts]
+    found = {}
+    for number, (model, start) in enumerate(track(cases, "simulating")):
+        found[model, start] = [run(model, start, seed=number * options.runs + k) for k in range(options.runs)]
+    lines, verdicts = judge(found)
     return _tables.finish("self_adaptive_fig9_10", lines, verdicts, options.write)
 
 
