@@ -95,7 +95,8 @@ class DistributedOptimizer(WrappedOptimizer):
             raise TypeError(f"balance must be the LoadBalance of this training, got {type(balance).__name__}")
         if balance.optimizer is not None:
             raise ValueError(
-                "balance already serves another optimizer; make one LoadBalance for each, or close() that one"
+                "balance already serves another optimizer; make one LoadBalance for each, or close() that one between "
+                "rounds"
             )
         super().__init__(optimizer)
         self._balancer = balance.balancer
@@ -105,6 +106,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._synchronised = False
         self._declined = False
         self._skip = False
+        self._closed = False
         self._attempt = Attempt()
         self._timed: torch.device | None = None
         self._scaler: Any = None
@@ -115,6 +117,7 @@ class DistributedOptimizer(WrappedOptimizer):
             self._check_device(parameter)
         self._listener = Listener(self._on_gradient, self._sync.note_of)
         self._listener.listen(self._names)
+        weakref.finalize(self, self._listener.close).atexit = False
         broadcast_parameters(self._names, self._prefix)
         broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
@@ -252,6 +255,8 @@ class DistributedOptimizer(WrappedOptimizer):
                 "pace; compute the loss before step() and call step() without it"
             )
         balancer = self._balancer
+        if self._closed:
+            raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
         if not (self._synchronised or balancer.in_round):
             raise RoundStateError(
                 "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
@@ -331,10 +336,16 @@ class DistributedOptimizer(WrappedOptimizer):
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def close(self) -> None:
-        """Let go of the parameters and of the ``LoadBalance``: another optimizer can go on with both."""
+        """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
+
+        An unfinished round is forgotten, unless gradients of it are on their way; then the ``LoadBalance`` is of no use
+        any more.
+        """
+        self._closed = True
         self._listener.close()
         balance = self._serves()
-        if balance is not None and balance.optimizer is self:
+        if balance is not None and balance.optimizer is self and not self._sync.gradients_left:
+            self.abandon_round()
             balance.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

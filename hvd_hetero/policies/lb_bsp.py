@@ -41,11 +41,11 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
-        the share by which the speed of its latest rank is uncertain (``prediction.steady``); then it is the best
-        one. Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch
-        size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
-        and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
+        A new split is taken only if some rank is later than the best split by more than this share of its time, and
+        by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one.
+        Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
+        costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
+        63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
         whose size the user chose, is taken again as soon as no other is sooner by two thirds of the tolerance. The
         values are arbitrary between the noise of a predicted speed and a loss that one would notice. With 0, every
         prediction is followed as it is.
@@ -188,9 +188,9 @@ class LBBSP(Policy):
     ) -> bool:
         # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
         times = (shares << 38) // speeds
-        late = int(times.argmax())
-        latest, next_latest = int(times[late]), int(((wanted << 38) // speeds).max())
-        return next_latest < latest - int(latest * max(self.tolerance, float(uncertain[late])))
+        each = zip(times.tolist(), uncertain.tolist(), strict=True)
+        surely_s = max(time - int(time * max(self.tolerance, share)) for time, share in each)
+        return int(((wanted << 38) // speeds).max()) < surely_s
 
 
 def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Iterable[float]) -> bool:
