@@ -119,12 +119,13 @@ class Pace:
         """The figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
+        expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
         return {
             "samples": self.round.samples,
             "micro_batches": self.round.micro_batches,
             "compute_s": known.compute_s,
             "input_s": known.input_s,
-            "samples_per_s": self.predictor.predict(cpu=self.cpu, memory=self.memory),
+            "samples_per_s": expected,
             "cpu": self.cpu,
             "memory": self.memory,
             "slope_s": 0.0 if gamma is None else gamma.slope_s,

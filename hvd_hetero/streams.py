@@ -113,13 +113,14 @@ class SharedStream:
             "version": _STATE_VERSION,
             "stream": self.kind,
             "epoch": self.epoch,
+            "readers": self._readers,
             "opened": self._opened,
             "unfinished": unfinished,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: the stream is read from its front, and what was done is passed over."""
-        _require(state, self.kind)
+        _require(state, self.kind, self._readers)
         self.start(state["epoch"])
         kept = dict.fromkeys(state["unfinished"])
         source = self._source = iter(self._read(self.epoch))
@@ -152,12 +153,13 @@ class ShardStream:
 
     kind = "shard"
 
-    def __init__(self, read: Source, rounds: int, rank: int, workers: int) -> None:
+    def __init__(self, read: Source, rounds: int, rank: int, workers: int, readers: int = 0) -> None:
         way_out = "give the rounds of an epoch, the same number on every rank"
         self.rounds = integer("rounds_per_epoch", rounds, 1, way_out=way_out)
         self.lead = 0
         self._read = read
         self._rank = rank
+        self._readers = readers
         self._done = [0] * workers  # samples, since the beginning of the first pass
         self._begin()
         self.start(0)
@@ -213,13 +215,14 @@ class ShardStream:
             "version": _STATE_VERSION,
             "stream": self.kind,
             "epoch": self.epoch,
+            "readers": self._readers,
             "round": self._round - len(self._open),
             "done": list(self._done),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there: this rank's part is read from the front of its first pass, and what was done is passed over."""
-        _require(state, self.kind)
+        _require(state, self.kind, self._readers)
         if len(state["done"]) != len(self._done):
             raise ValueError(
                 f"the state is of {len(state['done'])} ranks, this job has {len(self._done)}: nobody knows which "
@@ -247,9 +250,14 @@ class ShardStream:
         return [self._waiting.popleft() for _ in range(count)]
 
 
-def _require(state: Mapping[str, Any], kind: str) -> None:
+def _require(state: Mapping[str, Any], kind: str, readers: int) -> None:
     if state.get("stream") != kind:
         found = f"stream={state['stream']!r}" if "stream" in state else "data with random access"
         raise ValueError(f"the state is of {found}, this loader has stream={kind!r}; resume with the same kind of data")
     if state.get("version") != _STATE_VERSION:
         raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+    if state["readers"] != readers:
+        raise ValueError(
+            f"the state is of a stream read with num_workers={state['readers']}, this loader has "
+            f"num_workers={readers}; resume with the same, for samples come in another order otherwise"
+        )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -38,6 +38,7 @@ class NeighbourMixing:
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
+    _rows: dict[int, dict[int, float]] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def nodes(self) -> int:
@@ -46,8 +47,10 @@ class NeighbourMixing:
 
     def row(self, rank: int, round: int) -> Mapping[int, float]:
         """The weights with which a rank averages, its own among them; they sum to 1."""
-        weights = mixing_matrix(self.graph)[rank]
-        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
+        if rank not in self._rows:
+            weights = mixing_matrix(self.graph)[rank]
+            self._rows[rank] = {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
+        return self._rows[rank]
 
     def matrix(self, round: int) -> Floats:
         """W: the rows of all ranks."""

@@ -28,7 +28,7 @@ VERSION = 1
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, so that runs without them have short lines; 0 where one has not.
-_DEVICE = ("limit", "slope_s", "intercept_s", "saturation")
+_SOMETIMES = ("uncertainty", "limit", "slope_s", "intercept_s", "saturation")
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class TelemetryWriter:
             "plan": list(finished.plan.samples),
             **{name: [int(v) for v in finished.table.figures(name)] for name in _COUNTS},
             **{name: _plain(finished.table.figures(name)) for name in _FIGURES},
-            **{name: _plain(column) for name in _DEVICE if any(column := finished.table.figures(name))},
+            **{name: _plain(column) for name in _SOMETIMES if any(column := finished.table.figures(name))},
         }
 
     def close(self) -> None:
@@ -121,6 +121,8 @@ class Run:
     samples_per_s: npt.NDArray[np.float64]
     cpu: npt.NDArray[np.float64]
     memory: npt.NDArray[np.float64]
+    uncertainty: npt.NDArray[np.float64]
+    """0 where a predicted speed was to be taken as it is"""
     limit: npt.NDArray[np.int64]
     """0 where nothing has failed to fit in memory"""
     slope_s: npt.NDArray[np.float64]
@@ -148,7 +150,7 @@ class Run:
 _PER_ROUND = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
 _PER_RANK = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
-    **dict.fromkeys((*_FIGURES, "wait_s"), np.float64),
+    **dict.fromkeys((*_FIGURES, "wait_s", "uncertainty"), np.float64),
     **dict.fromkeys(("limit", "saturation"), np.int64),
     **dict.fromkeys(("slope_s", "intercept_s"), np.float64),
 }
@@ -165,7 +167,7 @@ def read_run(path: str | Path) -> Run:
     workers = header["workers"]
     columns: dict[str, Any] = {n: np.array([r[n] for r in rounds], dtype=t) for n, t in _PER_ROUND.items()}
     for name, dtype in _PER_RANK.items():
-        none = [0] * workers if name in _DEVICE else None
+        none = [0] * workers if name in _SOMETIMES else None
         of_rounds = [r.get(name, none) if none else r[name] for r in rounds]
         columns[name] = np.array(of_rounds, dtype=dtype).reshape(len(rounds), workers)
     return Run(policy=header["policy"], workers=workers, global_batch=header["global_batch"], **columns)

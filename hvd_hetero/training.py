@@ -81,3 +81,4 @@ class Training:
             self._channel.close()
         if self._telemetry is not None:
             self._telemetry.close()
+            atexit.unregister(self._telemetry.close)

@@ -7,7 +7,8 @@ when its hook is made.
 
 Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: groups must be the
 same on all ranks, and ranks may differ in what arises first. A bucket is full at ``_MEMBERS`` gradients or
-``_BYTES``, so that a large gradient leaves at once and does not wait for others.
+``_BYTES``, so that a large gradient leaves at once and does not wait for others; and at half of all that is still to
+come, down to ``_LEAST``, since nothing hides the transfer of the last one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _MEMBERS = 32  # from here on, what a call costs no longer shows
 # More of them mean more turns of Horovod's thread, which may share a core with training; fewer, less overlap. Between 2
 # and 4 MiB no difference was found, 1 MiB was slower by some per cent, on two ranks with a core each.
 _BYTES = 2**22
+_LEAST = 2**18
 
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
@@ -106,6 +108,7 @@ class Allreduce(Synchroniser):
         self._under_way: list[_Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
+        self._filled = -1  # so many did in the last round
         self._aside = False
         self._some_arrived = False
 
@@ -179,7 +182,7 @@ class Allreduce(Synchroniser):
                 if gradient.sent is not None:
                     gradient.parameter.grad = gradient.sent
         if self._under_way:
-            self._expected = len(self._under_way)  # likely the same next time
+            self._expect(len(self._under_way))
         if self._table is None and self._pattern_now() != self._pattern:
             self._post_table()  # first: what follows waits for the others, which is not computing
         heard = self._table is not None and self._told != self._pattern
@@ -204,6 +207,15 @@ class Allreduce(Synchroniser):
         if correction != 1.0:
             torch._foreach_mul_(gradients, correction)
         self._layouts.back_to_rows()
+
+    def _expect(self, filled: int) -> None:
+        """How many buckets are likely to fill by themselves: fewer than before only if that was so twice.
+
+        Where branches of a model come and go, the table would leave before the last gradient is computed.
+        """
+        if filled > self._expected or filled == self._filled:
+            self._expected = filled
+        self._filled = filled
 
     def _collect(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The sums, and a parameter whose gradient is not what was sent."""
@@ -249,27 +261,31 @@ class Allreduce(Synchroniser):
         self._layouts.agree()
         self._pattern = self._told
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
+        for gradient in self._gradients.values():
+            if gradient.bucket not in kept:
+                gradient.bucket = None  # its hook stays, and must not fill what is not there any more
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
-        new = [_Bucket(self._name(members[0]), members) for members in self._divide(reversed(free))]
+        new = [_Bucket(self._name(members[0]), members) for members in self._divide(free[::-1])]
         self._buckets = kept + new
         self._expected = len(self._buckets)
         self.rearranged = True
 
-    def _divide(self, gradients: Iterable[_Gradient]) -> list[list[_Gradient]]:
+    def _divide(self, gradients: list[_Gradient]) -> list[list[_Gradient]]:
         buckets: list[list[_Gradient]] = []
         kind: tuple[Any, ...] | None = None
-        room = 0
-        for gradient in gradients:
+        sizes = [g.parameter.numel() * g.parameter.element_size() for g in gradients]
+        room, left = 0, sum(sizes)
+        for gradient, size in zip(gradients, sizes, strict=True):
             parameter = gradient.parameter
-            size = parameter.numel() * parameter.element_size()
             rows = self._layouts.known_rows(parameter)
             own = (parameter.dtype, parameter.device, id(parameter) if rows else 0)
             if own != kind or size > room or len(buckets[-1]) == _MEMBERS:
                 buckets.append([])
-                kind, room = own, _BYTES
+                kind, room = own, min(_BYTES, max(left // 2, _LEAST))
             buckets[-1].append(gradient)
             room -= size
+            left -= size
         return buckets
 
     def _name(self, first: _Gradient) -> str:

@@ -15,11 +15,13 @@ from torch_hooks.allreduce import Allreduce
 from torch_hooks.attempt import Attempt
 from torch_hooks.compression import compressor
 from torch_hooks.cuda_stopwatch import CudaStopwatch
+from torch_hooks.listener import Listener
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
 from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Synchroniser
+from torch_hooks.wrapped import WrappedOptimizer
 
 __all__ = ["DistributedOptimizer"]
 
@@ -44,7 +46,7 @@ _WITHOUT_A_BATCH = (
 )
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(WrappedOptimizer):
     """Wraps an optimizer so that a round over all ranks is one step of the single process with the global batch.
 
     Inside a round of several micro-batches, ``zero_grad()`` and ``step()`` do nothing until the last one; so the loop
@@ -88,22 +90,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         compression: Any = None,
         sparse_as_dense: bool = False,
     ) -> None:
-        # No super().__init__(): all that it would set up is the wrapped optimizer's, and is reached through it.
         suitable(optimizer)
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be the LoadBalance of this training, got {type(balance).__name__}")
         if balance.optimizer is not None:
-            raise ValueError("balance already serves another optimizer; make one LoadBalance for each, or close() that one")
-        self._inner = optimizer
+            raise ValueError(
+                "balance already serves another optimizer; make one LoadBalance for each, or close() that one between "
+                "rounds"
+            )
+        super().__init__(optimizer)
         self._balancer = balance.balancer
         self._names = named_groups(optimizer, named_parameters)
         self._prefix = balance.prefix
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._listening: list[Any] = []
-        self._heard: set[torch.Tensor] = set()
         self._synchronised = False
         self._declined = False
         self._skip = False
+        self._closed = False
         self._attempt = Attempt()
         self._timed: torch.device | None = None
         self._scaler: Any = None
@@ -112,7 +115,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._sync = self._synchroniser(balance, compressor(compression), sparse_as_dense)
         for parameter in self._names:
             self._check_device(parameter)
-            self._listen(parameter)
+        self._listener = Listener(self._on_gradient, self._sync.note_of)
+        self._listener.listen(self._names)
+        weakref.finalize(self, self._listener.close).atexit = False
         broadcast_parameters(self._names, self._prefix)
         broadcast_optimizer_state(optimizer, self._prefix)
         balance.optimizer = self
@@ -215,7 +220,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._require_unchanged()
         self._sync.finish()
         if self._sync.rearranged:
-            self._listen_to_all()
+            self._sync.rearranged = False
+            self._listener.listen(self._names)  # to those that have been thawed
         self._attempt.round_over()
         self._synchronised = True
         return True
@@ -249,6 +255,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "pace; compute the loss before step() and call step() without it"
             )
         balancer = self._balancer
+        if self._closed:
+            raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
         if not (self._synchronised or balancer.in_round):
             raise RoundStateError(
                 "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
@@ -328,18 +336,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def close(self) -> None:
-        """Stop listening to the parameters. Another optimizer can train them, and go on with the same ``LoadBalance``."""
-        for handle in self._listening:
-            handle.remove()
-        self._listening.clear()
-        self._heard.clear()
-        balance = self._serves()
-        if balance is not None and balance.optimizer is self:
-            balance.optimizer = None
+        """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state."""
-        return self._inner.state_dict()
+        An unfinished round is forgotten, unless gradients of it are on their way; then the ``LoadBalance`` is of no use
+        any more.
+        """
+        self._closed = True
+        self._listener.close()
+        balance = self._serves()
+        if balance is not None and balance.optimizer is self and not self._sync.gradients_left:
+            self.abandon_round()
+            balance.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the wrapped optimizer's state; between rounds only, on every rank."""
@@ -358,60 +365,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._sync.extend(added)
         for parameter in added:
             self._check_device(parameter)
-            self._listen(parameter)
+        self._listener.listen(added)
         broadcast_parameters(added, f"{self._prefix}.group{group}")
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's groups, the very objects."""
-        return self._inner.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's state, the very object."""
-        return self._inner.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's defaults."""
-        return self._inner.defaults
-
-    def __getattr__(self, name: str) -> Any:
-        # Hooks, flags of fused optimizers and whatever else a subclass has: all of it lives in the wrapped one.
-        if name == "_inner":  # not there yet: a lookup before __init__ (copy, pickle) must not recurse
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(
-            "a DistributedOptimizer cannot be copied or pickled, being tied to the parameters and ranks of this job; "
-            "save optimizer.state_dict() and load it into a new one"
-        )
-
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self._inner!r})"
-
-    # Gradients on the wire.
-
-    def _listen_to_all(self) -> None:
-        """Listen to parameters that have been thawed."""
-        self._sync.rearranged = False
-        for parameter in self._names:
-            self._listen(parameter)
-
-    def _listen(self, parameter: torch.Tensor) -> None:
-        # A parameter that is frozen now has no gradient to listen to; once it is thawed, synchronize() sees to it.
-        if parameter.requires_grad and parameter not in self._heard:
-            self._heard.add(parameter)
-            me = weakref.ref(self)  # a model may outlive its optimizer, and be trained by another
-            note = self._sync.note_of(parameter)
-
-            def on_gradient(arrived: torch.Tensor) -> None:
-                if (optimizer := me()) is not None:
-                    optimizer._on_gradient(arrived, note)
-
-            handle = parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
-            self._listening.append(handle)
 
     def _on_gradient(self, parameter: torch.Tensor, note: Any) -> None:
         if not self._attempt.touch(parameter):

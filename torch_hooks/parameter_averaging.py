@@ -11,6 +11,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.synchronisation import Mixing
+from torch_hooks.shared_memory import shares_memory
 from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Synchroniser
 
@@ -61,6 +62,8 @@ class NeighbourAverage(Synchroniser):
             if parameter.requires_grad:
                 if parameter.grad is None:
                     parameter.grad = empty_gradient(parameter, self._optimizer)
+                elif parameter.grad.layout is torch.strided and shares_memory(parameter.grad):
+                    parameter.grad = parameter.grad.clone()
                 gradients.append(parameter.grad)
         if factor == 0.0:
             torch._foreach_zero_(gradients)

@@ -113,7 +113,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, prefix: str) -> 
         tensors = []
         state = _put_in(tree, tensors)
     for i, tensor in enumerate(tensors):
-        received = hvd.broadcast(tensor.reshape(-1), root_rank=0, name=f"{prefix}.state.{i}")
+        # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
+        received = hvd.broadcast(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{i}")
         if hvd.rank() != 0:
             tensor.copy_(received.reshape(tensor.shape))
     if hvd.rank() != 0:

@@ -46,6 +46,11 @@ def stream_order(
             f"{rounds_per_epoch!r} with stream={stream!r}: "
             + ("leave it out, the stream's end is the epoch's" if stream == "whole" else "give the number of rounds")
         )
+    if options.get("persistent_workers") and callable(getattr(dataset, "set_epoch", None)):
+        raise ValueError(
+            "persistent_workers=True keeps copies of the dataset that its set_epoch() does not reach, so every epoch "
+            "would come in the order of the first; leave it out"
+        )
     reader: DataLoader[Any] = DataLoader(dataset, batch_size=_CHUNK, collate_fn=_packed, **options)
 
     def read(number: int) -> Iterable[Any]:
@@ -55,7 +60,7 @@ def stream_order(
 
     if rounds_per_epoch is None:
         return SharedStream(read, least, reader.num_workers)
-    return ShardStream(read, rounds_per_epoch, hvd.rank(), hvd.size())
+    return ShardStream(read, rounds_per_epoch, hvd.rank(), hvd.size(), reader.num_workers)
 
 
 def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:

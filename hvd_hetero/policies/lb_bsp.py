@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from hvd_hetero.prediction import Predictor, Steady, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
+
+_BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
 
 
 class LBBSP(Policy):
@@ -38,12 +41,14 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if it shortens the predicted round by more than this share of it, and by more than
-        the share by which the speed of its latest rank is uncertain (``prediction.steady``); then it is the best
-        one. Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch
-        size costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65
-        and 63 instead of 64 and 64 made a step of 80 ms two hundredths longer). The value is arbitrary between the
-        noise of a predicted speed and a loss that one would notice. With 0, every prediction is followed as it is.
+        A new split is taken only if some rank is later than the best split by more than this share of its time, and
+        by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one.
+        Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
+        costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
+        63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
+        whose size the user chose, is taken again as soon as no other is sooner by two thirds of the tolerance. The
+        values are arbitrary between the noise of a predicted speed and a loss that one would notice. With 0, every
+        prediction is followed as it is.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
     device
@@ -81,6 +86,7 @@ class LBBSP(Policy):
         self.tolerance = tolerance
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
+        self._equal = RoundPlan((), ())
         self._curves = None
         if device == "gpu":
             self._curves = DeviceShares(
@@ -109,7 +115,8 @@ class LBBSP(Policy):
         if self._curves is not None:
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
-        return RoundPlan.of(shares, self.max_micro_batch)
+        self._equal = RoundPlan.of(shares, self.max_micro_batch)
+        return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """Shares in proportion to the predicted speeds, or by the curves, where that is worth a change."""
@@ -117,7 +124,12 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        if self._good_enough(plan.samples, table.figures("samples_per_s"), table.figures("uncertainty")):
+        speeds_now, uncertain_now = table.figures("samples_per_s"), table.figures("uncertainty")
+        if plan.samples != self._equal.samples and _near_best(
+            self._equal.samples, speeds_now, itertools.repeat(_BACK * self.tolerance)
+        ):
+            return self._equal
+        if _near_best(plan.samples, speeds_now, [max(self.tolerance, u) for u in uncertain_now]):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
         speeds, uncertain = _comparable(table.column("samples_per_s")), table.column("uncertainty")
@@ -167,16 +179,6 @@ class LBBSP(Policy):
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
 
-    def _good_enough(self, shares: tuple[int, ...], speeds: list[float], uncertain: list[float]) -> bool:
-        # No split is sooner than X / sum v, so most rounds need not look for one. Plain floats: additions and divisions
-        # in this order round alike on every processor, and the answer "no" only means to look closely.
-        if not all(0.0 < v < math.inf for v in speeds):
-            return False
-        latest_s = max(
-            x / v * (1.0 - max(self.tolerance, u)) for x, v, u in zip(shares, speeds, uncertain, strict=True)
-        )
-        return sum(shares) / math.fsum(speeds) >= latest_s
-
     def _worthwhile(
         self,
         shares: npt.NDArray[np.int64],
@@ -186,9 +188,21 @@ class LBBSP(Policy):
     ) -> bool:
         # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
         times = (shares << 38) // speeds
-        late = int(times.argmax())
-        latest, next_latest = int(times[late]), int(((wanted << 38) // speeds).max())
-        return next_latest < latest - int(latest * max(self.tolerance, float(uncertain[late])))
+        each = zip(times.tolist(), uncertain.tolist(), strict=True)
+        surely_s = max(time - int(time * max(self.tolerance, share)) for time, share in each)
+        return int(((wanted << 38) // speeds).max()) < surely_s
+
+
+def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Iterable[float]) -> bool:
+    """Whether no split is sooner by more than these shares of the round; False where a speed is not known.
+
+    None is sooner than X / sum v. Plain floats, for most rounds end here: products, quotients and exactly rounded sums
+    are the same on every processor.
+    """
+    if not all(0.0 < v < math.inf for v in speeds):
+        return False
+    latest_s = max(x / v * (1.0 - share) for x, v, share in zip(shares, speeds, tolerances, strict=False))
+    return sum(shares) / math.fsum(speeds) >= latest_s
 
 
 def _comparable(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

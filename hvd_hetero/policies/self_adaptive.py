@@ -131,12 +131,17 @@ class SelfAdaptive(Policy):
         if self._rounds == 0 or min(self._busy_ns) <= 0:
             return
         spread = max(self._busy_ns) * len(self._busy_ns) / sum(self._busy_ns)
-        if self._rest is not None:
-            if spread <= self._rest * (1 + self.drift):
-                return
-            self._rest, self._shares, self._history = None, [], [self._weights]
+        at_rest = self._rest is not None
+        if self._rest is not None and spread <= self._rest * (1 + self.drift):
+            return
         done = self._plan().samples
-        self._weights = [int(w) for w in adapt(self._weights, self._busy_ns)]
+        if at_rest:
+            # The times are of single samples' shares, not of whole micro-batches.
+            balanced = proportional(adapt(done, self._busy_ns), sum(self._weights), minimum=1)
+            self._rest, self._shares, self._history = None, [], [self._weights]
+        else:
+            balanced = adapt(self._weights, self._busy_ns)
+        self._weights = [int(w) for w in balanced]
         self._history = [*self._history, self._weights][-_KEPT:]
         if settled(self._history):
             self._shares = [int(x) for x in adapt(done, self._busy_ns)]

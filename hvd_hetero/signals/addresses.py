@@ -12,9 +12,11 @@ import ipaddress
 import json
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals.frames import KEY_BYTES
@@ -32,11 +34,27 @@ _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one tha
 def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
     """A listening socket for each address of ``names``, and what hindered the others.
 
-    With no names given: the addresses that the host's own name resolves to, then loopback.
+    With no names given: the addresses that the host's own name resolves to, then loopback. Where that name means
+    loopback alone, as it does on many systems as they are installed, the addresses of the host's interfaces, too.
     """
+    given = names or [socket.gethostname(), "127.0.0.1", "::1"]
+    listeners, troubles = _listen(given)
+    if not names and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
+        more, also = _listen([ip for ip in _interfaces() if ip not in listeners])
+        listeners |= more
+        troubles += also
+    return list(listeners.values()), "; ".join(troubles)
+
+
+def _interfaces() -> list[str]:
+    internet = (socket.AF_INET, socket.AF_INET6)
+    return [each.address for of in psutil.net_if_addrs().values() for each in of if each.family in internet]
+
+
+def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
     listeners: dict[str, socket.socket] = {}
-    troubles = []
-    for name in names or (socket.gethostname(), "127.0.0.1", "::1"):
+    troubles: list[str] = []
+    for name in names:
         try:
             found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         except OSError as error:
@@ -61,7 +79,7 @@ def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
                 troubles.append(f"{ip}: {error}")
             else:
                 listeners[ip] = listener
-    return list(listeners.values()), "; ".join(troubles)
+    return listeners, troubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +130,26 @@ def exchange_directory(
                 f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}); "
                 "give `addresses` by which the other ranks can reach it"
             )
+        if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
+            raise HeteroError(
+                f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}), where "
+                "ranks of other hosts cannot reach it; give that host's name an address of its network, in /etc/hosts "
+                "say, or give `addresses`"
+            )
     return Directory(
         key=bytes.fromhex(entries[0]["key"]),
         addresses=tuple(
             tuple(
-                (ip, port)
-                for ip, port in entry["addresses"]
-                if entry["host"] == own["host"] or not ipaddress.ip_address(ip).is_loopback
+                (ip, port) for ip, port in entry["addresses"] if entry["host"] == own["host"] or _leads_here((ip, port))
             )
             for entry in entries
         ),
     )
+
+
+def _leads_here(address: Sequence[Any]) -> bool:
+    """From another host."""
+    return not ipaddress.ip_address(address[0]).is_loopback
 
 
 def _entry(payload: bytes) -> dict[str, Any]:

@@ -83,6 +83,14 @@ def test_a_parameter_that_is_thawed_later_is_synchronised(ranks):
     assert outcome["spread"] == 0.0
 
 
+@pytest.mark.parametrize("members", ["32", "3", "1"])
+def test_layers_frozen_and_thawed_train_as_in_one_process_and_another_optimizer_goes_on(ranks, members):
+    outcome = ranks[0]["gradual_unfreezing"][members]
+    assert outcome["difference"] < 1e-12, "gradients in buckets of so many"
+    assert outcome["spread"] == 0.0
+    assert "that was closed" in outcome["closed"]
+
+
 def test_telemetry_is_written_by_rank_0_alone(ranks):
     assert ranks[0]["telemetry_is_written_by_rank_0"] == {"exists": True, "lines": 11}
     assert ranks[1]["telemetry_is_written_by_rank_0"] == {"exists": False, "lines": 0}

@@ -155,6 +155,15 @@ def test_a_late_rank_that_rounding_cannot_help_moves_little():
     assert play(speeds, LBBSP(multiple_of=750))[1] <= 8, "while the noise is not known, or a forecast leaves it"
 
 
+def test_the_equal_split_is_taken_again_once_no_other_is_better_by_much():
+    level = np.full((120, 2), 1000.0)
+    level[20:40, 1] = 500.0
+    level[40:, 1] = 970.0  # equal shares are late by 1.5 %, the split at hand by less than the tolerance
+    assert play(level, LBBSP())[2].samples == (1000, 1000)
+    level[40:, 1] = 930.0  # 3.6 %
+    assert 1020 <= play(level, LBBSP())[2].samples[0] <= 1050
+
+
 def test_tolerance_zero_follows_every_prediction():
     speeds = scattered(np.full((100, 2), 1000.0), 0.05)
     assert play(speeds, LBBSP("memoryless", tolerance=0.0))[1] > 90

@@ -1,5 +1,6 @@
 """How channels find each other: addresses, the exchange, and what does not fit together."""
 
+import contextlib
 import gc
 import json
 import os
@@ -12,6 +13,7 @@ from signal_groups import Group, eventually
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals import Limits, SignalChannel
+from hvd_hetero.signals import addresses as addressing
 from hvd_hetero.signals.frames import KEY_BYTES
 
 
@@ -104,8 +106,27 @@ def test_unreachable_rank_is_said_once(caplog):
 
 def test_loopback_of_another_host_is_not_tried():
     """A loopback address given by a rank of another host name would lead to ourselves: nobody calls it."""
-    with alone(lambda e: [e[0], e[1] | {"host": "elsewhere"}]) as channel:
-        assert not channel._loop._calls[1]._addresses
+    seen, loopback = ["192.0.2.7", 7], ["127.0.1.1", 7]
+    with alone(
+        lambda e: [e[0] | {"addresses": [seen]}, e[1] | {"host": "x", "addresses": [loopback, seen]}]
+    ) as channel:
+        assert channel._loop._calls[1]._addresses == (tuple(seen),)
+
+
+def test_a_host_that_others_cannot_reach_is_told_on_all_ranks():
+    """Its own name means loopback, and it has no other address: rounds would wait for the slowest, and say nothing."""
+    with pytest.raises(HeteroError, match=r"rank 0 .*has loopback addresses alone .*/etc/hosts"):
+        alone(lambda e: [e[0], e[1] | {"host": "elsewhere"}])
+
+
+def test_a_host_whose_name_means_loopback_listens_on_its_interfaces_too(monkeypatch):
+    monkeypatch.setattr(addressing.socket, "gethostname", lambda: "localhost")
+    monkeypatch.setattr(addressing, "_interfaces", lambda: ["127.0.0.1", "127.0.0.2", "fe80::1%eth0"])
+    listeners, troubles = addressing.listen([])
+    with contextlib.ExitStack() as stack:
+        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
+    assert {"127.0.0.1", "127.0.0.2"} <= found <= {"127.0.0.1", "127.0.0.2", "::1"}, troubles
+    assert all(isinstance(ip, str) for ip in addressing._interfaces())
 
 
 ARGUMENTS = {

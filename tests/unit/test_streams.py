@@ -160,6 +160,18 @@ def test_any_rank_goes_on_in_its_own_shard_from_the_state_of_one(rank):
     assert not resumed.resume()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: SharedStream(lambda epoch: range(9), 1, n), lambda n: ShardStream(lambda number: range(9), 3, 0, 2, n)],
+    ids=["whole", "shard"],
+)
+def test_a_state_of_other_readers_is_refused_for_samples_came_in_another_order(make):
+    with pytest.raises(
+        ValueError, match="read with num_workers=2, this loader has num_workers=0; resume with the same"
+    ):
+        make(0).load_state_dict(make(2).state_dict())
+
+
 def test_mistakes_are_told_with_the_way_out():
     with pytest.raises(ValueError, match="rank 1's part of the stream has no samples; give every rank one"):
         shards(0, rank=1).take(RoundPlan.of([1, 1]), 1)

@@ -6,7 +6,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, allreduce
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)
@@ -212,6 +212,76 @@ def thawed_parameters_are_synchronised() -> dict:
     return {"moved": float((model.bias - linear().bias).abs().max()), "spread": spread(model)}
 
 
+def gradual_unfreezing() -> dict:
+    """Layers that were trained, frozen for three rounds and thawed again; then a second optimizer goes on."""
+    names = ("0.weight", "0.bias", "2.weight")
+
+    def deep() -> torch.nn.Module:
+        torch.manual_seed(4)
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)
+        ).double()
+
+    def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def freeze(model: torch.nn.Module, round: int) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not (name in names and (3 <= round < 6 or 9 <= round < 11)))
+
+    outcome = {}
+    for members in (32, 3, 1):
+        with patched(allreduce, _MEMBERS=members):
+            model, balance = deep(), LoadBalance("bsp", global_batch=8)
+            optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
+            for round in range(15):
+                if round == 13:
+                    optimizer.close()
+                    stepped = failure(optimizer.step)
+                    optimizer = DistributedOptimizer(optimizer._inner, balance, model.named_parameters())
+                freeze(model, round)
+                mine = slice(16 * round + 8 * hvd.rank(), 16 * round + 8 * hvd.rank() + 8)
+                balance.batch(8)
+                optimizer.zero_grad()
+                functional.mse_loss(model(X[mine]), Y[mine]).backward()
+                optimizer.step()
+        alone = deep()
+        plain = sgd(alone)
+        for round in range(15):
+            freeze(alone, round)
+            both = slice(16 * round, 16 * round + 16)
+            plain.zero_grad()
+            functional.mse_loss(alone(X[both]), Y[both]).backward()
+            plain.step()
+        differences = zip(model.parameters(), alone.parameters(), strict=True)
+        outcome[str(members)] = {
+            "difference": max(float((p - q).detach().abs().max()) for p, q in differences),
+            "spread": spread(model),
+            "closed": stepped,
+        }
+    return outcome
+
+
+@contextlib.contextmanager
+def patched(module: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def failure(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except RoundStateError as error:
+        return str(error)
+    return "nothing"
+
+
 def trained_on_one_rank_alone() -> dict:
     """Rank 1 freezes or thaws a parameter by itself: all ranks are told, and none waits for the others."""
 
@@ -340,6 +410,7 @@ def main() -> None:
         schedulers_and_groups,
         state_is_broadcast,
         thawed_parameters_are_synchronised,
+        gradual_unfreezing,
         lambda: telemetry_is_written_by_rank_0(sys.argv[1]),
         refusals,
         different_data,

@@ -1,0 +1,46 @@
+"""Hears of every gradient that a backward pass completes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["Listener"]
+
+
+class Listener:
+    """Calls a method with each parameter whose gradient is there, and with what is known of it.
+
+    ``note_of`` gives the latter once, when the hook is made: a look into a dictionary by tensor would cost every step.
+    The method's object is held weakly, for a model may outlive its optimizer and be trained by another.
+    """
+
+    def __init__(self, tell: Callable[[torch.Tensor, Any], None], note_of: Callable[[torch.Tensor], Any]) -> None:
+        self._tell = weakref.WeakMethod(tell)
+        self._note_of = note_of
+        self._handles: dict[torch.Tensor, Any] = {}
+
+    def listen(self, parameters: Iterable[torch.Tensor]) -> None:
+        """To these, too. One that is frozen has no gradient to listen to: name it again once it is thawed."""
+        for parameter in parameters:
+            if parameter.requires_grad and parameter not in self._handles:
+                hook = self._hook(self._note_of(parameter))
+                self._handles[parameter] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _hook(self, note: Any) -> Callable[[torch.Tensor], None]:
+        method = self._tell
+
+        def on_gradient(parameter: torch.Tensor) -> None:
+            if (tell := method()) is not None:
+                tell(parameter, note)
+
+        return on_gradient
+
+    def close(self) -> None:
+        """Listen no more."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
