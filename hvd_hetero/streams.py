@@ -32,7 +32,7 @@ from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["ShardStream", "SharedStream"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
 
 

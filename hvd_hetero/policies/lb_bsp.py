@@ -189,8 +189,9 @@ class LBBSP(Policy):
         # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
         times = (shares << 38) // speeds
         each = zip(times.tolist(), uncertain.tolist(), strict=True)
-        surely_s = max(time - int(time * max(self.tolerance, share)) for time, share in each)
-        return int(((wanted << 38) // speeds).max()) < surely_s
+        surely_s: int = max(time - int(time * max(self.tolerance, share)) for time, share in each)
+        next_s = int(((wanted << 38) // speeds).max())
+        return next_s < surely_s
 
 
 def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Iterable[float]) -> bool:

@@ -14,7 +14,7 @@ from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
 WORKERS = 2
 
 
-DEVICE = {"limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16}
+DEVICE = {"uncertainty": 0.25, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16}
 
 
 def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedRound:
