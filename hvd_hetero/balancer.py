@@ -38,7 +38,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.agreement import require_agreement
+from hvd_hetero.agreement import WaysOut, require_agreement
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
@@ -114,6 +114,8 @@ class Balancer:
         self.signals: Signals | None = None
         """needed by policies whose rounds end when the first rank is done"""
         self.observer = observer
+        self.ways_out = WaysOut()
+        """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
         self.pace = Pace(policy, clock, meter)
@@ -134,7 +136,8 @@ class Balancer:
         if self.rounds or self.in_round:
             raise RoundStateError(
                 f"plans are fixed {self.lead} rounds ahead since training began, and cannot be fixed {rounds} ahead "
-                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor"
+                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor (in Keras, every "
+                "resize_batches the same prefetch)"
             )
         self.lead = rounds
         self._plans = deque([self._plans[0]] * (rounds + 1))
@@ -277,7 +280,7 @@ class Balancer:
         """The table has arrived: raise, on every rank alike, if any of them has gone its own way."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
-        require_agreement(self.rounds, self._heard)
+        require_agreement(self.rounds, self._heard, self.ways_out)
 
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """All sums have arrived (the table's has been heard, or is given): decide the next plan.

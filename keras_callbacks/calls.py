@@ -99,9 +99,11 @@ class RoundCalls:
         return [begin, size, self.balancer.rescale, self.balancer.weight, True]
 
     def learning_rate(self) -> tf.Tensor:
-        """The optimizer's, in the graph."""
-        rate = 1.0 if self._optimizer is None else self._optimizer.learning_rate
-        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
+        """The optimizer's, in the graph; 1 where ranks may have different ones."""
+        optimizer = self._optimizer
+        # Under local updates ranks make different numbers of updates, by which a schedule goes.
+        apart = self.policy.updates_locally and host.follows_schedule(optimizer)
+        return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
     def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""

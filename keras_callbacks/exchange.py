@@ -187,5 +187,5 @@ def exchange_of(balance: RoundCalls, model: Any) -> Exchange:
         return host.trained_variables(model)
 
     if balance.policy.updates_locally:
-        return LocalUpdates(balance, lambda: [*trained(), *host.optimizer_variables(model.optimizer)])
+        return LocalUpdates(balance, lambda: [*trained(), *host.averaged_variables(model.optimizer)])
     return AllReduce(balance) if balance.mixing is None else NeighbourAverage(balance, trained, balance.mixing)

@@ -10,8 +10,11 @@ import tensorflow as tf
 __all__ = [
     "as_it_is",
     "as_keras_would",
+    "averaged_variables",
     "build",
+    "build_optimizer",
     "check_compiled",
+    "follows_schedule",
     "gradients_pass_through",
     "hyper_parameters",
     "is_keras_3",
@@ -89,7 +92,11 @@ def build(model: Any, sample: Callable[[], Any]) -> None:
     if not model.weights or not all(layer.built for layer in model._flatten_layers()):
         batch = sample()
         model(batch[0] if isinstance(batch, tuple) else batch)
-    optimizer = model.optimizer
+    build_optimizer(model.optimizer, model)
+
+
+def build_optimizer(optimizer: Any, model: Any) -> None:
+    """Make sure that the optimizer's state exists."""
     if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
     elif not getattr(optimizer, "built", False):
@@ -109,12 +116,39 @@ def names_of(variables: list[tf.Variable]) -> list[str]:
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
     """All state of an optimizer, in an order that all ranks share."""
     variables = optimizer.variables
-    return plain(variables() if callable(variables) else variables)
+    listed = plain(variables() if callable(variables) else variables)
+    names = set(names_of(listed))
+    return listed + [v for v in _settings(optimizer) if v._unique_id not in names]  # tf_keras does not list them
+
+
+def averaged_variables(optimizer: Any) -> list[tf.Variable]:
+    """The part of the state that follows the gradients: a mean of the others over ranks would only be rounded."""
+    names = set(names_of(_settings(optimizer)))
+    return [v for v in optimizer_variables(optimizer) if v.dtype.is_floating and v._unique_id not in names]
+
+
+def _settings(optimizer: Any) -> list[tf.Variable]:
+    """The variables that callbacks and overflows change: the rate, what else tf_keras's old ones have, the scale."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = [
+        getattr(inner, "_learning_rate", None),
+        *getattr(inner, "_hyper", {}).values(),  # of tf_keras.optimizers.legacy
+        getattr(optimizer, "dynamic_scale", None),
+        *getattr(getattr(optimizer, "_loss_scale", None), "_weights", {}).values(),
+    ]
+    return plain(v for v in found if isinstance(v, tf.Variable) or isinstance(getattr(v, "value", None), tf.Variable))
 
 
 def trained_variables(model: Any) -> list[tf.Variable]:
     """What training changes by gradients."""
     return plain(model.trainable_variables)
+
+
+def follows_schedule(optimizer: Any) -> bool:
+    """Whether the learning rate is a function of the updates that the optimizer has made."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
+    return isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
 
 
 def hyper_parameters(optimizer: Any) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvd_hetero.agreement import WaysOut
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
@@ -27,7 +27,15 @@ from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
 
 __all__ = ["LoadBalance"]
 
-logger = logging.getLogger(__name__)
+_WAYS_OUT = WaysOut(
+    fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed and prefetch of resize_batches, and "
+    "the same epochs, initial_epoch and steps_per_epoch of fit",
+    settings="Change them on all ranks alike and before the same step: by a schedule of the optimizer, or by a "
+    "callback that all ranks have and that decides by the step or by the logs of an epoch, which are the same "
+    "everywhere (those of a step are the rank's own)",
+    witness="A callback that writes weights, or loads them, must do so on every rank alike; and train_step must change "
+    "weights by model.optimizer alone, unless they are of local_layers",
+)
 
 
 class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc]
@@ -73,6 +81,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         tf.keras.callbacks.Callback.__init__(self)
         self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
         RoundCalls.__init__(self, self._training, tuple(local_layers))
+        self.balancer.ways_out = _WAYS_OUT
         if local_layers and (self.mixing is not None or self.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
@@ -82,6 +91,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         self.fitting = False
         self.last_step = False
         """whether the step at hand is the last of its epoch, as far as fit knows"""
+        self.skipped = 0
+        """steps of the epoch at hand that were done before this fit"""
         self.evaluated = False
         """whether an evaluation has ended whose figures are of this rank alone"""
         self.plain_logs: list[str] = []
@@ -140,6 +151,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
     def set_model(self, model: Any) -> None:
         """Wrap the optimizer and the train step, before the train function is made of them."""
         super().set_model(model)
+        self.skipped = 0
         if self._optimizer is not None and self._optimizer is model.optimizer and self._function_is_ours(model):
             return
         self.release()
@@ -175,10 +187,11 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note whether this is the last step of the epoch."""
-        self.last_step = batch + 1 == (self.params or {}).get("steps")
+        self.last_step = batch + 1 + self.skipped == (self.params or {}).get("steps")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All ranks stop, if one of them wants to; and logs that are no metrics are averaged."""
+        self.skipped = 0
         stops = hvd.allreduce(tf.constant(int(self.wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
         self.model.stop_training = bool(stops > 0)
         if logs is not None and self.plain_logs:
@@ -234,6 +247,17 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
     def _function_is_ours(self, model: Any) -> bool:
         function = model.train_function
         return isinstance(function, RoundFunction) and function.balance is self
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Between rounds: whether all ranks know that the epoch at hand has no further step."""
+        return self.stop_agreed or self.last_step or (self.queue is not None and self.queue.at_end)
+
+    def go_on(self, place: Mapping[str, Any], rounds: int) -> None:
+        """The fit that begins goes on in the middle of an epoch, of which so many rounds are done."""
+        assert self.queue is not None, "resize_batches comes before fit"
+        self.queue.go_on(place)
+        self.skipped = rounds
 
     def use(self, queue: RoundQueue, sample: Callable[[], Any]) -> None:
         """Batches come from this queue from now on; ``sample`` gives a batch of one."""

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.errors import RoundStateError
+from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import ask, dense
 
 if TYPE_CHECKING:
-    from keras_callbacks.data import BalancedDataset
     from keras_callbacks.load_balance import LoadBalance
 
 __all__ = ["batches", "weighted_gradients"]
@@ -38,7 +38,8 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
     present = [dense(g) for g in gradients if g is not None]
     if not present:
         raise ValueError(
-            "the loss reaches none of the variables; compute it inside the tape, from variables it watches"
+            f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
+            "variables that the tape watches"
         )
     weight = ask(balance, lambda: balance.balancer.weight, 1, after=present)[0]
     reduced = iter(balance.all_reduce(present, weight))
@@ -54,8 +55,12 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
             "only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
         )
     queue = balance.queue
-    if queue is None:
-        raise ValueError("give it the result of resize_batches((x, y), balance)")
+    if queue is None or not isinstance(data, BalancedDataset):
+        raise ValueError(
+            f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
+            "balance.batches(resize_batches((x, y), balance))"
+        )
+    balance.balancer.abandon()  # of a loop that was left before its last batch was used
     iterator = iter(data)
     number = 0
     while number == 0 or not queue.at_end:

@@ -11,7 +11,7 @@ interpreter locked, and would wait for ever for one that waits for the interpret
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,12 @@ class Order(Protocol):
     def settle(self, done: Sequence[float], rank: int) -> None:
         """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands, as plain data. Rounds that are not agreed count as not done."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where such an epoch stood."""
+
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, Any]:
         """The plan, shortened where the epoch ends, and this rank's part of the round: never empty, for a rank without
         samples gets a stand-in.
@@ -82,6 +88,14 @@ class ArrayOrder:
     def place(self) -> int:
         """A checksum of the order, the epoch and the cursor."""
         return self._permutation.place
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands."""
+        return self._permutation.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where such an epoch stood."""
+        self._permutation.load_state_dict(state)
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
         """The plan and the indices of this rank; the first sample stands in where it has none."""
@@ -141,6 +155,20 @@ class RoundQueue:
     def want_epoch(self, epoch: int) -> None:
         """The number of the epoch that the next iteration is, if that is not past already; counted up otherwise."""
         self._wanted_epoch = epoch
+
+    def place(self) -> dict[str, Any] | None:
+        """Between rounds: where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
+        with self.lock:
+            return None if self.at_end else {"epoch": self._epoch, "order": self._order.state_dict()}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Have the next iteration begin where another one stood, whatever epoch is wanted."""
+        with self.lock:
+            self._order.load_state_dict(place["order"])
+            self._epoch = place["epoch"]
+            self._cuts.clear()
+            self._next = self._taken = 0
+            self._fresh = False
 
     def part(self, index: int) -> Any:
         """What this rank has of round ``index`` of the iteration (the pipeline's question)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -26,11 +26,14 @@ class StreamOrder:
     def __init__(self, samples: tf.data.Dataset, rank: int, workers: int, seed: int | None = None) -> None:
         length = int(samples.cardinality())
         if length == 0:
-            raise ValueError("the dataset must hold at least one sample")
+            raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
         # Negative where it is unknown or infinite.
         self.length: int | None = length if length > 0 else None
         if self.length is not None and self.length < workers:
-            raise ValueError(f"the dataset has {self.length} samples for {workers} ranks; launch fewer ranks")
+            raise ValueError(
+                f"data must hold a sample for every rank, and the dataset has {self.length} for {workers} ranks; "
+                "launch fewer ranks"
+            )
         shard = samples.shard(workers, rank)
         if seed is not None:
             shard = shard.shuffle(min(_SHUFFLED, self.length or _SHUFFLED), seed=seed)
@@ -88,6 +91,16 @@ class StreamOrder:
         if not self._stand_in:
             self._pull(1, keep=True)
         return tf.nest.pack_sequence_as(self._spec, self._stand_in)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How much of the epoch is done. Which samples that were is the stream's own affair, which is not rewound."""
+        flight = [plan.total for plan, _ in self._open]
+        return {"epoch": self._epoch, "used": self._used - sum(flight), "count": self._count - len(flight)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do the rest of such an epoch."""
+        self.start(state["epoch"])
+        self._used, self._count = state["used"], state["count"]
 
     def reader(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
         """The function from a round's number to its batch, for ``map``."""

@@ -32,7 +32,7 @@ class _EpochIsOver:
 
 
 EPOCH_IS_OVER = _EpochIsOver()
-"""What ``stop_training`` is at the end of an epoch whose length fit does not know: on_epoch_end takes it back."""
+"""What ``stop_training`` is at an end of an epoch that fit does not know: on_epoch_end takes it back."""
 
 
 class RoundFunction:
@@ -76,7 +76,9 @@ class RoundFunction:
             logs = {**logs, **{k: v for k, v in self._model.get_metrics_result().items() if k in logs}}
         if balance.stop_agreed:
             self._model.stop_training = True
-        if balance.queue.rounds is None and balance.queue.at_end and not balance.stop_agreed:
+        unknown = balance.queue.rounds is None and balance.queue.at_end
+        done_before = balance.skipped > 0 and balance.last_step  # fit counts all steps of the epoch
+        if (unknown or done_before) and not balance.stop_agreed:
             self._model.stop_training = EPOCH_IS_OVER
         over = self._model.stop_training is EPOCH_IS_OVER
         self._open = not (balance.stop_agreed or balance.last_step or over)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.torch as hvd
 import torch
 
+from hvd_hetero.agreement import WaysOut
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.out_of_memory import is_out_of_memory
@@ -31,6 +32,16 @@ logger = logging.getLogger(__name__)
 _WAY_OUT = (
     "and out of memory ends the training on all ranks; to survive it, write: for batch in loader: "
     "with balance.surviving_out_of_memory(): … (docs/gpu.md), or set max_micro_batch of the policy"
+)
+
+_WAYS_OUT = WaysOut(
+    fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
+    "num_workers and prefetch_factor, let them leave an epoch at the same round (stop_at of the loader), and freeze "
+    "parameters on all of them at once",
+    settings="The body of the loop runs once per micro-batch, and not at all on a rank without data: do what belongs "
+    "to an update, such as scheduler.step(), in optimizer.register_step_post_hook(…), or once per epoch",
+    witness="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
+    "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
 )
 
 
@@ -72,6 +83,7 @@ class LoadBalance:
         self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
         self.policy = self._training.policy
         self.balancer = self._training.balancer
+        self.balancer.ways_out = _WAYS_OUT
         self.prefix = self._training.prefix
         self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None

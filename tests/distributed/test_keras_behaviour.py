@@ -29,6 +29,7 @@ PARTS = (
         "mixed_precision",
         "several_outputs_by_name",
         "a_train_step_of_ones_own",
+        "local_updates_follow_a_schedule",
     ),
     (
         "running_statistics_and_seeds_stay_with_a_rank_without_data",
@@ -140,6 +141,13 @@ def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outc
         assert rank["logs"][0] == rank["logs"][1]
 
 
+def test_local_updates_follow_a_schedule_at_each_ranks_own_pace(outcomes):
+    for rank in outcomes("local_updates_follow_a_schedule"):
+        slow, fast = rank["updates"]
+        assert slow < fast
+        assert rank["spread"] == 0.0
+
+
 def test_a_stand_in_leaves_no_trace_in_running_statistics(outcomes):
     idle, busy = outcomes("running_statistics_and_seeds_stay_with_a_rank_without_data")[0]["moved"]
     assert idle == 0.0
@@ -190,16 +198,36 @@ def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
     assert ranks[0]["loss"] == ranks[1]["loss"]
 
 
-def test_ranks_that_differ_in_rate_or_data_are_named(outcomes):
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "rate",
+            r"PlanMismatchError: round 2: ranks \[1\] have other hyper-parameters.*a callback that all ranks",
+        ),
+        (
+            "data",
+            r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order.*shuffle, seed and",
+        ),
+        ("weights", r"PlanMismatchError: round 2: ranks \[1\] hold other parameters.*must do so on every rank alike"),
+        ("epochs", "HeteroError: 1 of 2 ranks left fit, and the others began another epoch.*the same number of epochs"),
+        ("shapes", "HeteroError: 1 ranks do not train the same variables.*build and compile the model alike on every"),
+        ("layers", "HeteroError: 1 ranks do not train the same variables.*build and compile the model alike on every"),
+    ],
+)
+def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, message):
     for rank in outcomes("ranks_with_other_rates_or_data_are_found_out"):
-        assert re.match(r"PlanMismatchError: round 2: ranks \[1\] have other hyper-parameters", rank["rate"])
-        assert re.match(r"PlanMismatchError: round 0: ranks \[1\] follow another plan or another order", rank["data"])
+        assert re.match(message, rank[what]), rank[what]
 
 
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
         ("forgotten resize_batches", r"ValueError: fit was given data that .*model.fit\(resize_batches\(\(x, y\), bal"),
+        (
+            "batches from elsewhere",
+            r"RoundStateError: the batches of this fit do not come from resize_batches: pass",
+        ),
         ("XLA", "ValueError: jit_compile=True compiles .*compile with jit_compile=False"),
         ("steps_per_execution", "ValueError: steps_per_execution is 2.*compile with steps_per_execution=1"),
         (

@@ -3,8 +3,8 @@
 Horovod's ``test_tensorflow2_keras.py`` has thirteen tests; stock Horovod passes one of them on Keras 3 and twelve on
 tf_keras. Their behaviours are tested here in words of our own: schedules and averaged metrics, embeddings with and
 without accumulation, infinite gradients under accumulation, configurations, accumulated gradients (the mean; Horovod's
-sum without an average has no counterpart), layers of a rank's own, and the broadcast with and without such layers. The
-state of elastic jobs is not part of it.
+sum without an average has no counterpart), layers of a rank's own, the broadcast with and without such layers, and the
+state of elastic jobs.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def test_metrics_are_the_same_on_all_ranks(ranks):
         assert outcome["loss spread"] == 0.0
 
 
-@pytest.mark.parametrize("name", ["embeddings", "embeddings, gathered"])
+@pytest.mark.parametrize("name", ["embeddings", "embeddings, gathered", "embeddings, Adam", "embeddings, clipped"])
 def test_embeddings_are_trained_as_in_one_process(ranks, name):
     for outcome in outcomes(ranks, name):
-        assert outcome["difference"] < 1e-6
+        assert outcome["sparse"], "their gradients are tf.IndexedSlices"
+        assert outcome["difference"] < 1e-5 * outcome["moved"]
         assert outcome["spread"] == 0.0
 
 
@@ -93,3 +94,51 @@ def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, cou
 def test_frozen_weights_are_broadcast_too(ranks):
     for outcome in outcomes(ranks, "broadcast"):
         assert outcome == {"root's": True, "spread": 0.0}
+
+
+def test_an_elastic_state_is_committed_restored_and_synchronised(ranks):
+    root = {"weight": [1.0], "rate": 0.001, "scale": 1024.0, "epoch": 10, "batch": 20, "best": 0.5}
+    changed = {"weight": [7.0], "rate": 0.25, "scale": 1024.0, "epoch": 11, "batch": 21, "best": 0.25}
+    for number, outcome in enumerate(outcomes(ranks, "elastic state"), start=1):
+        assert outcome["made"] == {
+            "weight": [number],
+            "rate": 0.001 * number,
+            "scale": 1024.0 * number,
+            "epoch": 9 + number,
+            "batch": 19 + number,
+            "best": number - 0.5,
+        }
+        assert outcome["synchronised"] == root, "all values are those of rank 0"
+        assert outcome["restored"] == root, "what was not committed is gone"
+        assert outcome["committed"] == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("elastic, commits last", [[0, 0], [0, 3], [1, 0], [1, 3]]),
+        ("elastic, commits first", [[0, 0], [0, 4], [1, 0], [2, 0]]),
+    ],
+)
+def test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, name, fits):
+    for outcome in outcomes(ranks, name):
+        assert outcome["left"] == 0, "all three failures happened"
+        assert outcome["fits"] == fits, "epoch and batch of the last commit"
+        assert outcome["stands"] == [3, 0]
+        assert outcome["visits"] == sorted([*range(44)] * 3), "committed samples, each once an epoch"
+        assert outcome["difference"] < 1e-6
+        assert outcome["iterations"] == 18
+
+
+def test_after_failures_a_sample_is_committed_once_where_nobody_knows_the_rounds_of_an_epoch(ranks):
+    for outcome in outcomes(ranks, "elastic, unknown rounds"):
+        assert outcome["left"] == 0
+        assert outcome["stands"] == [3, 0]
+        assert outcome["visits"] == sorted([*range(44)] * 3)
+
+
+def test_after_failures_a_dataset_makes_up_for_the_rounds_that_are_left(ranks):
+    for outcome in outcomes(ranks, "elastic, dataset"):
+        assert outcome["fits"] == [[0, 0], [0, 4], [1, 0], [1, 4]]
+        assert outcome["iterations"] == 18
+        assert len(outcome["visits"]) == 3 * 44, "of each shard, begun anew with each LoadBalance"

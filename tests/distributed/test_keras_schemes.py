@@ -29,6 +29,7 @@ def test_weights_are_those_of_the_recurrence_and_alike_on_all_ranks(ranks, schem
         assert outcome["difference"] < 1e-10
         assert outcome["spread"] == 0.0
         assert outcome["moved"] > 1e-2
+        assert outcome["rate"] == 0.05, "averages of state leave it alone"
 
 
 @pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS])

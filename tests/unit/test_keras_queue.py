@@ -157,6 +157,27 @@ def test_what_a_round_that_ended_early_left_undone_comes_next():
     assert not queue.at_end
 
 
+@pytest.mark.parametrize("lead", [0, 2])
+def test_another_queue_goes_on_where_one_stood(lead):
+    """As after a failure: rounds that were cut ahead are cut again, and the next epoch follows."""
+    queue, balancer = queue_of(lead=lead, shuffle=True)
+    for _ in range(2):
+        queue.prepare(new=not queue._taken)
+        finish(queue, balancer, queue.take())
+    place = queue.place()
+    later = [queue.part(2).tolist()]
+    other, another = queue_of(lead=lead, shuffle=True)
+    other.go_on(place)
+    other.want_epoch(7)  # whatever fit counts
+    for index in range(2):
+        other.prepare(new=index == 0)
+        assert not other.at_end
+        assert index or [other.part(0).tolist()] == later
+        finish(other, another, other.take())
+    assert other.at_end
+    assert other.place() is None, "the next epoch begins at its beginning"
+
+
 def test_indices_are_what_tensorflow_gathers_by():
     queue, _ = queue_of()
     assert queue.part(0).dtype == np.int64

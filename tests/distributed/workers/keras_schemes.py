@@ -136,6 +136,7 @@ def case(make: Any, sync: str, kind: str) -> dict[str, Any]:
         "difference": max(float(np.abs(a - b).max()) for a, b in zip(mine, expected, strict=True)) / scale,
         "apart": max(float(np.abs(a - b).max()) for a, b in zip(models[0], models[-1], strict=True)),
         "spread": float(np.abs(everywhere - everywhere[0]).max()),
+        "rate": float(tf.convert_to_tensor(net.optimizer.learning_rate)),
         "once": visits == sorted([*range(SAMPLES)] * EPOCHS),
         "rounds": balance.rounds,
         "most": max(len(part) for r in rounds for part in r),

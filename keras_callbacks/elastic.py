@@ -1,0 +1,179 @@
+"""Elastic state for Keras 3 and tf_keras: what a training goes back to when a collective has failed.
+
+    import horovod.tensorflow as hvd
+    from keras_callbacks.elastic import CommitStateCallback, KerasState
+
+    @hvd.elastic.run
+    def train(state):
+        balance = LoadBalance(global_batch=512)             # anew after every reset
+        model.fit(
+            resize_batches((x, y), balance, shuffle=True), initial_epoch=state.epoch, epochs=20,
+            callbacks=[balance, CommitStateCallback(state, batches_per_commit=100)],
+        )
+
+    train(KerasState(model))
+
+Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and knows nothing of
+the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from where a fit has
+begun, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the three.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.common.elastic import ObjectState
+
+from keras_callbacks import host
+from keras_callbacks.load_balance import LoadBalance
+from keras_callbacks.start import start_alike
+
+__all__ = ["CommitStateCallback", "KerasState"]
+
+
+class KerasState(ObjectState):  # type: ignore[misc]
+    """Weights, the optimizer's state, the place in the data, and values of your own; for ``hvd.elastic.run``.
+
+    ``commit()`` keeps them in the memory of this process, and asks whether hosts have come or gone. ``restore()`` goes
+    back to the last commit, ``sync()`` gives all ranks what rank 0 has. ``epoch`` and ``batch`` are where training
+    stands: the epoch at hand, and the batches of it that are done.
+
+    Parameters
+    ----------
+    model
+        Built and compiled.
+    optimizer
+        None: the one that the model is compiled with.
+    values
+        Further objects to keep, which become attributes. What changes in place, as a list does, is not copied.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
+        host.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
+        if not model.built:
+            raise ValueError(
+                f"model must be built, so that there are weights to keep, and {model.name!r} is not; give it an Input, "
+                "or call model.build(input_shape) before KerasState(model)"
+            )
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        if self.optimizer is None:
+            raise ValueError(
+                "optimizer must be given where the model is not compiled, got None; call model.compile(optimizer, "
+                "loss) before KerasState(model)"
+            )
+        host.build_optimizer(self.optimizer, model)
+        self._balance: LoadBalance | None = None
+        self._save_variables()
+        broadcast = functools.partial(hvd.broadcast_object, root_rank=0, name="elastic_state")
+        super().__init__(broadcast, hvd.rank, **{"epoch": 0, "batch": 0, "place": None, **values})
+
+    def save(self) -> None:
+        """Keep everything as it is now; ``commit()`` does so."""
+        if self._balance is not None and self._balance.queue is not None:
+            self.place = self._balance.queue.place()
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Everything as at the last commit."""
+        for variable, value in zip(self._variables(), self._saved, strict=True):
+            variable.assign(value)
+        self._balance = None  # its data is further on
+        super().restore()
+
+    def sync(self) -> None:
+        """Give all ranks rank 0's variables, and the values of its last commit; a collective call."""
+        start_alike(host.plain(self.model.weights), host.optimizer_variables(self.optimizer), "elastic_state")
+        self._balance = None
+        self._save_variables()
+        super().sync()
+
+    def follow(self, balance: LoadBalance) -> None:
+        """A fit begins: have its data go on where the state stands, and keep its place with every commit."""
+        if balance is not self._balance and self.place is not None:
+            balance.go_on(self.place, self.batch)
+        self._balance = balance
+
+    def _variables(self) -> list[tf.Variable]:
+        return [*host.plain(self.model.weights), *host.optimizer_variables(self.optimizer)]
+
+    def _save_variables(self) -> None:
+        self._saved = [variable.numpy() for variable in self._variables()]
+
+
+class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes the epoch and the batch in the state, and commits it every so many batches and after every epoch.
+
+    It does what Horovod's ``UpdateEpochStateCallback``, ``UpdateBatchStateCallback`` and ``CommitStateCallback`` do
+    together, wherever it stands among the callbacks. Epochs are counted as ``fit`` does with ``initial_epoch``. A fit
+    that goes on in the middle of an epoch does the rest of it, and its figures of that epoch are those of the rest.
+
+    Parameters
+    ----------
+    state
+        The state of the model that is trained.
+    batches_per_commit
+        A commit copies all variables and is a collective; what was done since the last one is lost in a failure, and
+        done again.
+    """
+
+    def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if not isinstance(state, KerasState):
+            raise TypeError(
+                f"state must be a KerasState of keras_callbacks.elastic, got {type(state).__name__}; Horovod's own "
+                "keeps no place in the data"
+            )
+        if isinstance(batches_per_commit, bool) or not isinstance(batches_per_commit, int) or batches_per_commit < 1:
+            raise ValueError(
+                f"batches_per_commit must be a whole number of batches, 1 or more, got {batches_per_commit!r}; to "
+                "commit after epochs only, give one that is larger than an epoch"
+            )
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._before = 0
+        self._balance: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Make sure that what is kept is what is trained."""
+        super().set_model(model)
+        if model is not self.state.model or model.optimizer is not self.state.optimizer:
+            raise ValueError(
+                "state is of another model or another optimizer than this fit trains; make KerasState(model) after the "
+                "last model.compile(…)"
+            )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Go on where the state stands."""
+        balance = getattr(self.model.train_step, "wrapped_by", None)
+        if not isinstance(balance, LoadBalance):
+            raise ValueError(
+                "CommitStateCallback needs a LoadBalance in the same fit, whose place in the data it keeps; write "
+                "callbacks=[balance, CommitStateCallback(state)]"
+            )
+        self._balance = balance
+        self.state.follow(balance)
+        self._before = self.state.batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Make sure that fit is where the state is."""
+        if epoch != self.state.epoch:
+            raise ValueError(
+                f"fit begins epoch {epoch}, and the state stands at epoch {self.state.epoch}; write "
+                "model.fit(…, initial_epoch=state.epoch)"
+            )
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commit, if it is time; on_epoch_end does so after the last batch, for no fit can begin at an epoch's end."""
+        self.state.batch = self._before + batch + 1
+        if self.state.batch % self.batches_per_commit == 0 and not self._balance.epoch_is_over:
+            self.state.commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commit, whatever the batch."""
+        self.state.epoch, self.state.batch, self._before = epoch + 1, 0, 0
+        self.state.commit()

@@ -1,0 +1,133 @@
+"""The part of ``keras_behaviour.py`` about models, optimizers and train steps of many kinds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from keras_fits import FEATURES, SAMPLES, UNEQUAL, against_one_process, data, network, spread, trained
+
+from hvd_hetero.policies import ElasticBSP, StaticAllocation
+
+keras = tf.keras
+
+
+def checkpoints_hold_what_was_trained_and_load_without_the_package(folder: Path) -> dict:
+    path = str(folder / "model.keras")
+    model = network()
+    callbacks = [keras.callbacks.ModelCheckpoint(path)] if hvd.rank() == 0 else []  # as is the custom
+    trained(model, keras.optimizers.Adam(0.01), callbacks=callbacks)
+    outcome = {"optimizer": type(model.optimizer).__name__}
+    hvd.broadcast_object(None, root_rank=0, name="saved")
+    loaded = keras.models.load_model(path)
+    pairs = zip(loaded.get_weights(), model.get_weights(), strict=True)
+    outcome["difference"] = max(float(np.abs(a - b).max()) for a, b in pairs)
+    outcome["loaded optimizer"] = type(loaded.optimizer).__name__
+    loaded.optimizer.build(loaded.trainable_variables)
+    outcome["moments"] = float(sum(np.abs(v.numpy()).sum() for v in loaded.optimizer.variables[1:]))
+    _, balance = resumed = trained(loaded, loaded.optimizer, epochs=1)
+    assert resumed
+    outcome |= {"spread": spread(loaded), "rounds": balance.rounds}
+    return outcome
+
+
+def loss_scales_skip_a_step_alike_on_all_ranks() -> dict:
+    """A gradient that overflows on one rank alone: all skip the update, halve the scale, and go on together."""
+    scaled = keras.mixed_precision.LossScaleOptimizer
+    x, y = data()
+    y[11] = 1e38  # in the global batch of one round, on one rank
+    model = network()
+    optimizer = scaled(keras.optimizers.SGD(0.01), initial_scale=1024.0)
+    _, balance = trained(model, optimizer, policy=UNEQUAL, epochs=1, arrays=(x, y))
+    scale = float(optimizer.dynamic_scale if hasattr(optimizer, "dynamic_scale") else optimizer.loss_scale)
+    finite = all(bool(np.isfinite(w).all()) for w in model.get_weights())
+    return {"scale": scale, "finite": finite, "spread": spread(model), "rounds": balance.rounds}
+
+
+def mixed_precision() -> dict:
+    model = network(dtype="mixed_float16")
+    history, _ = trained(model, keras.mixed_precision.LossScaleOptimizer(keras.optimizers.Adam(0.05)), epochs=6)
+    return {"first": history["loss"][0], "last": history["loss"][-1], "spread": spread(model)}
+
+
+def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
+    x, y = data()
+    _, two = data(2)
+    sgd = keras.optimizers.SGD
+    weights = np.random.default_rng(3).uniform(0.2, 2.0, SAMPLES).astype("float32")
+    labels = (y[:, 0] > 0).astype("int64")[:, None]
+    cases = {
+        "clipnorm": ((lambda: sgd(0.1, clipnorm=0.05)), {}, (x, y), {}),
+        "global_clipnorm": ((lambda: sgd(0.1, global_clipnorm=0.05)), {}, (x, y), {}),
+        "clipvalue": ((lambda: sgd(0.1, clipvalue=0.01)), {}, (x, y), {}),
+        "ema": ((lambda: sgd(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)), {}, (x, y), {}),
+        "schedule": ((lambda: sgd(keras.optimizers.schedules.ExponentialDecay(0.2, 3, 0.5))), {}, (x, y), {}),
+        "sample_weight": ((lambda: sgd(0.1)), {}, (x, y, weights), {}),
+        "class_weight": ((lambda: sgd(0.1)), {}, (x, labels), {"class_weight": {0: 0.3, 1: 2.0}}),
+        "two outputs": ((lambda: sgd(0.1)), {}, (x, two), {}),
+    }
+    return {
+        name: against_one_process(optimizer, compiled={"loss": "mse", **compiled}, arrays=arrays, **fit)
+        for name, (optimizer, compiled, arrays, fit) in cases.items()
+    }
+
+
+def several_outputs_by_name() -> dict:
+    x, y = data()
+    inputs = keras.layers.Input((FEATURES,), name="features")
+    hidden = keras.layers.Dense(5, activation="relu")(inputs)
+    a, b = keras.layers.Dense(1, name="a")(hidden), keras.layers.Dense(1, name="b")(hidden)
+    model = keras.Model(inputs, {"a": a, "b": b})
+    history, _ = trained(
+        model, "adam", policy=UNEQUAL, arrays=({"features": x}, {"a": y, "b": -y}),
+        compiled={"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 1.0, "b": 0.5}},
+    )  # fmt: skip
+    return {"keys": sorted(history), "spread": spread(model)}
+
+
+def a_train_step_of_ones_own() -> dict:
+    class Own(keras.Model):
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"own": loss}
+
+    inputs = keras.layers.Input((FEATURES,))
+    model = Own(inputs, keras.layers.Dense(1)(inputs))
+    history, _ = trained(model, "sgd", policy=UNEQUAL)
+    return {"logs": hvd.allgather_object(history["own"]), "spread": spread(model)}
+
+
+def local_updates_follow_a_schedule() -> dict:
+    """Ranks that make different numbers of updates are at different places of a schedule, and nothing is wrong."""
+
+    class Slow(keras.Model):
+        def train_step(self, batch):
+            tf.numpy_function(lambda: time.sleep(0.02 * (hvd.rank() == 0)), [], [])
+            return super().train_step(batch)
+
+    inputs = keras.layers.Input((FEATURES,))
+    model = Slow(inputs, keras.layers.Dense(1)(inputs))
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+    _, balance = trained(model, keras.optimizers.SGD(rate), policy=ElasticBSP(3, updates="local"), epochs=3)
+    return {
+        "updates": hvd.allgather_object(int(model.optimizer.iterations)),
+        "rounds": balance.rounds,
+        "spread": spread(model),
+    }
+
+
+def running_statistics_and_seeds_stay_with_a_rank_without_data() -> dict:
+    inputs = keras.layers.Input((FEATURES,))
+    normal = keras.layers.BatchNormalization()
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.5)(normal(inputs))))
+    before = [w.numpy() for w in normal.non_trainable_variables]
+    trained(model, "sgd", policy=StaticAllocation([0, 1]), epochs=1)
+    moved = max(float(np.abs(w.numpy() - b).max()) for w, b in zip(normal.non_trainable_variables, before, strict=True))
+    return {"moved": hvd.allgather_object(moved)}

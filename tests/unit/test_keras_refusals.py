@@ -1,0 +1,238 @@
+"""What Keras users cannot have is refused with the rule, the value and the way out; on one rank, without horovodrun."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+hvd = pytest.importorskip("horovod.tensorflow")
+import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+
+from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
+from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
+from keras_callbacks.host import check_compiled  # noqa: E402
+from keras_callbacks.queue import TOO_FAR_AHEAD  # noqa: E402
+from keras_callbacks.stream import StreamOrder  # noqa: E402
+from keras_callbacks.train_function import RoundFunction  # noqa: E402
+
+keras = tf.keras
+X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+SEVERAL = BSP(max_micro_batch=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+class Stepping(keras.Model):
+    """A train step that calls the optimizer so many times."""
+
+    times = 1
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for _ in range(self.times):
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"own": loss}
+
+
+def network(times=1, **compiled):
+    inputs = keras.layers.Input((2,))
+    model = Stepping(inputs, keras.layers.Dense(1)(inputs))
+    model.times = times
+    model.compile("sgd", "mse", **compiled)
+    return model
+
+
+def fit(model=None, policy="bsp", *, data=None, change=lambda batches: batches, **options):
+    model = network() if model is None else model
+    balance = LoadBalance(policy, global_batch=4, **options)
+    batches = change(resize_batches((X, Y), balance))
+    model.fit(batches if data is None else data, verbose=0, shuffle=False, callbacks=[balance])
+    return model, balance, batches
+
+
+@pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
+def test_a_train_step_that_never_calls_the_optimizer_is_refused(policy):
+    with pytest.raises(ValueError, match=r"train_step did not call model.optimizer.*self.optimizer.apply_gradients\("):
+        fit(network(times=0), policy)
+
+
+def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
+    with pytest.raises(ValueError, match=r"called the optimizer twice.*one update per step: add the losses up"):
+        fit(network(times=2), SEVERAL)
+    with pytest.raises(RoundStateError, match=r"update outside of a round: .*call it once per train_step"):
+        fit(network(times=2))
+
+
+def test_an_update_outside_of_fit_is_refused_until_the_optimizer_is_released():
+    model, balance, _ = fit()
+    gradients = [tf.zeros_like(v) for v in model.trainable_variables]
+    with pytest.raises(RoundStateError, match=r"outside of a round: .*or balance.release\(\) to have the plain"):
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    balance.release()
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+
+def test_a_loss_that_reaches_nothing_that_ranks_share_is_refused():
+    model = network()
+    with pytest.raises(ValueError, match=r"reaches no variable that ranks share.*check trainable and local_layers"):
+        fit(model, local_layers=model.layers)
+
+
+def test_a_batch_that_was_made_smaller_cannot_be_cut_into_the_planned_micro_batches():
+    with pytest.raises(
+        ValueError, match=r"a batch of 3 samples came where 4 were cut; what follows resize_batches must"
+    ):
+        fit(policy=SEVERAL, change=lambda batches: batches.map(lambda x, y: (x[1:], y[1:])))
+
+
+def test_batches_from_elsewhere_are_refused():
+    plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with pytest.raises(RoundStateError, match=r"do not come from resize_batches.*model.fit\(resize_batches\(\(x, y\)"):
+        fit(data=plain)
+
+
+def test_batches_are_not_taken_apart_nor_shared_out_again():
+    batches = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
+    with pytest.raises(ValueError, match=r"not to be taken apart: do it to the samples before"):
+        batches.unbatch()
+    with pytest.raises(ValueError, match=r"has shared the data out among the ranks already: do not shard it once more"):
+        batches.shard(2, 0)
+
+
+def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
+    balance = LoadBalance("bsp", global_batch=2)
+    batches = resize_batches((X, Y), balance)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
+        list(batches)
+
+    def fails(iterator):
+        raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
+
+    balance.fitting = True
+    with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
+        RoundFunction(balance, network(), fails)(iter(()))
+
+
+def test_a_batch_is_used_once():
+    balance = LoadBalance("bsp", global_batch=4)
+    resize_batches((X, Y), balance)
+    balance.queue.prepare(new=True)
+    balance.queue.take()
+    with pytest.raises(
+        RoundStateError, match=r"batch 0 of this iteration has been used already: .*one place at a time"
+    ):
+        balance.queue._ensure(0)
+
+
+def test_another_prefetch_after_training_began_is_refused():
+    _, balance, _ = fit()
+    with pytest.raises(RoundStateError, match=r"fixed 1 rounds ahead since.*every resize_batches the same prefetch"):
+        resize_batches((X, Y), balance, prefetch=2)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda m, _: setattr(m, "optimizer", None), r"not compiled: call model.compile\(optimizer, loss\) before"),
+        (lambda _, p: p.setattr("keras.backend.backend", lambda: "jax"), "runs on 'jax'.*set KERAS_BACKEND=tensorflow"),
+        (lambda m, _: setattr(m, "optimizer", [m.optimizer] * 2), "has several optimizers.*compile it with a single"),
+        (
+            lambda m, _: setattr(m, "_distribute_strategy", SimpleNamespace(num_replicas_in_sync=2)),
+            "under a tf.distribute strategy; build and compile it without",
+        ),
+    ],
+    ids=["not compiled", "backend", "optimizers", "strategy"],
+)
+def test_models_that_could_not_be_synchronised_are_refused(break_it, message, monkeypatch):
+    model = network()
+    check_compiled(model)
+    break_it(model, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        check_compiled(model)
+
+
+def test_a_model_of_the_other_keras_is_refused():
+    other = type("Model", (), {"__module__": "tf_keras.src.models", "optimizer": "sgd"})()
+    with pytest.raises(ValueError, match=r"the model is a tf_keras.src.models.Model, and tf.keras is keras.*KERAS=1"):
+        check_compiled(other)
+
+
+def test_times_are_not_taken_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"] if kind == "GPU" else [])
+    LoadBalance("bsp", global_batch=4).set_model(network())
+    with pytest.raises(
+        ValueError, match=r"policy 'lb-bsp' cannot time work on a GPU.*policy='bsp' or StaticAllocation"
+    ):
+        LoadBalance("lb-bsp", global_batch=4).set_model(network())
+
+
+def test_horovod_must_be_initialised(monkeypatch):
+    monkeypatch.setattr(hvd, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=r"not initialised; call hvd.init\(\) before LoadBalance"):
+        LoadBalance(global_batch=4)
+
+
+def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
+    monkeypatch.setattr(start, "fingerprint", lambda weights: next(found))
+    plain = hvd.broadcast_object
+    monkeypatch.setattr(hvd, "broadcast_object", lambda value, **o: 2 if value == 1 else plain(value, **o))
+    found = iter([1])
+    with pytest.raises(HeteroError, match=r"1 ranks hold other weights than rank 0 after the broadcast \(is something"):
+        start.start_alike([tf.Variable(1.0)], [], "refusals")
+
+
+def test_a_loop_of_ones_own_is_told_what_it_lacks():
+    balance = LoadBalance("bsp", global_batch=4)
+    plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with pytest.raises(ValueError, match=r"data must come from resize_batches.*balance.batches\(resize_batches"):
+        next(balance.batches(plain))
+    early = LoadBalance(NonBlocking(2), global_batch=4)
+    with pytest.raises(
+        ValueError, match=r"policy 'non-blocking' with this sync does not end a round.*only model.fit do"
+    ):
+        next(early.batches(resize_batches((X, Y), early)))
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = tf.constant(2.0)
+    with pytest.raises(ValueError, match=r"reaches none of the 1 variables given; compute it inside the tape"):
+        weighted_gradients(tape, loss, [variable], balance)
+
+
+def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_anew():
+    balance = LoadBalance("bsp", global_batch=4)
+    batches = resize_batches((X, Y), balance)
+    skipping = balance.batches(batches)
+    next(skipping)
+    with pytest.raises(
+        RoundStateError, match=r"before the last was used: call weighted_gradients once for every batch"
+    ):
+        next(skipping)
+    assert len(next(balance.batches(batches))[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "message"),
+    [
+        (lambda: tf.data.Dataset.range(0), ValueError, "data must hold at least one sample, and the dataset has none"),
+        (lambda: tf.data.Dataset.range(1), ValueError, "a sample for every rank, and the dataset has 1 for 2 ranks; l"),
+        (
+            lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
+            TypeError,
+            "samples must be dense tensors, the dataset has RaggedTensorSpec; pad or densify them in a map before",
+        ),
+    ],
+    ids=["empty", "few", "ragged"],
+)
+def test_datasets_that_cannot_be_shared_out_are_refused(dataset, error, message):
+    with pytest.raises(error, match=message):
+        StreamOrder(dataset(), 0, 2)
