@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -38,7 +38,6 @@ class NeighbourMixing:
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
-    _rows: dict[int, dict[int, float]] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def nodes(self) -> int:
@@ -47,14 +46,12 @@ class NeighbourMixing:
 
     def row(self, rank: int, round: int) -> Mapping[int, float]:
         """The weights with which a rank averages, its own among them; they sum to 1."""
-        if rank not in self._rows:
-            weights = mixing_matrix(self.graph)[rank]
-            self._rows[rank] = {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
-        return self._rows[rank]
+        weights = _matrix(self.graph)[rank]
+        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
 
     def matrix(self, round: int) -> Floats:
         """W: the rows of all ranks."""
-        return mixing_matrix(self.graph)
+        return _matrix(self.graph)
 
     def exchanges(self, round: int) -> int:
         """How many exchanges with one neighbour follow each other in a round, where disjoint pairs exchange at once."""
@@ -150,6 +147,11 @@ def _resolve(sync: str | Mixing, workers: int) -> Mixing | None:
 @lru_cache(maxsize=8)  # MATCHA's optimisation takes eigenvalues of n x n matrices, again and again
 def _named(name: str, workers: int) -> Mixing:
     return _BY_NAME[name](workers)
+
+
+@lru_cache(maxsize=8)  # asked for in every round
+def _matrix(graph: Graph) -> Floats:
+    return mixing_matrix(graph)
 
 
 @lru_cache(maxsize=8)

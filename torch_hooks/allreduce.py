@@ -34,7 +34,7 @@ _MEMBERS = 32  # from here on, what a call costs no longer shows
 # More of them mean more turns of Horovod's thread, which may share a core with training; fewer, less overlap. Between 2
 # and 4 MiB no difference was found, 1 MiB was slower by some per cent, on two ranks with a core each.
 _BYTES = 2**22
-_LEAST = 2**18
+_LEAST = 2**18  # arbitrary
 
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -126,7 +125,7 @@ class LBBSP(Policy):
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         speeds_now, uncertain_now = table.figures("samples_per_s"), table.figures("uncertainty")
         if plan.samples != self._equal.samples and _near_best(
-            self._equal.samples, speeds_now, itertools.repeat(_BACK * self.tolerance)
+            self._equal.samples, speeds_now, [_BACK * self.tolerance] * len(speeds_now)
         ):
             return self._equal
         if _near_best(plan.samples, speeds_now, [max(self.tolerance, u) for u in uncertain_now]):
@@ -194,7 +193,7 @@ class LBBSP(Policy):
         return next_s < surely_s
 
 
-def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Iterable[float]) -> bool:
+def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Sequence[float]) -> bool:
     """Whether no split is sooner by more than these shares of the round; False where a speed is not known.
 
     None is sooner than X / sum v. Plain floats, for most rounds end here: products, quotients and exactly rounded sums
@@ -202,7 +201,7 @@ def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Itera
     """
     if not all(0.0 < v < math.inf for v in speeds):
         return False
-    latest_s = max(x / v * (1.0 - share) for x, v, share in zip(shares, speeds, tolerances, strict=False))
+    latest_s = max(x / v * (1.0 - share) for x, v, share in zip(shares, speeds, tolerances, strict=True))
     return sum(shares) / math.fsum(speeds) >= latest_s
 
 

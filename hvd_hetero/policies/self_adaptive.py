@@ -131,11 +131,10 @@ class SelfAdaptive(Policy):
         if self._rounds == 0 or min(self._busy_ns) <= 0:
             return
         spread = max(self._busy_ns) * len(self._busy_ns) / sum(self._busy_ns)
-        at_rest = self._rest is not None
         if self._rest is not None and spread <= self._rest * (1 + self.drift):
             return
         done = self._plan().samples
-        if at_rest:
+        if self._rest is not None:
             # The times are of single samples' shares, not of whole micro-batches.
             balanced = proportional(adapt(done, self._busy_ns), sum(self._weights), minimum=1)
             self._rest, self._shares, self._history = None, [], [self._weights]

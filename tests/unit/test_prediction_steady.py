@@ -78,6 +78,14 @@ def test_wandering_speeds_are_followed():
     assert play(speeds, LBBSP())[0] >= follow(speeds)[0] - 0.004
 
 
+def test_one_rank_that_scatters_much_more_than_the_others_costs_little():
+    each = np.array([0.4, 0.02, 0.02]) * np.random.default_rng(1).normal(size=(ROUNDS, 3))
+    rate, changes, _ = play(1000.0 * np.exp(each), LBBSP())
+    followed, followed_changes = follow(1000.0 * np.exp(each))
+    assert changes <= 0.15 * followed_changes
+    assert rate >= followed - 0.02
+
+
 def test_steady_unequal_speeds_are_found():
     speeds = scattered(np.tile([1200.0, 600.0, 400.0], (ROUNDS, 1)), 0.1)
     plan = play(speeds, LBBSP())[2]
