@@ -21,6 +21,7 @@ permutation rides in the table (``RoundReport.fingerprint``), so two ranks with 
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ class SharedPermutation:
     def place(self) -> int:
         """A checksum of the order, the epoch and the cursor: what ranks must have in common to take the same round."""
         self._put_back(self._next)
-        return zlib.crc32(np.array([self.checksum, self.epoch, self.cursor], dtype="<i8").tobytes())
+        return zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
 
     @property
     def remaining(self) -> int:

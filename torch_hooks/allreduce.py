@@ -2,13 +2,11 @@
 
 A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
 a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
-buckets, each of which is one call, one product with the weight and one wait; what is known of a gradient is found once,
-when its hook is made.
+buckets (``hvd_hetero.buckets``), each of which is one call, one product with the weight and one wait; what is known of
+a gradient is found once, when its hook is made.
 
 Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: groups must be the
-same on all ranks, and ranks may differ in what arises first. A bucket is full at ``_MEMBERS`` gradients or
-``_BYTES``, so that a large gradient leaves at once and does not wait for others; and at half of all that is still to
-come, down to ``_LEAST``, since nothing hides the transfer of the last one.
+same on all ranks, and ranks may differ in what arises first.
 """
 
 from __future__ import annotations
@@ -22,58 +20,19 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import checksum
+from torch_hooks.buckets import Bucket, Gradient, buckets_of, weigh
 from torch_hooks.compression import Compressed
 from torch_hooks.parameters import witness_among
-from torch_hooks.shared_memory import shares_memory
 from torch_hooks.sparse import Gather, Layouts
 from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["Allreduce"]
-
-_MEMBERS = 32  # from here on, what a call costs no longer shows
-# More of them mean more turns of Horovod's thread, which may share a core with training; fewer, less overlap. Between 2
-# and 4 MiB no difference was found, 1 MiB was slower by some per cent, on two ranks with a core each.
-_BYTES = 2**22
-_LEAST = 2**18  # arbitrary
 
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
     "optimizer.skip_synchronize(): optimizer.step()"
 )
-
-
-class _Gradient:
-    """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
-
-    __slots__ = ("arrived", "bucket", "parameter", "sent", "version")
-
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self.parameter = parameter
-        self.bucket: _Bucket | None = None
-        self.arrived = False
-        self.sent: torch.Tensor | None = None
-        self.version = 0
-
-
-def _changed(gradient: _Gradient) -> bool:
-    """Whether it is not what had arrived."""
-    present = gradient.parameter.grad
-    return present is None or present._version != gradient.version
-
-
-class _Bucket:
-    """Gradients that leave together."""
-
-    __slots__ = ("handle", "members", "name", "waits_for")
-
-    def __init__(self, name: str, members: list[_Gradient]) -> None:
-        self.name = name
-        self.members = members
-        self.waits_for = len(members)
-        self.handle: Any = None
-        for member in members:
-            member.bucket = self
 
 
 class Allreduce(Synchroniser):
@@ -99,13 +58,13 @@ class Allreduce(Synchroniser):
     ) -> None:
         super().__init__(balancer, optimizer, names, prefix)
         self._witness = witness_among(names)
-        self._gradients = {p: _Gradient(p) for p in names}
+        self._gradients = {p: Gradient(p) for p in names}
         self._compression = compression
         self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
         self._pattern = b""  # which parameters are trained, as the buckets are formed
         self._told = b""  # and as the latest table says
-        self._buckets: list[_Bucket] = []
-        self._under_way: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
+        self._under_way: list[Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
         self._filled = -1  # so many did in the last round
@@ -122,17 +81,17 @@ class Allreduce(Synchroniser):
         """Whether something cannot be taken back."""
         return bool(self._under_way) or self._table is not None
 
-    def note_of(self, parameter: torch.Tensor) -> _Gradient:
+    def note_of(self, parameter: torch.Tensor) -> Gradient:
         """The record of its gradient."""
         return self._gradients[parameter]
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
         """These are trained, too."""
         for parameter in parameters:
-            self._gradients[parameter] = _Gradient(parameter)
+            self._gradients[parameter] = Gradient(parameter)
         self._layouts.extend(parameters)
 
-    def arrived(self, note: _Gradient) -> None:
+    def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""
         if note.arrived:
             raise RoundStateError(
@@ -141,11 +100,16 @@ class Allreduce(Synchroniser):
             )
         gradient = note.parameter.grad
         assert gradient is not None, "its hook was called"
-        note.version = gradient._version
         note.arrived = self._some_arrived = True
         bucket = note.bucket
         if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
+            note.version = gradient._version
             return
+        if note.at_once:
+            gradient = note.dense(self._layouts.nothing)
+            weigh([gradient], self._balancer.weight)
+            note.weighed = True
+        note.version = gradient._version
         bucket.waits_for -= 1
         if not bucket.waits_for:
             if len(self._under_way) + 1 == self._expected:
@@ -156,7 +120,7 @@ class Allreduce(Synchroniser):
         """The round is abandoned, and nothing of it has left."""
         self._some_arrived = False
         for gradient in self._gradients.values():
-            gradient.arrived = False
+            gradient.forget()
         for bucket in self._buckets:
             bucket.waits_for = len(bucket.members)
 
@@ -171,7 +135,8 @@ class Allreduce(Synchroniser):
             else:
                 left += [member.parameter for member in bucket.members]
         for gradient in self._gradients.values():
-            gradient.arrived = gradient.sent is not None
+            if gradient.sent is None:
+                gradient.forget()
         return left
 
     def finish(self) -> None:
@@ -190,20 +155,23 @@ class Allreduce(Synchroniser):
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._arrange()
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
-        changed = next((m.parameter for b in held_back for m in b.members if m.arrived and _changed(m)), None)
+        changed = [m for b in held_back for m in b.members if m.arrived and m.changed]
         for bucket in held_back:
             if self._table is None and bucket is held_back[-1]:
                 self._post_table()
             self._send(bucket)
         if self._table is None:
             self._post_table()
+        gradients: list[torch.Tensor] = []
+        changed += self._collect(gradients, [bucket for bucket in self._under_way if bucket.summed])
         if not heard:
             self._await_table()
-        gradients, changed_later = self._collect()
-        changed = changed_later if changed is None else changed
+        changed += self._collect(gradients, [bucket for bucket in self._under_way if bucket.handle is not None])
+        self._under_way.clear()
+        self._some_arrived = False
         correction = self._agree()
-        if changed is not None:
-            raise RoundStateError(f"the gradient of {self._names[changed]!r} {_CHANGED}")
+        if changed:
+            raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")
         if correction != 1.0:
             torch._foreach_mul_(gradients, correction)
         self._layouts.back_to_rows()
@@ -217,17 +185,16 @@ class Allreduce(Synchroniser):
             self._expected = filled
         self._filled = filled
 
-    def _collect(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """The sums, and a parameter whose gradient is not what was sent."""
-        changed = None
-        gradients: list[torch.Tensor] = []
-        for bucket in self._under_way:
+    def _collect(self, gradients: list[torch.Tensor], buckets: list[Bucket]) -> list[Gradient]:
+        """Add their sums to the gradients. Returns what is not what was sent."""
+        changed = []
+        for bucket in buckets:
             members = bucket.members
             for member in members:
                 sent = member.sent
                 assert sent is not None, "it was sent with its bucket"
                 if member.parameter.grad is not sent or sent._version != member.version:
-                    changed = member.parameter
+                    changed.append(member)
             if type(bucket.handle) is int:
                 hvd.synchronize(bucket.handle)
                 gradients += [member.sent for member in members if member.sent is not None]
@@ -240,10 +207,8 @@ class Allreduce(Synchroniser):
             bucket.waits_for = len(members)
             for member in members:
                 member.sent = None
-                member.arrived = False
-        self._under_way.clear()
-        self._some_arrived = False
-        return gradients, changed
+                member.forget()
+        return changed
 
     def _pattern_now(self) -> bytes:
         return bytes(p.requires_grad for p in self._names)
@@ -266,66 +231,37 @@ class Allreduce(Synchroniser):
                 gradient.bucket = None  # its hook stays, and must not fill what is not there any more
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
-        new = [_Bucket(self._name(members[0]), members) for members in self._divide(free[::-1])]
+        by_rows = self._layouts.known_rows
+        new = [Bucket(self._name(members[0]), members) for members in buckets_of(free[::-1], by_rows)]
         self._buckets = kept + new
         self._expected = len(self._buckets)
         self.rearranged = True
 
-    def _divide(self, gradients: list[_Gradient]) -> list[list[_Gradient]]:
-        buckets: list[list[_Gradient]] = []
-        kind: tuple[Any, ...] | None = None
-        sizes = [g.parameter.numel() * g.parameter.element_size() for g in gradients]
-        room, left = 0, sum(sizes)
-        for gradient, size in zip(gradients, sizes, strict=True):
-            parameter = gradient.parameter
-            rows = self._layouts.known_rows(parameter)
-            own = (parameter.dtype, parameter.device, id(parameter) if rows else 0)
-            if own != kind or size > room or len(buckets[-1]) == _MEMBERS:
-                buckets.append([])
-                kind, room = own, min(_BYTES, max(left // 2, _LEAST))
-            buckets[-1].append(gradient)
-            room -= size
-            left -= size
-        return buckets
-
-    def _name(self, first: _Gradient) -> str:
+    def _name(self, first: Gradient) -> str:
         return f"{self._prefix}.{self._names[first.parameter]}"
 
-    def _send(self, bucket: _Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
         members, weight = bucket.members, self._balancer.weight
         if self._layouts.known_rows(members[0].parameter):
             gradient = self._rows_of(members[0])
             bucket.handle = Gather(gradient, weight, bucket.name, self._compression)
         else:
-            gradients = [self._dense(member) for member in members]
-            if weight == 0.0:
-                torch._foreach_zero_(gradients)  # and not a product, which would keep the NaN of a mean over no samples
-            elif weight != 1.0:
-                torch._foreach_mul_(gradients, weight)
-            if self._compression is None:
-                bucket.handle = hvd.grouped_allreduce_async_(gradients, name=bucket.name, op=hvd.Sum)
-            else:
+            gradients = [member.dense(self._layouts.nothing) for member in members]
+            light = [gradient for member, gradient in zip(members, gradients, strict=True) if not member.weighed]
+            if light:
+                weigh(light, weight)
+            if self._compression is not None:
                 bucket.handle = Compressed(gradients, bucket.name, self._compression)
+            elif len(gradients) == 1:  # a group would be negotiated as one
+                bucket.handle = hvd.allreduce_async_(gradients[0], name=bucket.name, op=hvd.Sum)
+            else:
+                bucket.handle = hvd.grouped_allreduce_async_(gradients, name=bucket.name, op=hvd.Sum)
             for member, gradient in zip(members, gradients, strict=True):
                 member.sent = gradient
                 member.version = gradient._version
         self._under_way.append(bucket)
 
-    def _dense(self, member: _Gradient) -> torch.Tensor:
-        """The gradient, as its own, whole tensor; zeros where none arose."""
-        parameter = member.parameter
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = parameter.grad = self._layouts.nothing(parameter).contiguous()
-        elif gradient.layout is not torch.strided:
-            gradient = parameter.grad = gradient.to_dense()
-        elif not gradient.is_contiguous():
-            gradient = parameter.grad = gradient.contiguous()
-        elif shares_memory(gradient):
-            gradient = parameter.grad = gradient.clone()
-        return gradient
-
-    def _rows_of(self, member: _Gradient) -> torch.Tensor:
+    def _rows_of(self, member: Gradient) -> torch.Tensor:
         parameter = member.parameter
         gradient = self._layouts.nothing(parameter) if parameter.grad is None else parameter.grad
         gradient = parameter.grad = self._layouts.rows(parameter, gradient)

@@ -15,10 +15,11 @@ import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from hvd_hetero import buckets as division
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, allreduce
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)
@@ -230,8 +231,8 @@ def gradual_unfreezing() -> dict:
             parameter.requires_grad_(not (name in names and (3 <= round < 6 or 9 <= round < 11)))
 
     outcome = {}
-    for members in (32, 3, 1):
-        with patched(allreduce, _MEMBERS=members):
+    for members, at_once in ((32, 1 << 17), (3, 33), (1, 1)):  # bytes from which a gradient is weighed as it arrives
+        with patched(division, MEMBERS=members), patched(buckets, _WEIGHED_AT_ONCE=at_once):
             model, balance = deep(), LoadBalance("bsp", global_batch=8)
             optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
             for round in range(15):

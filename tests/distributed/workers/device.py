@@ -21,8 +21,9 @@ from torch.nn import functional
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel, report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, load_balance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets, load_balance
 
+buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 FEATURES = 6
 SAMPLES = 251
 ROUNDS = 9

@@ -21,8 +21,9 @@ from torch.nn import functional
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
+buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 ROUNDS = 100
 CLIP = 0.5
 PAUSE_S = 5e-3  # a micro-batch, times the rank: real time, for the signals are real that end non-blocking rounds early
