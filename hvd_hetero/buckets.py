@@ -46,7 +46,7 @@ def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> lis
         if size >= ALONE:
             buckets.append([number])
         else:
-            bucket, room = open_buckets.get(kind, ([], 0))
+            bucket, room = open_buckets.get(kind, ([], -1))
             if size > room or len(bucket) == MEMBERS:
                 bucket, room = [], min(BYTES, max(left // 2, LEAST))
                 buckets.append(bucket)

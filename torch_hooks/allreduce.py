@@ -20,7 +20,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import checksum
-from torch_hooks.buckets import Bucket, Gradient, buckets_of, weigh
+from torch_hooks.buckets import Bucket, Gradient, buckets_of, flat, weigh
 from torch_hooks.compression import Compressed
 from torch_hooks.parameters import witness_among
 from torch_hooks.sparse import Gather, Layouts
@@ -70,6 +70,8 @@ class Allreduce(Synchroniser):
         self._filled = -1  # so many did in the last round
         self._aside = False
         self._some_arrived = False
+        self._altered: list[Gradient] = []
+        """by somebody else, between their arrival and that of the last one of their bucket"""
 
     @property
     def under_way(self) -> bool:
@@ -103,13 +105,13 @@ class Allreduce(Synchroniser):
         note.arrived = self._some_arrived = True
         bucket = note.bucket
         if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
-            note.version = gradient._version
+            note.note(gradient)
             return
         if note.at_once:
             gradient = note.dense(self._layouts.nothing)
             weigh([gradient], self._balancer.weight)
             note.weighed = True
-        note.version = gradient._version
+        note.note(gradient)
         bucket.waits_for -= 1
         if not bucket.waits_for:
             if len(self._under_way) + 1 == self._expected:
@@ -119,6 +121,7 @@ class Allreduce(Synchroniser):
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
         self._some_arrived = False
+        self._altered.clear()
         for gradient in self._gradients.values():
             gradient.forget()
         for bucket in self._buckets:
@@ -155,7 +158,8 @@ class Allreduce(Synchroniser):
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._arrange()
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
-        changed = [m for b in held_back for m in b.members if m.arrived and m.changed]
+        changed = [*self._altered, *(m for b in held_back for m in b.members if m.arrived and m.changed)]
+        self._altered.clear()
         for bucket in held_back:
             if self._table is None and bucket is held_back[-1]:
                 self._post_table()
@@ -197,12 +201,11 @@ class Allreduce(Synchroniser):
                     changed.append(member)
             if type(bucket.handle) is int:
                 hvd.synchronize(bucket.handle)
-                gradients += [member.sent for member in members if member.sent is not None]
+            elif isinstance(bucket.handle, Gather):
+                members[0].sent = members[0].parameter.grad = bucket.handle.result()
             else:
-                results = bucket.handle.result()
-                gradients += results
-                for member, result in zip(members, results, strict=True):
-                    member.parameter.grad = result
+                bucket.handle.finish()
+            gradients += [member.sent for member in members if member.sent is not None]
             bucket.handle = None
             bucket.waits_for = len(members)
             for member in members:
@@ -233,6 +236,12 @@ class Allreduce(Synchroniser):
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
         by_rows = self._layouts.known_rows
         new = [Bucket(self._name(members[0]), members) for members in buckets_of(free[::-1], by_rows)]
+        lost = next((p for p, g in self._gradients.items() if g.bucket is None and g.arrived and g.sent is None), None)
+        if lost is not None:
+            raise RoundStateError(
+                f"{self._names[lost]!r} was frozen between backward() and step(), while its gradient waited to be "
+                "summed; call requires_grad_(False) before backward() or after step()"
+            )
         self._buckets = kept + new
         self._expected = len(self._buckets)
         self.rearranged = True
@@ -246,16 +255,18 @@ class Allreduce(Synchroniser):
             gradient = self._rows_of(members[0])
             bucket.handle = Gather(gradient, weight, bucket.name, self._compression)
         else:
+            self._altered += [member for member in members if member.weighed and member.changed]
             gradients = [member.dense(self._layouts.nothing) for member in members]
             light = [gradient for member, gradient in zip(members, gradients, strict=True) if not member.weighed]
             if light:
                 weigh(light, weight)
+            wire = [flat(gradient) for gradient in gradients]
             if self._compression is not None:
-                bucket.handle = Compressed(gradients, bucket.name, self._compression)
-            elif len(gradients) == 1:  # a group would be negotiated as one
-                bucket.handle = hvd.allreduce_async_(gradients[0], name=bucket.name, op=hvd.Sum)
+                bucket.handle = Compressed(wire, bucket.name, self._compression)
+            elif len(wire) == 1:  # a group would be negotiated as one
+                bucket.handle = hvd.allreduce_async_(wire[0], name=bucket.name, op=hvd.Sum)
             else:
-                bucket.handle = hvd.grouped_allreduce_async_(gradients, name=bucket.name, op=hvd.Sum)
+                bucket.handle = hvd.grouped_allreduce_async_(wire, name=bucket.name, op=hvd.Sum)
             for member, gradient in zip(members, gradients, strict=True):
                 member.sent = gradient
                 member.version = gradient._version

@@ -11,7 +11,7 @@ import torch
 from hvd_hetero.buckets import divide
 from torch_hooks.shared_memory import shares_memory
 
-__all__ = ["Bucket", "Gradient", "buckets_of", "weigh"]
+__all__ = ["Bucket", "Gradient", "buckets_of", "flat", "weigh"]
 
 # A product right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
 _WEIGHED_AT_ONCE = 2**17
@@ -20,7 +20,7 @@ _WEIGHED_AT_ONCE = 2**17
 class Gradient:
     """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
 
-    __slots__ = ("arrived", "at_once", "bucket", "parameter", "sent", "version", "weighed")
+    __slots__ = ("arrived", "at_once", "bucket", "parameter", "sent", "tensor", "version", "weighed")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
@@ -29,25 +29,34 @@ class Gradient:
         self.weighed = False
         self.at_once = False
         """whether it is to be weighed as soon as it has arrived"""
-        self.sent: torch.Tensor | None = None
+        self.tensor: torch.Tensor | None = None
         self.version = 0
+        self.sent: torch.Tensor | None = None
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Remember what has arrived: nobody else is to touch it."""
+        self.tensor = tensor
+        self.version = tensor._version
 
     @property
     def changed(self) -> bool:
         """Whether it is not what had arrived."""
         present = self.parameter.grad
-        return present is None or present._version != self.version
+        return present is None or present is not self.tensor or present._version != self.version
 
     def dense(self, nothing: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """As a whole tensor of its own, which may be changed; ``nothing`` of the parameter where none arose."""
+        """As a whole tensor of its own, which may be changed; ``nothing`` of the parameter where none arose.
+
+        It lies in memory as the parameter does: fused optimizers walk through both in the order of their addresses.
+        """
         parameter = self.parameter
         gradient = parameter.grad
         if gradient is None:
-            gradient = parameter.grad = nothing(parameter).contiguous()
+            gradient = parameter.grad = nothing(parameter)
         elif gradient.layout is not torch.strided:
-            gradient = parameter.grad = gradient.to_dense()
-        elif not gradient.is_contiguous():
-            gradient = parameter.grad = gradient.contiguous()
+            gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient.to_dense())
+        elif not (gradient.is_contiguous() if parameter.is_contiguous() else gradient.stride() == parameter.stride()):
+            gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient)
         elif shares_memory(gradient):
             gradient = parameter.grad = gradient.clone()
         return gradient
@@ -55,6 +64,7 @@ class Gradient:
     def forget(self) -> None:
         """It never was."""
         self.arrived = self.weighed = False
+        self.tensor = None
 
 
 class Bucket:
@@ -89,6 +99,11 @@ def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], 
         sizes.append(size)
         kinds.append((parameter.dtype, parameter.device, id(parameter) if rows else 0))
     return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
+
+
+def flat(gradient: torch.Tensor) -> torch.Tensor:
+    """A dense gradient in the order of its addresses, which is all that Horovod sums."""
+    return gradient if gradient.is_contiguous() else gradient.as_strided((gradient.numel(),), (1,))
 
 
 def weigh(gradients: list[torch.Tensor], weight: float) -> None:

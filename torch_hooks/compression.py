@@ -28,10 +28,8 @@ class Compressed:
         packed, self._contexts = zip(*(compression.compress(gradient) for gradient in gradients), strict=True)
         self._handle = hvd.grouped_allreduce_async(list(packed), name=name, op=hvd.Sum)
 
-    def result(self) -> list[torch.Tensor]:
-        """Wait for them: the very tensors that were given, with the sums over all ranks in them."""
+    def finish(self) -> None:
+        """Wait for the sums over all ranks, and put them into the very tensors that were given."""
         sums = hvd.synchronize(self._handle)
-        return [
+        for gradient, each, context in zip(self._gradients, sums, self._contexts, strict=True):
             gradient.copy_(self._compression.decompress(each, context))
-            for gradient, each, context in zip(self._gradients, sums, self._contexts, strict=True)
-        ]

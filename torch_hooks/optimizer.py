@@ -27,7 +27,8 @@ __all__ = ["DistributedOptimizer"]
 
 _CLEARED = (
     "the gradient that this round has gathered so far is gone: call optimizer.zero_grad(), which keeps it until the "
-    "round is complete, and not model.zero_grad()"
+    "round is complete, and not model.zero_grad(); and without backward(create_graph=True), which makes a new gradient "
+    "every time: with it, use a policy with one micro-batch per round"
 )
 _CHANGED_IN_BETWEEN = (
     "the gradient that this round has gathered so far was changed between two micro-batches. Clip the gradient of the "
@@ -57,6 +58,9 @@ class DistributedOptimizer(WrappedOptimizer):
     ``register_step_pre_hook`` and ``register_step_post_hook``: they run once per round on every rank, while the loop's
     body runs once per micro-batch, and not at all on a rank without data. Ranks that differ in their learning rates or
     parameters are found out in the next round.
+
+    Call ``zero_grad()`` for every batch, as usual: a gradient of an earlier round that is still there when a round of
+    several micro-batches begins would count with a weight that is not its own.
 
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Buffers of a model (the running
     statistics of batch norm) are not parameters, and stay the user's: ``hvd.broadcast_parameters(model.state_dict(),

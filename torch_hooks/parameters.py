@@ -64,8 +64,8 @@ def named_groups(
 
 def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
-    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for p, name in names.items()]
-    for name, _, dtype, _ in mine:
+    mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
+    for name, _, dtype, _, _ in mine:
         if dtype == "torch.bfloat16":
             raise ValueError(
                 f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
@@ -87,6 +87,14 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
         received = hvd.broadcast(parameter.detach().contiguous(), root_rank=0, name=f"{prefix}.start.{name}")
         if hvd.rank() != 0:
             parameter.data.copy_(received)
+
+
+def _order_in_memory(parameter: torch.Tensor) -> str:
+    """In which gradients of it are summed."""
+    if parameter.is_contiguous():
+        return "contiguous"
+    sizes = zip(parameter.shape, torch.empty_like(parameter, device="meta").stride(), strict=True)
+    return f"strides {tuple(stride for size, stride in sizes if size > 1)}"
 
 
 def witness_among(names: dict[torch.Tensor, str]) -> torch.Tensor | None:
@@ -126,6 +134,7 @@ class _Placeholder:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tuple(tensor.shape)
+        self.strides = torch.empty_like(tensor, device="meta").stride()  # without gaps
         self.dtype = tensor.dtype
 
 
@@ -142,7 +151,7 @@ def _take_out(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _put_in(tree: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(tree, _Placeholder):
-        tensors.append(torch.zeros(tree.shape, dtype=tree.dtype))
+        tensors.append(torch.empty_strided(tree.shape, tree.strides, dtype=tree.dtype))
         return tensors[-1]
     if isinstance(tree, dict):
         return {key: _put_in(value, tensors) for key, value in tree.items()}

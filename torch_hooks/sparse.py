@@ -117,15 +117,15 @@ class Gather:
             hvd.allgather_async(values, name=f"{name}.values"),
         )
 
-    def result(self) -> list[torch.Tensor]:
+    def result(self) -> torch.Tensor:
         """Wait for it: the sum over all ranks, each row once."""
         indices, values = (hvd.synchronize(handle) for handle in self._handles)
         like = self._gradient
         if self._compression is not None:
             values = self._compression.decompress(values, self._context)
         if not values.numel():  # Horovod gives nothing of no shape where nobody has sent a row
-            return [_no_rows(like, like.sparse_dim())]
-        return [torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()]
+            return _no_rows(like, like.sparse_dim())
+        return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

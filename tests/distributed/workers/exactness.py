@@ -18,12 +18,14 @@ import torch
 from simulated import SimulatedClock
 from torch.nn import functional
 
+from hvd_hetero import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
-buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+# Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
+buckets._WEIGHED_AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
 ROUNDS = 100
 CLIP = 0.5
 PAUSE_S = 5e-3  # a micro-batch, times the rank: real time, for the signals are real that end non-blocking rounds early

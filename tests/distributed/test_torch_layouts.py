@@ -1,0 +1,40 @@
+"""How gradients lie in memory does not matter, nor which of them leave together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from limits import TORCH_S
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "torch_layouts.py"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return launch(WORKER, 2, timeout_s=TORCH_S).reports
+
+
+def test_channels_last_transposed_and_empty_parameters_train_as_plain_ones_also_with_fused_optimizers(ranks):
+    assert len(ranks[0]["off"]) == 8
+    for rank in ranks:
+        assert all(off <= 1e-12 for off in rank["off"].values()), rank["off"]
+
+
+def test_ranks_whose_parameters_lie_in_memory_in_different_orders_are_refused(ranks):
+    for rank in ranks:
+        assert "do not train the same parameters" in rank["differ"]
+    assert "strides" in ranks[1]["differ"]
+
+
+def test_a_gradient_that_a_hook_changes_after_it_was_weighed_is_refused(ranks):
+    for rank in ranks:
+        assert "'3.weight' was changed between backward() and step()" in rank["late"]
+
+
+def test_a_parameter_frozen_while_its_gradient_waits_is_refused(ranks):
+    for rank in ranks:
+        assert "'first.weight' was frozen between backward() and step()" in rank["frozen"]

@@ -1,0 +1,175 @@
+"""One rank of the layout test: gradients as they lie in memory, in buckets of every kind, and hooks of the user's.
+
+The oracle is plain PyTorch with a contiguous copy of the model and no fused optimizer, on the samples of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import horovod.torch as hvd
+import torch
+from torch.nn import functional
+
+from hvd_hetero import buckets as division
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.testing import report
+from torch_hooks import DistributedOptimizer, LoadBalance, buckets
+
+# Sizes in bytes at which a small model takes every way that a large one takes.
+buckets._WEIGHED_AT_ONCE, division.ALONE = 100, 1000
+ROUNDS, SAMPLES = 6, 8  # of each rank
+GENERATOR = torch.Generator().manual_seed(5)
+RANKS = 2
+X = torch.randn(ROUNDS, RANKS, SAMPLES, 4, 6, 6, generator=GENERATOR, dtype=torch.float64)
+Y = X.sum((-1, -2, -3)).unsqueeze(-1)
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p, fused: torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=fused),
+    "adam": lambda p, fused: torch.optim.Adam(p, lr=1e-2, fused=fused),
+}
+
+
+class Net(torch.nn.Module):
+    """Convolutions, a parameter that is a transpose, and a last layer without any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(4, 6, 3)
+        self.second = torch.nn.Conv2d(6, 5, 3)
+        self.turned = torch.nn.Parameter(torch.randn(7, 20).t())
+        self.third = torch.nn.Linear(7, 1)
+        self.empty = torch.nn.Linear(1, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(x)))).flatten(1)
+        out = self.third(hidden @ self.turned)
+        return out + self.empty(out).sum()
+
+
+def made(kind: Callable[[], torch.nn.Module] = Net) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    functional.mse_loss(net(x), y).backward()
+    optimizer.step()
+
+
+def mine(round: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three quarters of its samples on rank 0, all of them on the others: weights that differ."""
+    count = SAMPLES - 2 * (hvd.rank() == 0)
+    return X[round, hvd.rank()][:count], Y[round, hvd.rank()][:count]
+
+
+def everybodys(round: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.cat([X[round, 0][: SAMPLES - 2], X[round, 1]]),
+        torch.cat([Y[round, 0][: SAMPLES - 2], Y[round, 1]]),
+    )
+
+
+def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    return max(
+        float((p - q).detach().abs().max())
+        for p, q in zip(one.parameters(), other.parameters(), strict=True)
+        if p.numel()
+    )
+
+
+def training(name: str, *, fused: bool, resumed: bool) -> float:
+    """How far off a model that lies in memory its own way is from a plain one."""
+    net, plain = made(), made()
+    net = net.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        plain.turned = torch.nn.Parameter(plain.turned.contiguous())
+    single = OPTIMIZERS[name](plain.parameters(), False)
+    inner = OPTIMIZERS[name](net.parameters(), fused)
+    before = 2 if resumed else 0
+    for round in range(before):  # state that exists on rank 0 alone, and has to get to the others
+        step(plain, single, *everybodys(round))
+        if hvd.rank() == 0:
+            step(net, inner, *everybodys(round))
+    balance = LoadBalance("bsp", global_batch=SAMPLES * hvd.size())
+    optimizer = DistributedOptimizer(inner, balance, net.named_parameters())
+    for round in range(before, ROUNDS):
+        step(plain, single, *everybodys(round))
+        balance.batch(len(mine(round)[0]))
+        step(net, optimizer, *mine(round))
+    return difference(net, plain)
+
+
+def refused(provoke: Callable[[], object]) -> str:
+    try:
+        provoke()
+    except HeteroError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def a_hook_that_comes_late() -> str:
+    """It changes gradients that have been weighed, and wait for others to leave with."""
+
+    def deep() -> torch.nn.Module:
+        layers = (torch.nn.Linear(144, 1), torch.nn.Linear(1, 30), torch.nn.Linear(30, 1))
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+    def shift(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.add_(1e-2)
+
+    net, balance = made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    for round in range(3):
+        balance.batch(len(mine(round)[0]))
+        if round == 1:
+            net[3].weight.register_post_accumulate_grad_hook(shift)
+            said = refused(lambda r=round: step(net, optimizer, *mine(r)))
+            break
+        step(net, optimizer, *mine(round))
+    return said
+
+
+def frozen_while_its_gradient_waits() -> str:
+    net, balance = made(), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    balance.batch(len(mine(0)[0]))
+    functional.mse_loss(net(mine(0)[0]), mine(0)[1]).backward()
+    net.first.weight.requires_grad_(False)
+    return refused(optimizer.step)
+
+
+def layouts_that_differ() -> str:
+    net, balance = made(), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    if hvd.rank() == 1:
+        net = net.to(memory_format=torch.channels_last)
+    inner = torch.optim.SGD(net.parameters(), lr=1e-3)
+    return refused(lambda: DistributedOptimizer(inner, balance, net.named_parameters()))
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    assert hvd.size() == RANKS, "the data is for as many ranks"
+    cases = {
+        f"{name}, {'fused' if fused else 'not fused'}, {'resumed' if resumed else 'new'}": training(
+            name, fused=fused, resumed=resumed
+        )
+        for name in OPTIMIZERS
+        for fused in (False, True)
+        for resumed in (False, True)
+    }
+    report(
+        {
+            "off": cases,
+            "differ": layouts_that_differ(),
+            "late": a_hook_that_comes_late(),
+            "frozen": frozen_while_its_gradient_waits(),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
