@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -89,8 +89,15 @@ def _row(values: Any) -> Any:
     return rows.ravel()
 
 
+def _single(metrics: Iterable[Any]) -> Iterator[Any]:
+    """Each metric by itself: Keras 3 has those of compile in one."""
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        yield from _single(inner) if inner else [metric]
+
+
 def _warn(balance: LoadBalance, model: Any) -> None:
-    for metric in model.metrics:
+    for metric in _single(model.metrics):
         unknown = any(balance.reductions.get(v._unique_id) == "unknown" for v in host.plain(metric.variables))
         if unknown and metric.name not in balance.told_of:
             balance.told_of.add(metric.name)

@@ -28,10 +28,14 @@ class Kept(keras.metrics.Metric):
 
 def reductions(metric):
     """By the numbers of the metric's variables; those that the step does not assign are left out."""
-    y = tf.constant([[0.25], [0.75]])
-    metric.update_state(tf.round(y), y)  # some variables exist only then
+
+    def update():
+        y = tf.constant([[0.25], [0.75]])
+        metric.update_state(tf.round(y), y)
+
+    update()  # some variables exist only then
     variables = host.plain(metric.variables)
-    graph = tf.function(lambda: metric.update_state(tf.round(y), y)).get_concrete_function().graph
+    graph = tf.function(update).get_concrete_function().graph
     found = reductions_in(graph, variables)
     return [found[v._unique_id] for v in variables if v._unique_id in found]
 

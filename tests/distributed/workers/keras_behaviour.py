@@ -16,7 +16,7 @@ import keras_refusals
 import numpy as np
 import tensorflow as tf
 from keras_exactness import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, network, spread, trained
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, spread, trained
 
 from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
@@ -93,10 +93,10 @@ def metrics_are_those_of_all_samples() -> dict:
         model, keras.optimizers.SGD(0.0), policy=UNEQUAL, epochs=1, arrays=(x, labels),
         compiled={"loss": "mse", "metrics": metrics}, validation_data=(x[hvd.rank() :: 2], labels[hvd.rank() :: 2]),
     )  # fmt: skip
-    single = alone(
-        model, model.get_weights(), "sgd",
-        metrics=[keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least()],
-    )  # fmt: skip
+    single = network()
+    single.set_weights(model.get_weights())
+    known = [keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least()]
+    single.compile("sgd", "mse", metrics=known)
     whole = single.evaluate(x, labels, verbose=0, return_dict=True)
     return {
         "latest": [history["latest"][0], history["val_latest"][0]],
