@@ -1,15 +1,21 @@
 """What LB-BSP costs in Keras where it has nothing to gain: the step time on equal ranks, over that of stock Horovod.
 
-    python benchmarks/overhead_keras.py [--write]
+    python benchmarks/overhead_keras.py [--write] [--only NAME ...] [--batch SAMPLES]
 
 As ``overhead_torch.py`` does: two ranks, pinned to a core each, train the same network with stock Horovod and with
 LB-BSP, in alternating blocks of rounds of one run; each pair of neighbouring blocks gives one ratio of median step
-times, and the table has the median of these ratios and their quartiles. There are two trainings of each kind.
+times, and the table has the median of these ratios and their quartiles. There are two trainings of each kind, since
+equal ones differ in pace by where their memory came to lie.
 
 All on tf_keras, where Horovod's own optimizer for Keras works: it is compiled into the model, which ``fit`` trains on a
 tf.data pipeline that batches a shard of the arrays, as Keras users write it. A block is one call of ``fit``; a step is
 timed from the end of the one before, so that fetching and callbacks are in it, and the first steps of a block are left
 out. No absolute time is a result.
+
+The networks: the demo's convolutional one, and dense ones of 10 and 100 parameter tensors. What balancing costs does
+not depend on the batch, so the ratio does, and with fewer samples it is less favourable. As in ``overhead_torch.py``
+the table has 256 samples per rank, a step of a tenth or two of a second, and a quarter of it in the convolutional
+network; ``--batch 64`` measures dense steps of a twentieth of a second, into a table of its own.
 """
 
 from __future__ import annotations
@@ -25,13 +31,19 @@ from typing import Any
 
 from rich.progress import Progress
 
-BATCH = 64  # per rank
+USUAL = 256  # samples per rank
 BLOCK = 20
 LEFT_OUT = 4  # rounds at the start of each fit
+ROUNDS = 32  # of an epoch
+TARGET = 1.02
 NETWORKS = ("convolutional", "10 tensors", "100 tensors")
 
 
-def rank_main(pairs: int) -> None:
+def samples_of(name: str, batch: int) -> int:
+    return batch // 4 if name == "convolutional" else batch
+
+
+def rank_main(pairs: int, name: str, batch: int) -> None:
     import demo_data
     import demo_rank_keras
     import horovod.tensorflow as hvd
@@ -45,11 +57,11 @@ def rank_main(pairs: int) -> None:
     keras = tf.keras
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-    def make(name: str) -> tuple[Any, tuple[np.ndarray, np.ndarray]]:
+    def make() -> tuple[Any, tuple[np.ndarray, np.ndarray]]:
         """The network and its data; dense layers are narrower the more there are, so that a step is a blink."""
         keras.utils.set_random_seed(0)
         if name == "convolutional":
-            x, y = demo_data.images(32 * 2 * BATCH, seed=2)
+            x, y = demo_data.images(ROUNDS * hvd.size() * batch, seed=2)
             return keras.Model(*demo_rank_keras.layers()), (np.ascontiguousarray(x.transpose(0, 2, 3, 1)), y)
         tensors = int(name.split()[0])
         width = {10: 1024, 100: 256}[tensors]
@@ -57,7 +69,7 @@ def rank_main(pairs: int) -> None:
         for _ in range(tensors // 2):
             hidden = keras.layers.Dense(width, activation="relu")(hidden)
         rng = np.random.default_rng(1)
-        x = rng.normal(size=(64 * 2 * BATCH, width)).astype("float32")
+        x = rng.normal(size=(ROUNDS * hvd.size() * batch, width)).astype("float32")
         return keras.Model(inputs, hidden), (x, rng.integers(10, size=len(x)))
 
     class Timer(keras.callbacks.Callback):  # type: ignore[misc]
@@ -82,38 +94,37 @@ def rank_main(pairs: int) -> None:
     def sgd() -> Any:
         return keras.optimizers.SGD(1e-3, momentum=0.9)
 
-    def stock(name: str) -> Callable[[], float]:
-        model, arrays = make(name)
+    def stock() -> Callable[[], float]:
+        model, arrays = make()
         model.compile(stock_hvd.DistributedOptimizer(sgd()), loss)
         mine = tuple(a[hvd.rank() :: hvd.size()] for a in arrays)
-        batches = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine[0]), seed=0).batch(BATCH)
+        batches = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine[0]), seed=0).batch(batch)
         first = stock_hvd.callbacks.BroadcastGlobalVariablesCallback(0)
         return blocks(model, batches.repeat().prefetch(tf.data.AUTOTUNE), [first])
 
-    def balanced(name: str) -> Callable[[], float]:
-        model, arrays = make(name)
+    def balanced() -> Callable[[], float]:
+        model, arrays = make()
         model.compile(sgd(), loss)
-        balance = LoadBalance("lb-bsp", global_batch=BATCH * hvd.size())
+        balance = LoadBalance("lb-bsp", global_batch=batch * hvd.size())
         return blocks(model, resize_batches(arrays, balance, shuffle=True).repeat(), [balance])
 
     hvd.init()
     pin_to_core(hvd.rank())
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    medians: dict[str, list[tuple[float, float]]] = {name: [] for name in NETWORKS}
-    for name in NETWORKS:
-        stocks, ours = [stock(name)], [balanced(name), balanced(name)]
-        stocks.append(stock(name))
-        for run in (*stocks, *ours):
-            run()
-        for pair in range(pairs):
-            runs = stocks[pair % 2], ours[pair % 2]
-            # The order within a pair alternates too, so that a drift of the machine favours neither.
-            order = (0, 1) if pair % 4 < 2 else (1, 0)
-            found = {which: runs[which]() for which in order}
-            medians[name].append((found[0], found[1]))
-            if hvd.rank() == 0:
-                print(name, flush=True)
+    medians: list[tuple[float, float]] = []
+    stocks, ours = [stock()], [balanced(), balanced()]
+    stocks.append(stock())
+    for run in (*stocks, *ours):
+        run()
+    for pair in range(pairs):
+        runs = stocks[pair % 2], ours[pair % 2]
+        # The order within a pair alternates too, so that a drift of the machine favours neither.
+        order = (0, 1) if pair % 4 < 2 else (1, 0)
+        found = {which: runs[which]() for which in order}
+        medians.append((found[0], found[1]))
+        if hvd.rank() == 0:
+            print(name, flush=True)
     report(medians)
 
 
@@ -124,16 +135,12 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=16, help="pairs of blocks per network (default 16)")
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
+    parser.add_argument(
+        "--batch", type=int, default=USUAL, help=f"samples per rank of dense networks (default {USUAL})"
+    )
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
-    with Progress() as progress:
-        tasks = {name: progress.add_task(f"{name:<15}", total=options.pairs) for name in NETWORKS}
-        examples = str(Path(__file__).resolve().parents[1] / "examples")
-        env = KEEP_MEMORY | {"PYTHONPATH": examples, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        result = launch(
-            __file__, 2, [options.pairs], timeout_s=900, env=env,
-            on_line=lambda rank, line: progress.advance(tasks[line]) if line in tasks else None,
-        )  # fmt: skip
     rows = [
         "Step time of LB-BSP over stock Horovod on tf_keras, two equal ranks, alternating blocks of one run.",
         "",
@@ -141,22 +148,35 @@ def main() -> int:
         "|---|---:|---:|---:|",
     ]
     worst = 0.0
-    for name in NETWORKS:
-        ratios, others = ([b / a for a, b in rank[name]] for rank in result.reports)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        worst = max(worst, middle)
-        rows.append(f"| {name} | {middle:.3f} | {low:.3f} to {high:.3f} | {statistics.median(others):.3f} |")
-    text = "\n".join([*rows, "", f"Target: at most 1.02 in each row; the largest is {worst:.3f}."])
+    examples = str(Path(__file__).resolve().parents[1] / "examples")
+    env = KEEP_MEMORY | {"PYTHONPATH": examples, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with Progress() as progress:
+        tasks = {name: progress.add_task(f"{name:<15}", total=options.pairs) for name in options.only}
+        for name in options.only:
+            samples = samples_of(name, options.batch)
+            result = launch(
+                __file__, 2, [options.pairs, name, samples], timeout_s=1800, env=env,
+                on_line=lambda rank, line: progress.advance(tasks[line]) if line in tasks else None,
+            )  # fmt: skip
+            ratios, others = ([b / a for a, b in rank] for rank in result.reports)
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            worst = max(worst, middle)
+            cells = [f"{name}, {samples} samples", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
+            rows.append(f"| {' | '.join(cells)} | {statistics.median(others):.3f} |")
+    verdict = "met" if worst <= TARGET else "**missed**"
+    text = "\n".join([*rows, "", f"Target: at most {TARGET} in each row; the largest is {worst:.3f}: {verdict}."])
     print(text)
-    if options.write:
+    if options.write and options.batch == USUAL:
         write_result("overhead_keras", text)
-    return 0 if worst <= 1.02 else 1
+    elif options.write:
+        write_result(f"overhead_keras_{options.batch}", text, f"overhead_keras.py --batch {options.batch}")
+    return 0 if worst <= TARGET else 1
 
 
 if __name__ == "__main__":
     import sys
 
     if "HOROVOD_RANK" in os.environ:
-        rank_main(int(sys.argv[1]))
+        rank_main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     else:
         raise SystemExit(main())

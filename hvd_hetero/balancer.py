@@ -193,10 +193,7 @@ class Balancer:
     def expect_next(self) -> None:
         """Raise if the micro-batch at hand is not finished, so that no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
-            raise RoundStateError(
-                "the next batch was asked for before the last one was used: call optimizer.step() once for every "
-                "batch, also for one that you would rather skip; to accumulate, set max_micro_batch of the policy"
-            )
+            raise RoundStateError(f"the next batch was asked for before the last one was used. {self.ways_out.unused}")
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""

@@ -42,6 +42,7 @@ class RoundCalls:
         self._offset = 0
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
+        self._witness = 0.0
 
     @property
     def wants_to_stop(self) -> bool:
@@ -109,17 +110,14 @@ class RoundCalls:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
         others = {} if self._optimizer is None else host.hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
-        row = self.balancer.report(settings=settings, witness=self._witness())
+        row = self.balancer.report(settings=settings, witness=self._witness)
         return np.append(row, float(self.wants_to_stop))
-
-    def waiting(self) -> float:
-        """The row has left."""
-        self.balancer.waiting()
-        return 0.0
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
         """The sum is there: what to multiply the gradients by."""
         assert self.queue is not None, "the round came from it"
+        # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
+        self.balancer.waiting()
         with self.queue.lock:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
@@ -128,13 +126,16 @@ class RoundCalls:
         self.agreed_at = time.perf_counter()
         return correction
 
-    def _witness(self) -> float:
-        """The norm of one trained variable, another one in every round, so that all are looked at in turn.
+    def look(self) -> None:
+        """A round is about to begin: note the norm of one trained variable, another one each time, for ``report``.
 
-        0, which agrees with everything, where ranks may hold different ones.
+        0, which agrees with everything, where ranks may hold different ones. From outside the graph, whose threads
+        would have to wait for one another to run an operation of ours: that took longer than all else here together.
         """
-        if not self._witnesses:
-            return 0.0
-        variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
-        numbers = tf.reshape(variable, [-1])[:_WITNESS_NUMBERS]
-        return float(np.linalg.norm(numbers.numpy().astype(np.float64)))
+        if self._witnesses:
+            variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
+            value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            numbers = np.frombuffer(
+                value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
+            )
+            self._witness = float(np.linalg.norm(numbers.astype(np.float64)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -200,8 +201,10 @@ class _Known:
 
     def show(self, first: int, parts: list[Any]) -> None:
         """These are known, and no others."""
-        places = np.cumsum([0, *map(len, parts)])
-        self._flat.assign(np.concatenate([[first, len(parts)], places, *parts]).astype(np.int64))
+        places = itertools.accumulate(map(len, parts), initial=0)
+        flat = np.concatenate([np.array([first, len(parts), *places], np.int64), *parts])
+        # Once a round, so not by assign(), whose checks take longer than all the rest.
+        tf.raw_ops.AssignVariableOp(resource=self._flat.handle, value=flat)
 
     def look_up(self, number: tf.Tensor) -> tf.Tensor:
         """The indices of a batch, in the pipeline's graph."""

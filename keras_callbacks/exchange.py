@@ -7,13 +7,14 @@ contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises a failu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero.buckets import ALONE, divide
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.synchronisation import Mixing
 from keras_callbacks import host
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Exchange", "ask", "average", "dense", "exchange_of"]
 
 
-def ask(balance: RoundCalls, function: Callable[..., Any], numbers: int, *inputs: Any, after: list[Any]) -> tf.Tensor:
+def ask(
+    balance: RoundCalls, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = ()
+) -> tf.Tensor:
     """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
 
     def plainly(*arguments: Any) -> Any:
@@ -58,27 +61,41 @@ class Exchange(ABC):
     def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]: ...
 
     def _sum_with_table(self, tensors: list[tf.Tensor], after: list[Any]) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The sums over all ranks, and what the balancer answers to the table that came with them."""
+        """The sums over all ranks, and what the balancer answers to the table that came with them.
+
+        Tensors leave in buckets, the last ones first, as the backward pass brings them. A bucket waits for nothing but
+        its own members, and the table for ``after``.
+        """
         balance = self._balance
-        precise = bool(tensors) and all(t.dtype == tf.float64 for t in tensors)
         length = RoundTable.length(balance.balancer.workers) + 1
         row = ask(balance, balance.report, length, balance.learning_rate(), after=after)
-        waiting = ask(balance, balance.waiting, 1, after=[row])
-        *summed, table = hvd.grouped_allreduce(
-            [*tensors, tf.cast(row, tf.float64 if precise else tf.float32)],
-            op=hvd.Sum,
-            name=f"HorovodAllreduce_{balance.prefix}",
-            ignore_name_scope=True,
-        )
-        correction = ask(balance, balance.agree, 1, tf.cast(table, tf.float64), after=[waiting])[0]
-        return summed, correction
+        backwards = tensors[::-1]
+        buckets = divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
+        parcels = [[backwards[i] for i in bucket] for bucket in buckets]
+        if parcels and _takes_table(parcels[-1]):
+            parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
+        else:
+            parcels.append([row])
+        sums = [
+            s
+            for number, parcel in enumerate(parcels)
+            for s in hvd.grouped_allreduce(
+                parcel, op=hvd.Sum, name=f"HorovodAllreduce_{balance.prefix}_{number}", ignore_name_scope=True
+            )
+        ]
+        correction = ask(balance, balance.agree, 1, tf.cast(sums.pop(), tf.float64))[0]
+        by_place = dict(zip((i for bucket in buckets for i in bucket), sums, strict=True))
+        return [by_place[i] for i in reversed(range(len(tensors)))], correction
 
 
 class AllReduce(Exchange):
     """The mean gradient over all samples of the round, on every rank."""
 
     def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-        weighted = _scaled(gradients, weight)
+        weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
+        # One by one, so that none waits for another, and in place, since nobody else has them. A weight of 0 gives 0,
+        # whatever NaN a stand-in has made.
+        weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
         summed, correction = self._sum_with_table(weighted, after=weighted)
         return _scaled(summed, correction)
 
@@ -165,6 +182,15 @@ def _scaled(tensors: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
 
     scaled: list[tf.Tensor] = tf.cond(tf.equal(factor, 1.0), lambda: [tf.identity(t) for t in tensors], product)
     return scaled
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
+
+
+def _takes_table(parcel: list[tf.Tensor]) -> bool:
+    """Whether the table is fused with it. With a large tensor it would have Horovod copy that twice."""
+    return parcel[0].dtype in (tf.float32, tf.float64) and sum(map(_bytes, parcel)) < ALONE
 
 
 def _by_dtype(variables: list[tf.Variable]) -> list[list[tf.Variable]]:

@@ -1,13 +1,13 @@
 """A round inside TensorFlow's graph: what the train step becomes, and where the clock is read.
 
-    batch ─ begin ─ forward, backward ─ report ─▶ grouped allreduce of gradients and table ─ agree ─ update
-              ▲                           │                        │                           ▲
-              │                           └─▶ waiting ─────────────┘                           │
-        balancer.begin              balancer.report                              balancer.agree, correction
+    batch ─ begin ─ forward, backward ─ last gradient ─ report ─▶ allreduce of the table ─ agree ─ update
+              ▲            └─▶ allreduce of each bucket  ▲                                   ▲       ▲
+        balancer.begin                            balancer.report                  balancer.agree, correction
 
-``begin``, ``report``, ``waiting`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the
-compute time ends when the last gradient is ready and before anything is sent, and the waiting time when the sum is
-there. A call costs 25 to 80 microseconds. TensorFlow orders calls by nothing but these dependencies, so each is named.
+``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
+ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds.
+TensorFlow orders calls by nothing but these dependencies, so each is named. What a call does must be Python and NumPy
+alone: an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
 
 A round of several micro-batches is a loop in the graph over slices of the batch, and one more call, ``proceed``, after
 each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them where
@@ -45,10 +45,16 @@ class GraphRound:
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
 
-    def train_step(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The train step that does a whole round, whose update is synchronised."""
+    def train_step(self, step: Callable[[Any], Any], traced: Callable[[], None]) -> Callable[[Any], Any]:
+        """The train step that does a whole round, whose update is synchronised; says when the step has been traced."""
         whole = self._several if self._balance.policy.accumulates else self._one
-        return host.as_it_is(lambda data: whole(host.as_keras_would(step), data))
+
+        def observed(data: Any) -> Any:
+            logs = host.as_keras_would(step)(data)
+            traced()
+            return logs
+
+        return host.as_it_is(lambda data: whole(observed, data))
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """The train step hands its gradients to the optimizer."""

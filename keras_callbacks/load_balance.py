@@ -20,8 +20,9 @@ from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import AllReduce, average, exchange_of
 from keras_callbacks.graph import GraphRound
 from keras_callbacks.loop import batches
-from keras_callbacks.metrics import global_results, mean_over_ranks
+from keras_callbacks.metrics import global_results, mean_over_ranks, state_of
 from keras_callbacks.queue import RoundQueue
+from keras_callbacks.reductions import Reduction, reductions_in
 from keras_callbacks.start import start_alike
 from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
 
@@ -35,6 +36,8 @@ _WAYS_OUT = WaysOut(
     "everywhere (those of a step are the rank's own)",
     witness="A callback that writes weights, or loads them, must do so on every rank alike; and train_step must change "
     "weights by model.optimizer alone, unless they are of local_layers",
+    unused="In a loop of your own, call weighted_gradients once for every batch, also for one that you would rather "
+    "skip; to accumulate, set max_micro_batch of the policy and train by fit",
 )
 
 
@@ -97,6 +100,10 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """whether an evaluation has ended whose figures are of this rank alone"""
         self.plain_logs: list[str] = []
         """what the train step tells beside metrics"""
+        self.reductions: dict[str, Reduction] = {}
+        """how states of metrics are joined over ranks, as far as the traced step tells"""
+        self.told_of: set[str] = set()
+        """metrics of which a warning has been given"""
         self._undo: list[Callable[[], None]] = []
         self.all_reduce = AllReduce(self)
 
@@ -133,7 +140,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         own = set(host.names_of(host.plain(v for layer in self.local_layers for v in layer.weights)))
         weights = [v for v in host.plain(model.weights) if v._unique_id not in own]
         together = self.mixing is None and not self.policy.updates_locally
-        self._witnesses = [v for v in weights if v.trainable] if together else []
+        self._witnesses = [v for v in weights if v.trainable and v.shape.num_elements()] if together else []
+        self._witness = 0.0
         self._optimizer = optimizer
         self._pending.clear()
         self.balancer.abandon()
@@ -232,7 +240,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         graph = GraphRound(self, exchange_of(self, model))
         self._optimizer = model.optimizer
         self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
-        step = graph.train_step(model.train_step)
+        step = graph.train_step(model.train_step, lambda: self._note_reductions(model))
         step.wrapped_by = self  # type: ignore[attr-defined]
         self._undo.append(_set(model, "train_step", step))
         model.make_train_function(force=True)
@@ -243,6 +251,10 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
             model.train_function = None
 
         self._undo.append(forget_function)
+
+    def _note_reductions(self, model: Any) -> None:
+        if not tf.executing_eagerly():
+            self.reductions |= reductions_in(tf.compat.v1.get_default_graph(), state_of(model))
 
     def _function_is_ours(self, model: Any) -> bool:
         function = model.train_function

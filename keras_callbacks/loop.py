@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
-from hvd_hetero.errors import RoundStateError
 from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import ask, dense
 
@@ -65,6 +64,7 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
     number = 0
     while number == 0 or not queue.at_end:
         queue.prepare(new=number == 0)
+        balance.look()
         asked_at = time.perf_counter()
         batch = next(iterator)
         with queue.lock:
@@ -72,9 +72,6 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
             work = MicroBatch(cut.plan, cut.plan.samples[balance.balancer.rank], True, cut.epoch, cut.place)
             balance.balancer.begin(work, time.perf_counter() - asked_at)
         yield batch
-        if balance.balancer.in_round:
-            raise RoundStateError(
-                "the next batch was asked for before the last was used: call weighted_gradients once for every batch"
-            )
+        balance.balancer.expect_next()
         balance.balancer.applied(time.perf_counter() - balance.agreed_at)
         number += 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -14,7 +15,9 @@ from keras_callbacks import host
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
 
-__all__ = ["global_results", "mean_over_ranks", "state_of", "sum_over_ranks"]
+__all__ = ["global_results", "join_over_ranks", "mean_over_ranks", "state_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def global_results(balance: LoadBalance, model: Any, close: Callable[[], None]) -> Callable[[], dict[str, Any]]:
@@ -29,7 +32,7 @@ def global_results(balance: LoadBalance, model: Any, close: Callable[[], None]) 
         if tf.executing_eagerly():
             if balance.evaluated:
                 balance.evaluated = False
-                sum_over_ranks(state_of(model), balance.prefix)
+                join_over_ranks(balance, model)
             close()
         found: dict[str, Any] = local()
         return found
@@ -42,24 +45,68 @@ def state_of(model: Any) -> list[tf.Variable]:
     return host.plain(v for metric in model.metrics for v in metric.variables)
 
 
-def sum_over_ranks(variables: list[tf.Variable], prefix: str) -> None:
-    """Replace each variable of a metric by its sum over all ranks, in one collective.
+def join_over_ranks(balance: LoadBalance, model: Any) -> None:
+    """Replace the state of each metric by that of one process which has seen the samples of all ranks; one collective.
 
-    A metric's state is a sum over samples (a total and a count, or counts per threshold), so the sum of the states is
-    the state of one process that has seen all samples. That also holds for metrics that are no means, as precision
-    and AUC are. What Keras marks as a mean is averaged.
+    Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples is
+    the sum over the ranks; this also holds for metrics that are no means, as precision and AUC are. What Keras marks as
+    a mean is averaged, and of maxima and minima (``keras_callbacks.reductions``) the largest or smallest is taken. What
+    is none of these becomes rank 0's, and a warning says so.
     """
+    variables = state_of(model)
     if not variables:
         return
+    joins = [_JOINS["mean" if _is_mean(v) else balance.reductions.get(v._unique_id, "sum")] for v in variables]
+    _warn(balance, model)
     values = [v.numpy() for v in variables]
-    # Counts are exact in a float64; the sums themselves are of float32.
-    flat = np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values])
-    summed = hvd.allreduce(tf.constant(flat), op=hvd.Sum, name=f"{prefix}.metrics").numpy()
-    places = np.cumsum([value.size for value in values])[:-1]
-    for variable, value, part in zip(variables, values, np.split(summed, places), strict=True):
-        mean = variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
-        result = part / hvd.size() if mean else part
+    # Counts are exact in a float64; the sums themselves are of float32. For all but sums every rank has a row.
+    parts = [np.asarray(value, dtype=np.float64).ravel() for value in values]
+    parts = [part if join is None else _row(part) for part, join in zip(parts, joins, strict=True)]
+    summed = hvd.allreduce(tf.constant(np.concatenate(parts)), op=hvd.Sum, name=f"{balance.prefix}.metrics").numpy()
+    places = np.cumsum([part.size for part in parts])[:-1]
+    for variable, value, part, join in zip(variables, values, np.split(summed, places), joins, strict=True):
+        result = part if join is None else join(part.reshape(hvd.size(), -1))
         variable.assign(result.reshape(value.shape).astype(value.dtype))
+
+
+# What makes one state of the rows of all ranks; None: it is their sum.
+_JOINS: dict[str, Callable[[Any], Any] | None] = {
+    "sum": None,
+    "mean": lambda rows: rows.mean(0),
+    "max": lambda rows: rows.max(0),
+    "min": lambda rows: rows.min(0),
+    "unknown": lambda rows: rows[0],
+}
+
+
+def _is_mean(variable: tf.Variable) -> bool:
+    return variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def _row(values: Any) -> Any:
+    rows = np.zeros((hvd.size(), values.size))
+    rows[hvd.rank()] = values
+    return rows.ravel()
+
+
+def _single(metrics: Iterable[Any]) -> Iterator[Any]:
+    """Each metric by itself: Keras 3 has those of compile in one."""
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        yield from _single(inner) if inner else [metric]
+
+
+def _warn(balance: LoadBalance, model: Any) -> None:
+    for metric in _single(model.metrics):
+        unknown = any(balance.reductions.get(v._unique_id) == "unknown" for v in host.plain(metric.variables))
+        if unknown and metric.name not in balance.told_of:
+            balance.told_of.add(metric.name)
+            logger.warning(
+                "metric %r keeps something that is neither a sum over samples nor a maximum or minimum, so the figures "
+                "of several ranks cannot be joined: what fit tells of it is rank 0's alone. Keep a total and a count, "
+                "as keras.metrics.Mean does, to have it of all samples",
+                metric.name,
+            )
 
 
 def mean_over_ranks(logs: dict[str, Any], samples: int, prefix: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
 from keras_callbacks.data import BalancedDataset
-from keras_callbacks.metrics import state_of, sum_over_ranks
+from keras_callbacks.metrics import join_over_ranks, state_of
 from keras_callbacks.queue import TOO_FAR_AHEAD
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class RoundFunction:
         self._model = model
         self._iterator: Any = None
         self._open = False
+        self._names: set[str] = set()
 
     def __call__(self, iterator: Any) -> Any:
         """One round."""
@@ -59,6 +60,7 @@ class RoundFunction:
         self._iterator = iterator
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
         kept = [(v, v.numpy()) for v in self._marked()] if samples == 0 else []
+        balance.look()
         balance.asked_at = time.perf_counter()
         try:
             logs = self.function(iterator)
@@ -83,9 +85,10 @@ class RoundFunction:
         over = self._model.stop_training is EPOCH_IS_OVER
         self._open = not (balance.stop_agreed or balance.last_step or over)
         if not self._open:
-            sum_over_ranks(state_of(self._model), balance.prefix)
-        known = self._model.get_metrics_result()
-        balance.plain_logs = [] if set(logs) == set(known) else sorted(set(logs) - set(known))
+            join_over_ranks(balance, self._model)
+        if logs.keys() != self._names:  # to ask for all results takes longer than some steps
+            self._names = set(logs)
+            balance.plain_logs = sorted(self._names - set(self._model.get_metrics_result()))
         return logs
 
     def close_epoch(self) -> None:

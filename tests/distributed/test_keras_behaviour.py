@@ -83,6 +83,14 @@ def test_metrics_are_those_of_all_samples_also_where_they_are_no_means(outcomes)
             assert rank["validation"][name] == pytest.approx(value, rel=1e-5)
 
 
+def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(outcomes):
+    zero, *others = outcomes("metrics_are_those_of_all_samples")
+    for rank in (zero, *others):
+        assert rank["latest"] == zero["latest"]
+        (warning,) = rank["warnings"]
+        assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
+
+
 def test_early_stopping_stops_all_ranks_together(outcomes):
     for rank in outcomes("early_stopping_stops_all_ranks_together"):
         assert rank == {"epochs": 2, "rounds": 14}

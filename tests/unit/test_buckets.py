@@ -81,3 +81,8 @@ def test_equal_kinds_need_not_be_the_same_object():
     """Ranks are processes: what they agree on is equal, not identical."""
     one = divide([8] * 4, [("float", i % 2) for i in range(4)])
     assert one == divide([8] * 4, [("".join(("flo", "at")), i % 2) for i in range(4)]) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("sizes", [[0], [0, 0], [0, 8, 2 * ALONE], [2 * ALONE, 0], [8, 0, 8]])
+def test_gradients_without_any_number_are_in_a_bucket_too(sizes):
+    assert sorted(i for bucket in divide(sizes) for i in bucket) == list(range(len(sizes)))

@@ -214,7 +214,7 @@ def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_ane
     skipping = balance.batches(batches)
     next(skipping)
     with pytest.raises(
-        RoundStateError, match=r"before the last was used: call weighted_gradients once for every batch"
+        RoundStateError, match=r"before the last one was used. In a loop of your own, call weighted_gradients once for"
     ):
         next(skipping)
     assert len(next(balance.batches(batches))[0]) == 4

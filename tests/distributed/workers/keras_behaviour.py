@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import tempfile
 import traceback
@@ -15,7 +16,7 @@ import keras_refusals
 import numpy as np
 import tensorflow as tf
 from keras_exactness import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, network, spread, trained
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, spread, trained
 
 from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
@@ -52,20 +53,54 @@ def nothing_is_traced_again_after_the_first_round() -> dict:
     return counts
 
 
+class Kept(keras.metrics.Metric):
+    """Keeps one number, which ``change`` makes anew of it and of the predictions."""
+
+    def __init__(self, name: str, change: Any) -> None:
+        super().__init__(name=name)
+        self.change = change
+        self.kept = self.add_weight(name=name, initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.kept.assign(self.change(tf.convert_to_tensor(self.kept), y_pred))
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.kept)
+
+
 def metrics_are_those_of_all_samples() -> dict:
     """Also those that are no mean; compared with one evaluation of the same frozen model on all samples."""
+
+    def largest() -> Kept:
+        return Kept("largest", lambda kept, new: tf.maximum(kept, tf.reduce_max(new)))
+
+    def least() -> Kept:
+        return Kept("least", lambda kept, new: tf.minimum(kept, tf.reduce_min(new)))
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    heard: list[str] = []
+    logging.getLogger("keras_callbacks.metrics").addHandler(Heard())
     x, y = data()
     labels = (y > 0).astype("float32")
     model = network()
     model.trainable = True
-    metrics = [keras.metrics.AUC(name="auc", from_logits=True), "mae"]
+    latest = Kept("latest", lambda kept, new: tf.reduce_max(new))
+    metrics = [keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least(), latest]
     history, _ = trained(
         model, keras.optimizers.SGD(0.0), policy=UNEQUAL, epochs=1, arrays=(x, labels),
         compiled={"loss": "mse", "metrics": metrics}, validation_data=(x[hvd.rank() :: 2], labels[hvd.rank() :: 2]),
     )  # fmt: skip
-    single = alone(model, model.get_weights(), "sgd", metrics=[keras.metrics.AUC(name="auc", from_logits=True), "mae"])
+    single = network()
+    single.set_weights(model.get_weights())
+    known = [keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least()]
+    single.compile("sgd", "mse", metrics=known)
     whole = single.evaluate(x, labels, verbose=0, return_dict=True)
     return {
+        "latest": [history["latest"][0], history["val_latest"][0]],
+        "warnings": heard,
         "train": {k: history[k][0] for k in whole},
         "validation": {k: history[f"val_{k}"][0] for k in whole},
         "whole": whole,
