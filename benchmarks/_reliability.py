@@ -31,6 +31,30 @@ class Record:
     """samples planned per rank, in each round that counted"""
     recovery_s: list[float]
     """from the last round of a membership to the beginning of the next one"""
+    ranks: list[list[dict[str, Any]]]
+    """how each rank of each membership began, in order of rank"""
+
+    @property
+    def needs_s(self) -> list[list[float]]:
+        """Seconds per sample of each rank, in each membership."""
+        return [[rank["needs_s"] for rank in ranks] for ranks in self.ranks]
+
+    @property
+    def newcomers(self) -> list[list[int]]:
+        """Ranks of each membership whose process was in none before."""
+        known: set[str] = set()
+        found = []
+        for ranks in self.ranks:
+            found.append([rank["rank"] for rank in ranks if rank["process"] not in known])
+            known |= {rank["process"] for rank in ranks}
+        return found
+
+    def rates(self) -> list[float]:
+        """The learning rate of each round that counted."""
+        return [
+            max((m for m in self.memberships if m["begins"] <= r), key=lambda m: m["membership"])["rate"]
+            for r in range(len(self.rounds))
+        ]
 
     def visits(self) -> dict[int, list[int]]:
         """Per epoch, every visit to a sample, sorted."""
@@ -41,7 +65,11 @@ class Record:
 
 
 def read(directory: Path) -> Record:
-    events = [json.loads(line) for file in sorted(directory.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    events = [
+        {**json.loads(line), "process": file.stem}
+        for file in sorted(directory.glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
     begins = sorted(
         (event for event in events if "begins" in event and event["rank"] == 0), key=lambda event: event["membership"]
     )
@@ -78,7 +106,9 @@ def read(directory: Path) -> Record:
     ]
     order = sorted(samples)
     return Record(
-        begins, [(epochs[r], samples[r]) for r in order], lost, [plans[r] for r in sorted(plans)], recovery_s
+        begins, [(epochs[r], samples[r]) for r in order], lost, [plans[r] for r in sorted(plans)], recovery_s,
+        [sorted((e for e in events if "begins" in e and e["membership"] == number), key=lambda e: e["rank"])
+         for number in numbers],
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     clock, log = Clock(), Log(job["directory"])
-    faults = testing.Faults(job["directory"], clock=clock, sleep=clock.pass_s)
+    faults = testing.Faults(job["directory"], clock=clock, sleep=lambda s: clock.pass_s(s * job.get("slept_s", 1.0)))
     for kind, options in job["faults"]:
         getattr(faults, kind)(**options)
     needs = job["seconds_per_sample"]
