@@ -14,7 +14,9 @@ rank 0), frozen for half a second, made slow, telling absurd speeds, joining. Of
                                 the one process's under local updates and D-PSGD, whose steps are others by design
 
 Recovery is from the last round of a membership to the first of the next one being ready: noticing, meeting anew (a
-newcomer's start, where there is one), restoring. It is real time, of a machine that may have other work.
+newcomer's start, where there is one), restoring. It is real time, of a machine that may have other work. Horovod's part
+is most of it: a rank may wait for one that is gone until HOROVOD_GLOO_TIMEOUT_SECONDS are over (--patience; it must be
+longer than a newcomer takes to start, for whom the others wait as long).
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def schedule(number: int) -> dict[str, Any]:
     return {"number": number, "name": name, "ranks": ranks, "left": left, "job": job | {**EXACT, **OTHER}[name]}
 
 
-def run(plan: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, Any]:
     """Launch it and judge it."""
     from _reliability import faults_of, loss, read, replayed
     from _reliability_rank import MOMENTUM
@@ -92,7 +94,12 @@ def run(plan: dict[str, Any], timeout_s: float) -> dict[str, Any]:
             reports = [
                 report
                 for report in launch(
-                    RANK, plan["ranks"], [json.dumps(job)], timeout_s=timeout_s, elastic=Elastic(least=1)
+                    RANK,
+                    plan["ranks"],
+                    [json.dumps(job)],
+                    timeout_s=timeout_s,
+                    elastic=Elastic(least=1),
+                    env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)},
                 ).reports
                 if report is not None
             ]
@@ -160,7 +167,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds after which a job is one that hangs")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a job is one that hangs")
+    parser.add_argument("--patience", type=int, default=30, help="HOROVOD_GLOO_TIMEOUT_SECONDS (default 30)")
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
     done = []
@@ -168,7 +176,7 @@ def main() -> int:
         task = progress.add_task("schedules", total=options.schedules)
         for number in range(options.first, options.first + options.schedules):
             plan = schedule(number)
-            outcome = run(plan, options.timeout)
+            outcome = run(plan, options.timeout, options.patience)
             done.append((plan, outcome))
             for wrong in outcome["wrong"]:
                 progress.console.print(f"schedule {number}: {json.dumps(plan['job'])}\n{wrong}", markup=False)

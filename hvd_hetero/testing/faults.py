@@ -25,7 +25,7 @@ from hvd_hetero.testing.rank import RUN_DIR
 __all__ = ["Fault", "Faults"]
 
 _POLL_S = 0.02
-_LONGEST_NEWS_S = 60.0  # until a rank hears of a new host: Horovod looks once a second
+_LONGEST_NEWS_S = 20.0  # until a rank hears of a new host: Horovod looks once a second. Meanwhile the others wait
 
 
 @dataclass(frozen=True, slots=True)
