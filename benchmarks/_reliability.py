@@ -33,6 +33,8 @@ class Record:
     """from the last round of a membership to the beginning of the next one"""
     ranks: list[list[dict[str, Any]]]
     """how each rank of each membership began, in order of rank"""
+    ends: list[dict[str, Any]]
+    """how each process that came to the end has ended"""
 
     @property
     def needs_s(self) -> list[list[float]]:
@@ -104,12 +106,18 @@ def read(directory: Path) -> Record:
         for now, then in itertools.pairwise(numbers)
         if latest[now] is not None
     ]
-    order = sorted(samples)
     return Record(
-        begins, [(epochs[r], samples[r]) for r in order], lost, [plans[r] for r in sorted(plans)], recovery_s,
-        [sorted((e for e in events if "begins" in e and e["membership"] == number), key=lambda e: e["rank"])
-         for number in numbers],
-    )  # fmt: skip
+        memberships=begins,
+        rounds=[(epochs[r], samples[r]) for r in sorted(samples)],
+        lost=lost,
+        plans=[plans[r] for r in sorted(plans)],
+        recovery_s=recovery_s,
+        ranks=[
+            sorted((e for e in events if "begins" in e and e["membership"] == number), key=lambda e: e["rank"])
+            for number in numbers
+        ],
+        ends=[event for event in events if "parameters" in event],
+    )
 
 
 def faults_of(record: Record, samples: int, epochs: int) -> str | None:

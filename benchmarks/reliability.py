@@ -40,10 +40,11 @@ EXACT = {
     "lb-bsp, 2 workers": {"policy": "lb-bsp", "num_workers": 2},
     "lb-bsp, stream": {"policy": "lb-bsp", "stream": "whole"},
 }  # fmt: skip
-# More epochs, for what is compared there are losses, which must have settled.
+# More epochs and less momentum, for what is compared there are losses, which must have settled.
+SETTLES = {"epochs": 30, "momentum": 0.5, "rate": 0.05}
 OTHER = {
-    "elastic-bsp, local": {"epochs": 12},
-    "non-blocking, d-psgd": {"policy": "non-blocking", "sync": "d-psgd", "epochs": 12},
+    "elastic-bsp, local": SETTLES,
+    "non-blocking, d-psgd": {"policy": "non-blocking", "sync": "d-psgd", **SETTLES},
 }
 LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 
@@ -91,22 +92,15 @@ def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-reliability-") as directory:
         job = plan["job"] | {"directory": directory}
         try:
-            reports = [
-                report
-                for report in launch(
-                    RANK,
-                    plan["ranks"],
-                    [json.dumps(job)],
-                    timeout_s=timeout_s,
-                    elastic=Elastic(least=1),
-                    env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)},
-                ).reports
-                if report is not None
-            ]
+            launch(
+                RANK, plan["ranks"], [json.dumps(job)], timeout_s=timeout_s, elastic=Elastic(least=1),
+                env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)},
+            )  # fmt: skip
         except LaunchError as error:
             outcome["wrong"].append(f"{type(error).__name__}: {error}")
             return outcome
         record = read(Path(directory))
+        reports = record.ends
         struck = {int(file.suffix[1:]) for file in Path(directory).glob("fault.*")}
     outcome["struck"] = Counter(
         kind for i, (kind, _) in enumerate(job["faults"]) if kind == "report" or i in struck
@@ -120,7 +114,9 @@ def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, An
         outcome["wrong"].append(f"{len(reports)} ranks reported at the end, of sizes {sizes}; {plan['left']} are left")
     if any(report["parameters"] != reports[0]["parameters"] for report in reports):
         outcome["wrong"].append("ranks differ at the end")
-    single = replayed(record.rounds, [job["rate"]] * len(record.rounds), MOMENTUM, SAMPLES).tolist()
+    single = replayed(
+        record.rounds, [job["rate"]] * len(record.rounds), job.get("momentum", MOMENTUM), SAMPLES
+    ).tolist()
     if plan["name"] in EXACT:
         outcome["difference"] = max(abs(a - b) for a, b in zip(single, reports[0]["parameters"], strict=True))
         if not outcome["difference"] < 1e-9:

@@ -46,12 +46,13 @@ def elastic(tmp_path_factory, reliability):
         )  # fmt: skip
         struck = len(list(directory.glob("fault.*")))
         assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
-        reports = [report for report in result.reports if report is not None]
-        return reports, reliability.read(directory), "".join(result.stderr)
+        record = reliability.read(directory)
+        return record.ends, record, "".join(result.stderr)
 
     return lambda ranks=3, patience_s=NOTICED_S, **job: run(json.dumps(job), ranks, patience_s)
 
 
+SETTLES = {"epochs": 20, "momentum": 0.5}
 # Each policy with something else that must go on, too. Commits come before even rounds, so in an odd one there is
 # something to lose.
 KILLS = {
@@ -61,8 +62,8 @@ KILLS = {
     "self-adaptive, constant batch per rank": ({"rank": 1, "at": 9}, {"policy": "self-adaptive", "per_rank_batch": 8}),
     "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
     "elastic-bsp": ({"rank": 0, "at": 3, "late": True}, {"policy": "elastic-bsp"}),
-    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local"}),
-    "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd"}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **SETTLES}),
+    "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **SETTLES}),
 }
 INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
 
@@ -74,13 +75,14 @@ def killed(request, elastic):
 
 
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
-    _, reports, record, said = killed
+    name, reports, record, said = killed
+    epochs = KILLS[name][1].get("epochs", EPOCHS)
     assert [each["size"] for each in record.memberships] == [3, 2]
-    assert reliability.faults_of(record, SAMPLES, EPOCHS) is None
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
     assert record.lost > 0, "it was killed while something was uncommitted"
     assert len(reports) == 2
     assert reports[0]["parameters"] == reports[1]["parameters"]
-    assert reports[0]["seen"] == list(range(EPOCHS)), "what follows an epoch was done once for each"
+    assert reports[0]["seen"] == list(range(epochs)), "what follows an epoch was done once for each"
     assert said.count("2 ranks go on after round") == 1
 
 
@@ -88,7 +90,7 @@ def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_sam
     name, reports, record, _ = killed
     if name in INEXACT:
         zeros = [0.0] * len(reports[0]["parameters"])
-        assert reliability.loss(reports[0]["parameters"], SAMPLES) < 0.1 * reliability.loss(zeros, SAMPLES)
+        assert reliability.loss(reports[0]["parameters"], SAMPLES) < 1e-3 * reliability.loss(zeros, SAMPLES)
         return
     rates = record.rates()
     assert len(set(rates)) == (2 if "constant batch" in name else 1)
