@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.agreement import WaysOut, require_agreement
+from hvd_hetero.credence import Credence
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
@@ -119,6 +120,7 @@ class Balancer:
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
         self.pace = Pace(policy, clock, meter)
+        self._credence = Credence(rank, workers) if policy.measures else None
         self._clock = clock
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
@@ -293,7 +295,10 @@ class Balancer:
         self._expected_s = now - self.pace.done_at
         self._transfer_s = table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
-        plan = self.policy.next(self._plans[-1], finished)
+        credible = finished
+        if self._credence is not None and (believed := self._credence(self.rounds, table)) is not table:
+            credible = replace(finished, table=believed)
+        plan = self.policy.next(self._plans[-1], credible)
         if any(limits := table.figures("limit")):
             plan = plan.within([int(limit) for limit in limits])
         self._plans.append(plan)
@@ -363,6 +368,17 @@ class Balancer:
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )
         self.rounds = state["rounds"]
+
+    def go_on(self, rounds: int, speeds: Sequence[float], limits: Sequence[int]) -> None:
+        """Take up where another membership left off after so many rounds: shares by what its ranks know of themselves.
+
+        Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
+        largest micro-batch that fits its memory (0: none has failed).
+        """
+        self._expect(_State.AGREED)
+        plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
+        self._plans = deque([plan] * (self.lead + 1))
+        self.rounds = rounds
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:

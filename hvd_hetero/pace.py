@@ -115,11 +115,15 @@ class Pace:
         if self.predictor.uses_drivers:
             self.cpu, self.memory = self._drivers()
 
+    def expected(self) -> float:
+        """The speed that the rank predicts for itself now; NaN where nothing was measured."""
+        return self.predictor.predict(cpu=self.cpu, memory=self.memory)
+
     def row(self) -> dict[str, float]:
         """The figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
-        expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
+        expected = self.expected()
         return {
             "samples": self.round.samples,
             "micro_batches": self.round.micro_batches,

@@ -19,7 +19,8 @@ from hvd_hetero.telemetry import TelemetryWriter
 __all__ = ["Training", "Wire"]
 
 # Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
-# in the same order, as they do everything else that Horovod names.
+# in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
+# has come later has made fewer. So rank 0's counts.
 _numbers = itertools.count()
 
 
@@ -64,7 +65,10 @@ class Training:
             )
             self.balancer.observer = self._telemetry
             atexit.register(self._telemetry.close)
-        self.prefix = f"hetero{next(_numbers)}"  # drawn last: what fails above may fail on one rank alone
+        number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
+        if wire is not None:
+            number = wire.broadcast_object(number, root_rank=0, name="hetero.number")
+        self.prefix = f"hetero{number}"
         self.mixing = mixing
         if mixing is not None and wire is not None:
             # Rank 0's, for all: its probabilities are floating-point results of an optimisation.
@@ -72,7 +76,9 @@ class Training:
         self._channel: SignalChannel | None = None
         if self.balancer.plan().ends == "first" and wire is not None:
             name = f"{self.prefix}.signals"
-            self._channel = SignalChannel(rank, workers, lambda payload: wire.allgather_object(payload, name=name))
+            self._channel = SignalChannel(
+                rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
+            )
             self.balancer.signals = self._channel
 
     def close(self) -> None:

@@ -115,6 +115,10 @@ class BalancedLoader:
             )
         self.epoch = 0
         self.drop_last = drop_last
+        self.between_rounds: Callable[[], None] | None = None
+        """called on every rank before a round begins, when all that the loop did for the one before is done"""
+        self.iterating = False
+        """whether an iteration is under way"""
         self.stop_at = stop_at
         self._balance = balance
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
@@ -156,6 +160,16 @@ class BalancedLoader:
             self.epoch = epoch
             self._resumes = False
 
+    @property
+    def epoch_at_hand(self) -> int:
+        """The epoch that the next iteration is, or goes on with."""
+        return self._order.epoch if self._resumes else self.epoch
+
+    @property
+    def survives_resets(self) -> bool:
+        """Whether any number of ranks can go on where some other number has stopped."""
+        return not isinstance(self._order, ShardStream)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
         self._settle()
@@ -166,10 +180,14 @@ class BalancedLoader:
 
         Load the state of the ``LoadBalance``, too.
         """
-        state = hvd.broadcast_object(state, root_rank=0, name=f"{self._balance.prefix}.loader")
+        self.go_on(hvd.broadcast_object(state, root_rank=0, name=f"{self._balance.prefix}.loader"))
+
+    def go_on(self, state: Mapping[str, Any]) -> None:
+        """The same without a collective, from a state that is the same on every rank."""
         self._order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
-        self._resumes = self._order.remaining >= self._least
+        begun = state["order"]["epoch"] < state["epoch"]
+        self._resumes = begun and self._order.remaining >= self._least
 
     @property
     def _least(self) -> int:
@@ -177,6 +195,13 @@ class BalancedLoader:
         return self._balance.balancer.global_batch if self.drop_last else 1
 
     def __iter__(self) -> Iterator[Any]:
+        self.iterating = True
+        try:
+            yield from self._epoch()
+        finally:
+            self.iterating = False
+
+    def _epoch(self) -> Iterator[Any]:
         balance = self._balance
         if balance.optimizer is not None:
             balance.optimizer.abandon_round()  # in case the last iteration was left inside one
@@ -230,6 +255,8 @@ class BalancedLoader:
             work, indices = self._pending.popleft()
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
+            if self.between_rounds is not None and not balance.balancer.in_round:
+                self.between_rounds()
             limit = balance.balancer.pace.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch

@@ -18,7 +18,7 @@ from torch_hooks.cuda_stopwatch import CudaStopwatch
 from torch_hooks.listener import Listener
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
-from torch_hooks.parameters import broadcast_optimizer_state, broadcast_parameters, named_groups, suitable
+from torch_hooks.parameters import broadcast_parameters, broadcast_state, named_groups, suitable
 from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Synchroniser
 from torch_hooks.wrapped import WrappedOptimizer
@@ -123,7 +123,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._listener.listen(self._names)
         weakref.finalize(self, self._listener.close).atexit = False
         broadcast_parameters(self._names, self._prefix)
-        broadcast_optimizer_state(optimizer, self._prefix)
+        broadcast_state(optimizer, self._prefix)
         balance.optimizer = self
         self._serves = weakref.ref(balance)
 

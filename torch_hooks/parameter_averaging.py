@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import horovod.torch as hvd
@@ -102,12 +102,15 @@ class LocalUpdates(Synchroniser):
             _unflatten_into(tensors, flat if correction == 1.0 else flat.mul_(correction))
 
 
-def average_everywhere(names: dict[torch.Tensor, str], prefix: str) -> None:
-    """Give every rank the mean of all ranks' parameters; a collective call."""
-    for i, parameters in enumerate(_alike(list(names))):
-        flat = _flatten(parameters)
+def average_everywhere(parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True) -> None:
+    """Give every rank the mean of the parameters of all ranks that count; a collective call."""
+    share = torch.tensor(float(counts), dtype=torch.float64)
+    share /= hvd.allreduce(share, name=f"{prefix}.mean.ranks", op=hvd.Sum)
+    for i, tensors in enumerate(_alike(list(parameters))):
+        flat = _flatten(tensors)
+        flat = flat * share.item() if counts else torch.zeros_like(flat)  # no product: a newcomer's may hold anything
         with torch.no_grad():
-            _unflatten_into(parameters, hvd.allreduce(flat, name=f"{prefix}.mean.{i}", op=hvd.Average))
+            _unflatten_into(tensors, hvd.allreduce(flat, name=f"{prefix}.mean.{i}", op=hvd.Sum))
 
 
 class _Exchange:

@@ -12,8 +12,8 @@ import torch
 from hvd_hetero.errors import HeteroError
 
 __all__ = [
-    "broadcast_optimizer_state",
     "broadcast_parameters",
+    "broadcast_state",
     "named_groups",
     "suitable",
     "witness_among",
@@ -108,13 +108,13 @@ def witness_among(names: dict[torch.Tensor, str]) -> torch.Tensor | None:
     return handy[-1] if handy else None
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, prefix: str) -> None:
-    """Give every rank the hyper-parameters and the state that rank 0 has.
+def broadcast_state(holder: Any, prefix: str) -> None:
+    """Give every rank the state that rank 0 has, of an optimizer or of anything else with a ``state_dict``.
 
-    Horovod's function of this name takes a real step to make the state exist on a fresh optimizer. Here rank 0 tells
+    Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 tells
     what it has first: the tree with a placeholder for each tensor travels as one object, then each tensor by itself.
     """
-    state = optimizer.state_dict()
+    state = holder.state_dict()
     tensors: list[torch.Tensor] = []
     tree = hvd.broadcast_object(_take_out(state, tensors), root_rank=0, name=f"{prefix}.state")
     if hvd.rank() != 0:
@@ -126,7 +126,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, prefix: str) -> 
         if hvd.rank() != 0:
             tensor.copy_(received.reshape(tensor.shape))
     if hvd.rank() != 0:
-        optimizer.load_state_dict(state)
+        holder.load_state_dict(state)
 
 
 class _Placeholder:

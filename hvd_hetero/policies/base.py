@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_hetero.allocation._checks import integer
+from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 if TYPE_CHECKING:
     from hvd_hetero.allocation.device import DeviceProfile
 
-__all__ = ["Policy", "checked_micro_batch", "equal_plan"]
+__all__ = ["Policy", "checked_micro_batch", "comparable_speeds", "equal_plan"]
 
 
 class Policy(ABC):
@@ -58,6 +60,13 @@ class Policy(ABC):
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """The plan that follows ``plan``, the latest one decided, given the latest finished round."""
 
+    def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
+        """The plan to begin with where some ranks know their speed from a former membership (NaN: not known).
+
+        ``plan`` is what ``first`` has said. For policies that learn the rest as they go, that is it.
+        """
+        return plan
+
     def predictor(self) -> Predictor:
         """A fresh predictor for one rank's speed. Policies that do not predict report the latest measurement."""
         return predictor("memoryless")
@@ -85,6 +94,12 @@ def checked_micro_batch(size: int | None) -> int | None:
     if size is None:
         return None
     return integer("max_micro_batch", size, 1, way_out="give a whole number of samples, or None for no limit")
+
+
+def comparable_speeds(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Speeds as integers that are the same on every processor; 0 where there is no finite positive speed."""
+    usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
+    return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)
 
 
 def equal_plan(workers: int, global_batch: int, max_micro_batch: int | None = None) -> RoundPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -88,10 +90,13 @@ class ElasticBSP(Policy):
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """The iterations up to the best barrier; as before where a rank has no usable prediction."""
-        speeds = finished.table.column("samples_per_s")
-        if not (np.isfinite(speeds) & (speeds > 0)).all():
+        return self.renegotiate(plan, finished.table.figures("samples_per_s"))
+
+    def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
+        """The same, for speeds that are known from before."""
+        if not all(0.0 < v < math.inf for v in speeds):
             return plan
-        iteration_s = np.asarray(self._batches) / speeds
+        iteration_s = np.asarray(self._batches) / np.asarray(speeds)
         if not (iteration_s < _LONGEST_S).all():
             return plan
         # One correctly rounded division and one product decide the nanoseconds; from here on all is integer.

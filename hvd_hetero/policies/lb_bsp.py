@@ -12,8 +12,7 @@ import numpy.typing as npt
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.device import DeviceProfile
-from hvd_hetero.allocation.largest_remainder import quantise
-from hvd_hetero.policies.base import Policy, checked_micro_batch
+from hvd_hetero.policies.base import Policy, checked_micro_batch, comparable_speeds
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.prediction import Predictor, Steady, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -131,17 +130,23 @@ class LBBSP(Policy):
         if _near_best(plan.samples, speeds_now, [max(self.tolerance, u) for u in uncertain_now]):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
-        speeds, uncertain = _comparable(table.column("samples_per_s")), table.column("uncertainty")
+        speeds, uncertain = comparable_speeds(table.column("samples_per_s")), table.column("uncertainty")
         known = speeds > 0
         if known.sum() < 2:
             return plan
-        wanted = shares.copy()
-        wanted[known] = proportional(
-            speeds[known], int(shares[known].sum()), minimum=self.minimum, multiple_of=self.multiple_of
-        )
+        wanted = self._divided(shares, speeds)
         if not self._worthwhile(shares[known], wanted[known], speeds[known], uncertain[known]):
             return plan
         return RoundPlan.of(wanted, self.max_micro_batch)
+
+    def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
+        """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
+        if self._curves is not None or _near_best(plan.samples, speeds, [self.tolerance] * len(speeds)):
+            return plan
+        comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
+        if (comparable > 0).sum() < 2:
+            return plan
+        return RoundPlan.of(self._divided(np.asarray(plan.samples, dtype=np.int64), comparable), self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""
@@ -178,6 +183,14 @@ class LBBSP(Policy):
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
 
+    def _divided(self, shares: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What the ranks of known speed hold together, in proportion to it."""
+        known, wanted = speeds > 0, shares.copy()
+        wanted[known] = proportional(
+            speeds[known], int(shares[known].sum()), minimum=self.minimum, multiple_of=self.multiple_of
+        )
+        return wanted
+
     def _worthwhile(
         self,
         shares: npt.NDArray[np.int64],
@@ -203,9 +216,3 @@ def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Seque
         return False
     latest_s = max(x / v * (1.0 - share) for x, v, share in zip(shares, speeds, tolerances, strict=True))
     return sum(shares) / math.fsum(speeds) >= latest_s
-
-
-def _comparable(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Speeds as integers that are the same on every processor; 0 where there is no finite positive speed."""
-    usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
-    return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)

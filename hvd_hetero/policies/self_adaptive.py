@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import adapt, proportional, settled
 from hvd_hetero.allocation._checks import integer
-from hvd_hetero.policies.base import Policy
+from hvd_hetero.policies.base import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["SelfAdaptive"]
@@ -114,6 +114,14 @@ class SelfAdaptive(Policy):
             self._period = period
             self._busy_ns, self._rounds = [0] * plan.workers, 0
         self._take(finished)
+        return self._plan()
+
+    def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
+        """Counts in proportion to the speeds, where all are known; Algorithm 1 goes on from there."""
+        comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
+        if (comparable > 0).all():
+            self._weights = [int(w) for w in proportional(comparable, sum(self._weights), minimum=1)]
+            self._history = [self._weights]
         return self._plan()
 
     def _take(self, finished: FinishedRound) -> None:

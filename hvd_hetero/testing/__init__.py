@@ -1,6 +1,8 @@
 """For tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect what they report."""
 
 from hvd_hetero.testing.device_model import DeviceModel
+from hvd_hetero.testing.faults import Faults
+from hvd_hetero.testing.hosts import Elastic
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
 from hvd_hetero.testing.memory import KEEP_MEMORY
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
@@ -11,6 +13,8 @@ __all__ = [
     "KEEP_MEMORY",
     "CpuQuota",
     "DeviceModel",
+    "Elastic",
+    "Faults",
     "HangError",
     "LaunchError",
     "LaunchResult",

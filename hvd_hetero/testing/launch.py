@@ -22,6 +22,7 @@ from typing import Any
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.testing import rank as bootstrap
+from hvd_hetero.testing.hosts import HOSTS, Elastic
 from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.quota import remove_stale_groups
 
@@ -80,12 +81,16 @@ def launch(
     *,
     options: Sequence[str] = (),
     on_line: Callable[[int, str], None] | None = None,
+    elastic: Elastic | None = None,
 ) -> LaunchResult:
     """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
 
     ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
     (with ``--host-discovery-script`` among them the hosts are left to it). ``on_line(rank, line)`` is called, in this
     thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
+
+    With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
+    the last membership do.
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks!r}")
@@ -95,14 +100,18 @@ def launch(
     if target.endswith(".py") and not Path(target).is_file():
         raise ValueError(f"script_or_module must name an existing script or a module, and there is no file {target!r}")
     program = [os.path.abspath(target)] if target.endswith(".py") else ["-m", target]
-    hosts = [] if "--host-discovery-script" in options else ["-H", f"localhost:{ranks}"]
+    found = elastic is not None or "--host-discovery-script" in options
+    hosts = [] if found else ["-H", f"localhost:{ranks}"]
     # The interface is named because without it horovodrun looks for common ones, which needs a network to look at.
     horovodrun = [_horovodrun(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
-    command = [python, bootstrap.__file__, "--exec", *horovodrun]
-    command += [python, bootstrap.__file__, *program, *map(str, args)]
 
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-run-", ignore_cleanup_errors=True) as directory:
         run_dir = Path(directory)
+        if elastic is not None:
+            horovodrun += elastic.options(run_dir, ranks)
+            env = {HOSTS: str(run_dir / "hosts"), **(env or {})}
+        command = [python, bootstrap.__file__, "--exec", *horovodrun]
+        command += [python, bootstrap.__file__, *program, *map(str, args)]
         follower = _Follower(run_dir, on_line)
         what_they_did: dict[int, str] | None = None
         begin_s = time.monotonic()

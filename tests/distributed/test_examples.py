@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 from limits import DEMO_S, TORCH_S
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import launch
+from hvd_hetero.testing import Elastic, launch
+from hvd_hetero.testing.hosts import host_name
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -26,6 +29,40 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
     assert accuracies[-1] > 0.85
     run = read_run(path)
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
+
+
+def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same():
+    ranks: dict[int, int] = {}
+    epochs: list[int] = []
+    killed: list[int] = []
+
+    def watch(_: int, line: str) -> None:
+        if begun := re.match(r"process (\d+) is rank (\d+) of 2", line):
+            ranks[int(begun[2])] = int(begun[1])
+        if epoch := re.match(r"epoch (\d+): accuracy", line):
+            epochs.append(int(epoch[1]))
+        if epochs and not killed:
+            killed.append(ranks[1])
+            os.kill(ranks[1], signal.SIGKILL)
+
+    done = launch(
+        EXAMPLES / "torch_elastic.py", 2, ["--epochs", 30], timeout_s=TORCH_S, elastic=Elastic(), on_line=watch
+    )
+    out = "".join(done.stdout)
+    assert killed
+    assert "is rank 0 of 1 after round" in out
+    accuracies = re.findall(r"epoch 30: accuracy ([\d.]+)", out)
+    assert len(accuracies) == 1
+    assert float(accuracies[0]) > 0.85
+    assert epochs[-1] == 30
+    assert epochs == sorted(epochs), "an epoch that was committed is not done again"
+
+
+def test_the_script_that_finds_hosts_prints_those_of_the_example_and_others(tmp_path):
+    script = EXAMPLES / "discover_hosts.sh"
+    assert subprocess.check_output([script], text=True).split() == [f"{host_name(i)}:1" for i in range(3)]
+    (tmp_path / "mine").write_text("a:2\n")
+    assert subprocess.check_output([script], text=True, env={**os.environ, "HOSTS": str(tmp_path / "mine")}) == "a:2\n"
 
 
 def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):

@@ -1,0 +1,156 @@
+"""What the ranks of an elastic job wrote down, read after its end: which rounds counted, and whether they should have.
+
+A membership begins with the round that follows the last commit. So of its rounds those count that come before the
+beginning of the next membership; what it did beyond was lost, and is to be done again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Record:
+    """The rounds that counted, in order, and what was lost."""
+
+    memberships: list[dict[str, Any]]
+    """as rank 0 saw each begin"""
+    rounds: list[tuple[int, list[int]]]
+    """epoch, and samples of all ranks together"""
+    lost: int
+    """samples computed in rounds that did not count"""
+    plans: list[list[int]]
+    """samples planned per rank, in each round that counted"""
+    recovery_s: list[float]
+    """from the last round of a membership to the beginning of the next one"""
+    ranks: list[list[dict[str, Any]]]
+    """how each rank of each membership began, in order of rank"""
+    ends: list[dict[str, Any]]
+    """how each process that came to the end has ended"""
+
+    @property
+    def needs_s(self) -> list[list[float]]:
+        """Seconds per sample of each rank, in each membership."""
+        return [[rank["needs_s"] for rank in ranks] for ranks in self.ranks]
+
+    @property
+    def newcomers(self) -> list[list[int]]:
+        """Ranks of each membership whose process was in none before."""
+        known: set[str] = set()
+        found = []
+        for ranks in self.ranks:
+            found.append([rank["rank"] for rank in ranks if rank["process"] not in known])
+            known |= {rank["process"] for rank in ranks}
+        return found
+
+    def rates(self) -> list[float]:
+        """The learning rate of each round that counted."""
+        return [
+            max((m for m in self.memberships if m["begins"] <= r), key=lambda m: m["membership"])["rate"]
+            for r in range(len(self.rounds))
+        ]
+
+    def visits(self) -> dict[int, list[int]]:
+        """Per epoch, every visit to a sample, sorted."""
+        epochs: dict[int, list[int]] = defaultdict(list)
+        for epoch, samples in self.rounds:
+            epochs[epoch] += samples
+        return {epoch: sorted(samples) for epoch, samples in epochs.items()}
+
+
+def read(directory: Path) -> Record:
+    events = [
+        {**json.loads(line), "process": file.stem}
+        for file in sorted(directory.glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    begins = sorted(
+        (event for event in events if "begins" in event and event["rank"] == 0), key=lambda event: event["membership"]
+    )
+    assert [each["membership"] for each in begins] == sorted({each["membership"] for each in begins})
+    numbers = [each["membership"] for each in begins]
+    ends = [each["begins"] for each in begins[1:]] + [max(event["ends"] for event in events if "ends" in event)]
+    counts = {
+        number: range(each["begins"], end) for number, each, end in zip(numbers, begins, ends, strict=True)
+    }  # fmt: skip
+    samples: dict[int, list[int]] = defaultdict(list)
+    epochs: dict[int, int] = {}
+    lost = 0
+    for event in events:
+        if "samples" not in event:
+            continue
+        if event["round"] in counts.get(event["membership"], ()):
+            samples[event["round"]] += event["samples"]
+            assert epochs.setdefault(event["round"], event["epoch"]) == event["epoch"]
+        else:
+            lost += len(event["samples"])
+    plans = {
+        event["finished"]: event["plan"]
+        for event in events
+        if "finished" in event and event["finished"] in counts.get(event["membership"], ())
+    }
+    latest = {
+        number: max((e["at_s"] for e in events if "finished" in e and e["membership"] == number), default=None)
+        for number in numbers
+    }
+    recovery_s = [
+        max(e["at_s"] for e in events if "begins" in e and e["membership"] == then) - latest[now]
+        for now, then in itertools.pairwise(numbers)
+        if latest[now] is not None
+    ]
+    return Record(
+        memberships=begins,
+        rounds=[(epochs[r], samples[r]) for r in sorted(samples)],
+        lost=lost,
+        plans=[plans[r] for r in sorted(plans)],
+        recovery_s=recovery_s,
+        ranks=[
+            sorted((e for e in events if "begins" in e and e["membership"] == number), key=lambda e: e["rank"])
+            for number in numbers
+        ],
+        ends=[event for event in events if "parameters" in event],
+    )
+
+
+def faults_of(record: Record, samples: int, epochs: int) -> str | None:
+    """What is wrong with the visits, if anything is."""
+    visits = record.visits()
+    if sorted(visits) != list(range(epochs)):
+        return f"epochs {sorted(visits)} were visited, not {epochs}"
+    for epoch, visited in visits.items():
+        if visited != list(range(samples)):
+            missing = sorted(set(range(samples)) - set(visited))
+            twice = sorted({i for i in visited if visited.count(i) > 1})
+            return f"epoch {epoch}: never visited: {missing}; more than once: {twice}"
+    return None
+
+
+def replayed(rounds: Sequence[tuple[int, list[int]]], rates: Sequence[float], momentum: float, samples: int) -> Any:
+    """The parameters of one process without faults that takes the same samples in the same rounds."""
+    from _reliability_rank import data, network
+
+    x, y = data(samples)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rates[0], momentum=momentum)
+    for (_, indices), rate in zip(rounds, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[indices]), y[indices]).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def loss(parameters: Sequence[float], samples: int) -> float:
+    from _reliability_rank import data
+
+    x, y = data(samples)
+    flat = torch.tensor(parameters, dtype=torch.float64)
+    return float(torch.nn.functional.mse_loss(x @ flat[:-1, None] + flat[-1], y))

@@ -1,0 +1,211 @@
+"""Faults on order: ranks that become slow, die, freeze, lie about their speed, or join, each in a round of your choice.
+
+    faults = Faults().slow(rank=1, at=20, factor=3).kill(rank=2, at=30).join(at=40)
+    balance = LoadBalance(…)
+    faults.attach(balance)                                 # again after every reset
+
+Rounds are counted as ``balance.rounds`` counts them. Each fault strikes once in a job, although rounds are repeated
+after a reset, and ranks numbered anew: what has happened is marked by files in a directory that all ranks see.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hvd_hetero.testing.hosts import HOSTS, add_host
+from hvd_hetero.testing.rank import RUN_DIR
+
+__all__ = ["Fault", "Faults"]
+
+_POLL_S = 0.02
+_LONGEST_NEWS_S = 20.0  # until a rank hears of a new host: Horovod looks once a second. Meanwhile the others wait
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    kind: Literal["slow", "kill", "freeze", "report", "join"]
+    rank: int
+    at: int
+    """the round in which it happens"""
+    value: float = 0.0
+    """a factor, seconds, or a speed"""
+    rounds: int = 1
+    """of a report: in how many rounds"""
+    late: bool = False
+    """of a kill: once the gradients are computed, of which some have left, and not when the round begins"""
+
+
+class Faults:
+    """What is to go wrong in a job, the same on all ranks.
+
+    Parameters
+    ----------
+    directory
+        Where happened faults are marked, the same on all ranks, and empty when the job begins. None: the run directory
+        of ``hvd_hetero.testing.launch``.
+    clock, sleep
+        Of seconds; of the test's own where its clock is.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        self.planned: list[Fault] = []
+        self._directory = directory
+        self._clock = clock or time.perf_counter
+        self._sleep = sleep or time.sleep
+        self._simulated = sleep is not None
+        self._factor = 1.0  # of this process, whatever its rank becomes
+        self._balancer: Any = None
+        self._state: Any = None
+        self._began_s = 0.0
+
+    def slow(self, rank: int, at: int, factor: float) -> Faults:
+        """From that round on, the process that has this rank then takes ``factor`` times as long; 1: not any more."""
+        if not factor > 0:
+            raise ValueError(f"factor must be positive, got {factor!r}")
+        return self._plan(Fault("slow", rank, at, factor))
+
+    def kill(self, rank: int, at: int, *, late: bool = False) -> Faults:
+        """``kill -9``, when the round begins, or (``late``) with its gradients computed and some of them on the way."""
+        return self._plan(Fault("kill", rank, at, late=late))
+
+    def freeze(self, rank: int, at: int, seconds: float) -> Faults:
+        """Stop the whole process, with all its threads, for so long (SIGSTOP, SIGCONT)."""
+        if not seconds > 0:
+            raise ValueError(f"seconds must be positive, got {seconds!r}")
+        return self._plan(Fault("freeze", rank, at, seconds))
+
+    def report(self, rank: int, at: int, value: float, *, rounds: int = 1) -> Faults:
+        """The rank says that it expects this speed of itself, in so many rounds: NaN, infinity, anything."""
+        return self._plan(Fault("report", rank, at, value, rounds=rounds))
+
+    def join(self, at: int) -> Faults:
+        """One more host is found, by rank 0's doing. The next commit tells all ranks of it."""
+        return self._plan(Fault("join", 0, at))
+
+    def attach(self, balance: Any, state: Any = None) -> None:
+        """Have it happen in the rounds of this ``LoadBalance``.
+
+        With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
+        next commit is surely the one.
+        """
+        balancer = self._balancer = balance.balancer
+        self._state = state
+        pace = balancer.pace
+        begin, done, row = pace.begin, pace.done, pace.row
+
+        def begins(input_s: float) -> None:
+            begin(input_s)
+            self._began_s = self._clock()
+            if not pace.round.micro_batches:
+                self._strike()
+
+        def is_done(samples: int) -> None:
+            self._strike_late()
+            if self._factor > 1:
+                self._sleep((self._factor - 1) * (self._clock() - self._began_s))
+            done(samples)
+
+        def reported() -> dict[str, float]:
+            return {**row(), **self._lie()}
+
+        # Set on the object, for a test alone: the training path itself has no seam for this, and pays for none.
+        for name, method in (("begin", begins), ("done", is_done), ("row", reported)):
+            setattr(pace, name, method)
+
+    def happened(self) -> list[Fault]:
+        """The faults that have struck so far, on whatever rank."""
+        return [fault for number, fault in enumerate(self.planned) if (self._marks / f"fault.{number}").exists()]
+
+    def _plan(self, fault: Fault) -> Faults:
+        if fault.rank < 0 or fault.at < 0 or fault.rounds < 1:
+            raise ValueError(f"rank and at count from 0, and rounds from 1, got {fault}")
+        self.planned.append(fault)
+        return self
+
+    def _strike(self) -> None:
+        for fault in self._due("slow", "freeze", "join", "kill"):
+            if fault.late:
+                continue
+            getattr(self, f"_{fault.kind}_now")(fault)
+
+    def _strike_late(self) -> None:
+        for fault in self._due("kill"):
+            self._kill_now(fault)
+
+    def _due(self, *kinds: str) -> list[Fault]:
+        balancer = self._balancer
+        return [
+            fault
+            for fault in self.planned
+            if fault.kind in kinds and fault.rank == balancer.rank and fault.at == balancer.rounds
+        ]
+
+    def _first(self, fault: Fault) -> bool:
+        """Whether this has not happened before; from now on it has."""
+        try:
+            with open(self._marks / f"fault.{self.planned.index(fault)}", "x") as mark:
+                mark.write(f"{time.time()} {os.getpid()}\n")
+        except FileExistsError:
+            return False
+        return True
+
+    @property
+    def _marks(self) -> Path:
+        directory = self._directory or os.environ.get(RUN_DIR)
+        if directory is None:
+            raise ValueError(
+                "directory must be given where hvd_hetero.testing.launch has not started this job: an empty one that "
+                "all ranks see, in which happened faults are marked"
+            )
+        return Path(directory)
+
+    def _slow_now(self, fault: Fault) -> None:
+        if self._first(fault):
+            self._factor = fault.value
+
+    def _kill_now(self, fault: Fault) -> None:
+        if self._first(fault):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _freeze_now(self, fault: Fault) -> None:
+        if not self._first(fault):
+            return
+        waker = subprocess.Popen(["sh", "-c", f"sleep {fault.value}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        waker.wait()
+        if self._simulated:
+            self._sleep(fault.value)
+
+    def _join_now(self, fault: Fault) -> None:
+        if not self._first(fault):
+            return
+        hosts = os.environ.get(HOSTS)
+        if hosts is None:
+            raise ValueError(f"join needs the file of hosts that {HOSTS} names; launch the job with elastic=Elastic()")
+        add_host(hosts)
+        deadline_s = time.monotonic() + _LONGEST_NEWS_S
+        while self._state is not None and not self._state.hosts_have_changed and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+
+    def _lie(self) -> dict[str, float]:
+        balancer = self._balancer
+        for fault in self.planned:
+            now = fault.at <= balancer.rounds < fault.at + fault.rounds
+            if fault.kind == "report" and fault.rank == balancer.rank and now:
+                return {"samples_per_s": fault.value}
+        return {}

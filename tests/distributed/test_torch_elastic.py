@@ -1,0 +1,177 @@
+"""Ranks die, freeze, join and lie while they train elastically, and nothing is lost. Launches are shared."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from limits import TORCH_S
+
+from hvd_hetero.testing import Elastic, launch
+
+pytestmark = pytest.mark.distributed
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
+RATE, MOMENTUM = 0.05, 0.9
+NOTICED_S = 15  # of a rank that is gone, at the latest
+STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
+
+
+@pytest.fixture(scope="module")
+def reliability():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("_reliability")
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory, reliability):
+    """Runs a job, once, and returns what its ranks reported and wrote down, and what they said."""
+
+    @cache
+    def run(job, ranks, patience_s):
+        directory = tmp_path_factory.mktemp("elastic")
+        default = {
+            "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
+            "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": str(directory), "faults": [],
+        }  # fmt: skip
+        spec = default | json.loads(job)
+        result = launch(
+            BENCHMARKS / "_reliability_rank.py", ranks, [json.dumps(spec)], timeout_s=TORCH_S,
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1),
+        )  # fmt: skip
+        struck = len(list(directory.glob("fault.*")))
+        assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
+        record = reliability.read(directory)
+        return record.ends, record, "".join(result.stderr)
+
+    return lambda ranks=3, patience_s=NOTICED_S, **job: run(json.dumps(job), ranks, patience_s)
+
+
+SETTLES = {"epochs": 20, "momentum": 0.5}
+# Each policy with something else that must go on, too. Commits come before even rounds, so in an odd one there is
+# something to lose.
+KILLS = {
+    "bsp, read ahead by a process": ({"rank": 2, "at": 3}, {"policy": "bsp", "num_workers": 1}),
+    "static, on a stream": ({"rank": 1, "at": 7, "late": True}, {"policy": "static", "stream": "whole"}),
+    "lb-bsp": ({"rank": 0, "at": 9}, {"policy": "lb-bsp"}),
+    "self-adaptive, constant batch per rank": ({"rank": 1, "at": 9}, {"policy": "self-adaptive", "per_rank_batch": 8}),
+    "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
+    "elastic-bsp": ({"rank": 0, "at": 3, "late": True}, {"policy": "elastic-bsp"}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **SETTLES}),
+    "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **SETTLES}),
+}
+INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
+
+
+@pytest.fixture(params=KILLS)
+def killed(request, elastic):
+    kill, job = KILLS[request.param]
+    return request.param, *elastic(faults=[["kill", kill]], **job)
+
+
+def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
+    name, reports, record, said = killed
+    epochs = KILLS[name][1].get("epochs", EPOCHS)
+    assert [each["size"] for each in record.memberships] == [3, 2]
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
+    assert record.lost > 0, "it was killed while something was uncommitted"
+    assert len(reports) == 2
+    assert reports[0]["parameters"] == reports[1]["parameters"]
+    assert reports[0]["seen"] == list(range(epochs)), "what follows an epoch was done once for each"
+    assert said.count("2 ranks go on after round") == 1
+
+
+def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_samples(killed, reliability):
+    name, reports, record, _ = killed
+    if name in INEXACT:
+        zeros = [0.0] * len(reports[0]["parameters"])
+        assert reliability.loss(reports[0]["parameters"], SAMPLES) < 1e-3 * reliability.loss(zeros, SAMPLES)
+        return
+    rates = record.rates()
+    assert len(set(rates)) == (2 if "constant batch" in name else 1)
+    expected = reliability.replayed(record.rounds, rates, MOMENTUM, SAMPLES)
+    np.testing.assert_allclose(reports[0]["parameters"], expected, rtol=1e-9)
+
+
+def test_with_constant_batches_per_rank_the_learning_rate_follows_the_global_batch(elastic):
+    kill, job = KILLS["self-adaptive, constant batch per rank"]
+    _, record, said = elastic(faults=[["kill", kill]], **job)
+    assert [sum(each["plan"]) for each in record.memberships] == [24, 16]
+    assert [each["rate"] for each in record.memberships] == pytest.approx([RATE, RATE * 16 / 24])
+    assert "the global batch was 24 and is 16 now; learning rates were scaled alike" in said
+
+
+def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(elastic):
+    kill, job = KILLS["lb-bsp"]
+    _, record, _ = elastic(faults=[["kill", kill]], **job)
+    assert len({each["prefix"] for each in record.memberships}) == 2
+
+
+def late(plan, speeds):
+    """How much later than the best split this one ends."""
+    return max(x / v for x, v in zip(plan, speeds, strict=True)) * sum(speeds) / sum(plan) - 1
+
+
+@pytest.fixture(scope="module")
+def joined(elastic):
+    """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
+    return elastic(
+        ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500, global_batch=96,
+        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], rounds_once_of_size=[3, 12], rounds_per_commit=3,
+    )  # fmt: skip
+
+
+def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
+    _, record, _ = joined
+    assert [each["size"] for each in record.memberships] == [2, 3]
+    begins = record.memberships[1]["begins"]
+    speeds = [1 / needs_s for needs_s in record.needs_s[1]]
+    full = [plan for plan in record.plans[begins : begins + 10] if sum(plan) == 96]
+    assert late(full[-1], speeds) <= 0.05
+    assert full[0][record.newcomers[1][0]] == 32, "a newcomer begins with an equal share"
+
+
+def test_a_join_loses_no_work_and_repeats_no_sample(joined):
+    reports, record, _ = joined
+    assert record.lost == 0
+    assert len({tuple(report["parameters"]) for report in reports}) == 1
+    visits = record.visits()
+    *whole, last = sorted(visits)
+    assert all(visits[epoch] == list(range(500)) for epoch in whole)
+    assert len(set(visits[last])) == len(visits[last])
+
+
+@pytest.fixture(scope="module")
+def frozen(elastic):
+    """Five seconds, in which the job's clock passes eighty: ten rounds. Later a rank tells absurd speeds."""
+    lies = [
+        ["report", {"rank": 1, "at": at, "value": value, "rounds": 2}]
+        for at, value in ((45, 1e6), (50, 0.0), (55, float("inf")), (60, float("nan")))
+    ]
+    return elastic(
+        ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["freeze", {"rank": 1, "at": 15, "seconds": 5}], *lies],
+        seconds_per_sample=[0.5, 1.0], slept_s=16, samples=240, epochs=7,
+    )  # fmt: skip
+
+
+def test_a_rank_frozen_for_5_s_is_not_thrown_out_and_the_allocation_recovers_within_20_rounds(frozen, reliability):
+    reports, record, _ = frozen
+    assert [each["size"] for each in record.memberships] == [2]
+    assert reliability.faults_of(record, 240, 7) is None
+    speeds = [1 / needs_s for needs_s in record.needs_s[0]]
+    assert late(record.plans[14], speeds) <= 0.05
+    assert late(record.plans[35], speeds) <= 0.05
+    assert reports[0]["parameters"] == reports[1]["parameters"]
+
+
+def test_absurd_speeds_change_no_share_and_are_said_once_each(frozen):
+    _, record, said = frozen
+    plans = {tuple(plan) for plan in record.plans[44:66]}
+    assert len(plans) == 1
+    assert said.count("rank 1 says that it will do") == 4
+    assert said.count("is credible again") == 4
