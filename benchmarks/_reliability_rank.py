@@ -143,8 +143,8 @@ def main() -> None:
             membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
             told=finished.table.figures("samples_per_s"),
         )  # fmt: skip
+        loader.stop_at = _end(job, hvd.size(), balance)
         for epoch in range(loader.epoch_at_hand, job["epochs"]):
-            loader.stop_at = _end(job, hvd.size(), state, balance)
             for x, y, index in loader:
                 here = {"membership": state.resets, "round": balance.rounds, "epoch": epoch}
                 clock.pass_s(len(x) * needs_s)
@@ -166,7 +166,7 @@ def main() -> None:
     log(parameters=parameters, size=hvd.size(), resets=state.resets, seen=state.seen)
 
 
-def _end(job: dict[str, Any], size: int, state: TorchState, balance: LoadBalance) -> int | None:
+def _end(job: dict[str, Any], size: int, balance: LoadBalance) -> int | None:
     """Some jobs end so many rounds after they have so many ranks, whenever that is."""
     if "rounds_once_of_size" not in job or size != job["rounds_once_of_size"][0]:
         return None

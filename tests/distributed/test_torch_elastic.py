@@ -130,6 +130,7 @@ def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best
     _, record, _ = joined
     assert [each["size"] for each in record.memberships] == [2, 3]
     begins = record.memberships[1]["begins"]
+    assert len(record.plans) == begins + 12
     speeds = [1 / needs_s for needs_s in record.needs_s[1]]
     full = [plan for plan in record.plans[begins : begins + 10] if sum(plan) == 96]
     assert late(full[-1], speeds) <= 0.05
