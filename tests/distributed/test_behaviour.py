@@ -120,7 +120,7 @@ def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
         ("step without batch", r"RoundStateError: step\(\) came without a batch.*balance.batch\(samples\)"),
         ("two backward passes", "RoundStateError: the gradient of '.*' was computed twice"),
         ("zero_grad too late", r"RoundStateError: zero_grad\(\) came after backward\(\)"),
-        ("no step", r"RoundStateError: the next batch was asked for before .* call optimizer.step\(\) once for every"),
+        ("no step", r"RoundStateError: the next batch was asked for before .* Call optimizer.step\(\) once for every"),
         ("negative samples", "ValueError: samples must not be negative, got -1"),
     ],
 )

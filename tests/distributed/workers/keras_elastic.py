@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.elastic import run_fn
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_hetero.policies import NonBlocking, StaticAllocation
@@ -89,7 +91,7 @@ class Fails(keras.callbacks.Callback):
 
 
 def a_fit_goes_on_after_failures(policy: Any, *, first: bool, kept: int = 4, dataset: bool = False) -> dict:
-    """Three failures, each followed by a reset of Horovod; the samples of what was committed, against one process."""
+    """Three failures, each followed by what Horovod does after one; what was committed, against one process."""
     rng = np.random.default_rng(11)
     x = rng.normal(size=(SAMPLES, 2)).astype("float32")
     y = np.arange(SAMPLES, dtype="float32")[:, None] + np.zeros(2, "float32")
@@ -115,7 +117,9 @@ def a_fit_goes_on_after_failures(policy: Any, *, first: bool, kept: int = 4, dat
 
     state = Committed(model)
 
-    @hvd.elastic.run
+    # Nobody is gone, so Horovod itself is not begun anew: outside an elastic launch, its rendezvous still hands out the
+    # addresses of before to a rank that is quicker than the others, which then finds nobody there.
+    @partial(run_fn, reset=lambda: None)
     def train(state: KerasState) -> None:
         seen.clear()  # what no commit has seen is lost
         balance = LoadBalance(policy(), global_batch=BATCH)
