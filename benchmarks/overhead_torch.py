@@ -200,7 +200,9 @@ def main() -> int:
     text = "\n".join([*rows, "", f"Target: at most {TARGET} in each row; the largest is {worst:.3f}: {verdict}."])
     print(text)
     if options.write:
-        write_result("overhead_torch" + ("" if options.batch == USUAL else f"_{options.batch}"), text)
+        usual = options.batch == USUAL
+        command = f"overhead_torch.py --pairs {options.pairs}" + ("" if usual else f" --batch {options.batch}")
+        write_result("overhead_torch" + ("" if usual else f"_{options.batch}"), text, command)
     return 0 if worst <= TARGET else 1
 
 

@@ -17,10 +17,7 @@ class WaysOut:
     fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, lead and parameters to train"
     settings: str = "Change them on all ranks alike, between the same two rounds"
     witness: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
-    unused: str = (
-        "Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
-        "max_micro_batch of the policy"
-    )
+    unused: str = "Finish every micro-batch before the next one; to accumulate, set max_micro_batch of the policy"
 
 
 # To what relative tolerance. The last two have one because unlike processors round unlike; what they are to find,

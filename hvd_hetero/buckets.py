@@ -29,7 +29,8 @@ BYTES = 2**22
 LEAST = 2**18
 """Not worth dividing (arbitrary)."""
 ALONE = 2**20
-"""From here on, two more copies cost more than a collective does (where exactly, depends on the machine)."""
+"""From here on, two copies are taken to cost more than a collective. On two ranks with a core each, going alone gained
+3 % of a step at 4 MiB and lost 2 % at 256 KiB; where it turns between them is not measured."""
 
 
 def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:

@@ -19,6 +19,7 @@ themselves in the place of indices. The samples of ranks are not compared; where
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -185,7 +186,7 @@ class ShardStream:
     @property
     def place(self) -> int:
         """The number of the round, and of how many, for the samples of the ranks have nothing in common."""
-        return zlib.crc32(np.array([self.epoch, self._round, self.rounds], dtype="<i8").tobytes())
+        return zlib.crc32(struct.pack("<3q", self.epoch, self._round, self.rounds))
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
         """The plan as it is, and this rank's samples."""

@@ -21,7 +21,6 @@ begun, and change the steps of an epoch for all callbacks. Here is one state, an
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -72,14 +71,6 @@ class KerasState(ObjectState):  # type: ignore[misc]
         broadcast = functools.partial(hvd.broadcast_object, root_rank=0, name="elastic_state")
         super().__init__(broadcast, hvd.rank, **{"epoch": 0, "batch": 0, "place": None, **values})
 
-    def __getattribute__(self, name: str) -> Any:
-        _refuse_horovods(sys._getframe(1).f_globals)
-        return super().__getattribute__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _refuse_horovods(sys._getframe(1).f_globals)
-        super().__setattr__(name, value)
-
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
         if self._balance is not None and self._balance.queue is not None:
@@ -112,15 +103,6 @@ class KerasState(ObjectState):  # type: ignore[misc]
 
     def _save_variables(self) -> None:
         self._saved = [variable.numpy() for variable in self._variables()]
-
-
-def _refuse_horovods(caller: dict[str, Any]) -> None:
-    """Raise where a callback of Horovod's looks at the state: a callback learns nothing of others in the same fit."""
-    if caller.get("__name__") == "horovod._keras.elastic":
-        raise ValueError(
-            "Horovod's CommitStateCallback, UpdateBatchStateCallback and UpdateEpochStateCallback know nothing of the "
-            "place in the data; write CommitStateCallback(state) of keras_callbacks.elastic in place of all three"
-        )
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -166,18 +166,18 @@ class Allreduce(Synchroniser):
             self._send(bucket)
         if self._table is None:
             self._post_table()
-        gradients: list[torch.Tensor] = []
-        changed += self._collect(gradients, [bucket for bucket in self._under_way if bucket.summed])
+        changed += self._collect([bucket for bucket in self._under_way if bucket.summed])
         if not heard:
             self._await_table()
-        changed += self._collect(gradients, [bucket for bucket in self._under_way if bucket.handle is not None])
-        self._under_way.clear()
+        changed += self._collect([bucket for bucket in self._under_way if bucket.handle is not None])
+        summed, self._under_way = self._under_way, []
         self._some_arrived = False
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")
         if correction != 1.0:
-            torch._foreach_mul_(gradients, correction)
+            members = [member for bucket in summed for member in bucket.members]
+            torch._foreach_mul_([m.parameter.grad for m in members if m.parameter.grad is not None], correction)
         self._layouts.back_to_rows()
 
     def _expect(self, filled: int) -> None:
@@ -189,8 +189,8 @@ class Allreduce(Synchroniser):
             self._expected = filled
         self._filled = filled
 
-    def _collect(self, gradients: list[torch.Tensor], buckets: list[Bucket]) -> list[Gradient]:
-        """Add their sums to the gradients. Returns what is not what was sent."""
+    def _collect(self, buckets: list[Bucket]) -> list[Gradient]:
+        """Wait for their sums, which become the gradients. Returns what is not what was sent."""
         changed = []
         for bucket in buckets:
             members = bucket.members
@@ -202,10 +202,9 @@ class Allreduce(Synchroniser):
             if type(bucket.handle) is int:
                 hvd.synchronize(bucket.handle)
             elif isinstance(bucket.handle, Gather):
-                members[0].sent = members[0].parameter.grad = bucket.handle.result()
+                members[0].parameter.grad = bucket.handle.result()
             else:
                 bucket.handle.finish()
-            gradients += [member.sent for member in members if member.sent is not None]
             bucket.handle = None
             bucket.waits_for = len(members)
             for member in members:

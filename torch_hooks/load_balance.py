@@ -42,6 +42,8 @@ _WAYS_OUT = WaysOut(
     "to an update, such as scheduler.step(), in optimizer.register_step_post_hook(…), or once per epoch",
     witness="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
     "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
+    unused="Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
+    "max_micro_batch of the policy",
 )
 
 

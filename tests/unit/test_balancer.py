@@ -199,7 +199,7 @@ def test_an_abandoned_round_leaves_no_trace():
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
-        (["begin", "begin"], r"Call optimizer.step\(\) once for every batch"),
+        (["begin", "begin"], r"Finish every micro-batch before the next one"),
         (["begin", "report", "begin"], "asked for before the last one was used"),
         (["report"], "expected to be computing a micro-batch, but this rank is between two rounds"),
         (["pause"], "expected to be computing"),

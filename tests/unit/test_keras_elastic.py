@@ -83,15 +83,3 @@ def test_a_fit_begins_where_the_state_stands():
         fit(model, CommitStateCallback(state), epochs=4)
     fit(model, CommitStateCallback(state), initial_epoch=3, epochs=5)
     assert (state.epoch, state.batch) == (5, 0)
-
-
-@pytest.mark.parametrize("name", ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"])
-def test_horovods_callbacks_are_refused_before_they_can_spoil_the_state(name):
-    """Whichever comes first: when one is made, or in the first epoch."""
-    from horovod.tensorflow.keras import elastic as horovods
-
-    model = network()
-    state = KerasState(model, epoch=2, batch=0)
-    with pytest.raises(ValueError, match=r"know nothing of the place in the data; write CommitStateCallback\(state\)"):
-        fit(model, getattr(horovods, name)(state))
-    assert (state.epoch, state.batch) == (2, 0)
