@@ -23,8 +23,8 @@ class Record:
     """as rank 0 saw each begin"""
     rounds: list[tuple[int, list[int]]]
     """epoch, and samples of all ranks together"""
-    lost: int
-    """samples computed in rounds that did not count"""
+    lost_in: dict[int, int]
+    """samples computed in rounds that did not count, by membership"""
     plans: list[list[int]]
     """samples planned per rank, in each round that counted"""
     recovery_s: list[float]
@@ -33,6 +33,11 @@ class Record:
     """how each rank of each membership began, in order of rank"""
     ends: list[dict[str, Any]]
     """how each process that came to the end has ended"""
+
+    @property
+    def lost(self) -> int:
+        """Samples computed in rounds that did not count."""
+        return sum(self.lost_in.values())
 
     @property
     def needs_s(self) -> list[list[float]]:
@@ -81,7 +86,7 @@ def read(directory: Path) -> Record:
     }  # fmt: skip
     samples: dict[int, list[int]] = defaultdict(list)
     epochs: dict[int, int] = {}
-    lost = 0
+    lost: dict[int, int] = defaultdict(int)
     for event in events:
         if "samples" not in event:
             continue
@@ -89,7 +94,7 @@ def read(directory: Path) -> Record:
             samples[event["round"]] += event["samples"]
             assert epochs.setdefault(event["round"], event["epoch"]) == event["epoch"]
         else:
-            lost += len(event["samples"])
+            lost[event["membership"]] += len(event["samples"])
     plans = {
         event["finished"]: event["plan"]
         for event in events
@@ -107,7 +112,7 @@ def read(directory: Path) -> Record:
     return Record(
         memberships=begins,
         rounds=[(epochs[r], samples[r]) for r in sorted(samples)],
-        lost=lost,
+        lost_in=lost,
         plans=[plans[r] for r in sorted(plans)],
         recovery_s=recovery_s,
         ranks=[

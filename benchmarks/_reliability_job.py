@@ -91,8 +91,7 @@ def global_batch(job: dict[str, Any], ranks: int) -> int:
     return int(job["per_rank_batch"] * ranks if "per_rank_batch" in job else job["global_batch"])
 
 
-def end(job: dict[str, Any], ranks: int, rounds: int) -> int | None:
-    """Some jobs end so many rounds after they have so many ranks, whenever that is."""
-    if "rounds_once_of_size" not in job or ranks != job["rounds_once_of_size"][0]:
-        return None
-    return int(rounds + job["rounds_once_of_size"][1])
+def end(job: dict[str, Any], membership: int, rounds: int) -> int | None:
+    """Some jobs end so many rounds after a membership has begun, whenever that is."""
+    number, more = job.get("ends_in_membership", (None, 0))
+    return int(rounds + more) if membership == number else None

@@ -100,7 +100,7 @@ def main() -> None:
             membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
             told=finished.table.figures("samples_per_s"),
         )  # fmt: skip
-        loader.stop_at = end(job, hvd.size(), balance.rounds)
+        loader.stop_at = end(job, state.resets, balance.rounds)
         for epoch in range(loader.epoch_at_hand, job["epochs"]):
             for x, y, index in loader:
                 here = {"membership": state.resets, "round": balance.rounds, "epoch": epoch}

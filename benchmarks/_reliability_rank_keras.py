@@ -48,12 +48,12 @@ class Watched(keras.Sequential):
 class StopAt(keras.callbacks.Callback):
     """All ranks hear of it with the next round, which is the last one."""
 
-    def __init__(self, balance: LoadBalance, job: dict[str, Any]) -> None:
+    def __init__(self, balance: LoadBalance, state: KerasState, job: dict[str, Any]) -> None:
         super().__init__()
-        self.balance, self.job, self.at = balance, job, None
+        self.balance, self.state, self.job, self.at = balance, state, job, None
 
     def on_train_begin(self, logs=None):
-        self.at = end(self.job, hvd.size(), self.balance.rounds)
+        self.at = end(self.job, self.state.resets, self.balance.rounds)
 
     def on_train_batch_end(self, batch, logs=None):
         if self.at is not None and self.balance.rounds + 1 >= self.at:
@@ -93,6 +93,9 @@ def main() -> None:
             return x
 
         def begins(logs: Any = None) -> None:
+            number, kill = job.get("kill_in_membership", (None, {}))
+            if state.resets == number:
+                faults.kill(kill["rank"], balance.rounds + kill["after"])
             log(
                 membership=state.resets, begins=balance.rounds, rank=hvd.rank(), size=hvd.size(), plan=balance.plan,
                 needs_s=needs_s, rate=float(tf.convert_to_tensor(model.optimizer.learning_rate)),
@@ -108,7 +111,7 @@ def main() -> None:
             initial_epoch=state.epoch, epochs=job["epochs"], verbose=0, shuffle=False,
             callbacks=[
                 keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: state.seen.append(epoch)),
-                balance, CommitStateCallback(state, job["rounds_per_commit"]), StopAt(balance, job),
+                balance, CommitStateCallback(state, job["rounds_per_commit"]), StopAt(balance, state, job),
                 keras.callbacks.LambdaCallback(on_train_begin=begins),
             ],
         )  # fmt: skip

@@ -81,7 +81,7 @@ def joined(elastic):
     """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
     return elastic(
         ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500, global_batch=96,
-        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], rounds_once_of_size=[3, 12], rounds_per_commit=3,
+        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], ends_in_membership=[1, 12], rounds_per_commit=3,
     )  # fmt: skip
 
 
