@@ -23,8 +23,8 @@ class Record:
     """as rank 0 saw each begin"""
     rounds: list[tuple[int, list[int]]]
     """epoch, and samples of all ranks together"""
-    lost_in: dict[int, int]
-    """samples computed in rounds that did not count, by membership"""
+    lost: int
+    """samples computed in rounds that did not count"""
     plans: list[list[int]]
     """samples planned per rank, in each round that counted"""
     recovery_s: list[float]
@@ -33,11 +33,6 @@ class Record:
     """how each rank of each membership began, in order of rank"""
     ends: list[dict[str, Any]]
     """how each process that came to the end has ended"""
-
-    @property
-    def lost(self) -> int:
-        """Samples computed in rounds that did not count."""
-        return sum(self.lost_in.values())
 
     @property
     def needs_s(self) -> list[list[float]]:
@@ -86,7 +81,7 @@ def read(directory: Path) -> Record:
     }  # fmt: skip
     samples: dict[int, list[int]] = defaultdict(list)
     epochs: dict[int, int] = {}
-    lost: dict[int, int] = defaultdict(int)
+    lost = 0
     for event in events:
         if "samples" not in event:
             continue
@@ -94,7 +89,7 @@ def read(directory: Path) -> Record:
             samples[event["round"]] += event["samples"]
             assert epochs.setdefault(event["round"], event["epoch"]) == event["epoch"]
         else:
-            lost[event["membership"]] += len(event["samples"])
+            lost += len(event["samples"])
     plans = {
         event["finished"]: event["plan"]
         for event in events
@@ -112,7 +107,7 @@ def read(directory: Path) -> Record:
     return Record(
         memberships=begins,
         rounds=[(epochs[r], samples[r]) for r in sorted(samples)],
-        lost_in=lost,
+        lost=lost,
         plans=[plans[r] for r in sorted(plans)],
         recovery_s=recovery_s,
         ranks=[

@@ -93,9 +93,6 @@ def main() -> None:
             return x
 
         def begins(logs: Any = None) -> None:
-            number, kill = job.get("kill_in_membership", (None, {}))
-            if state.resets == number:
-                faults.kill(kill["rank"], balance.rounds + kill["after"])
             log(
                 membership=state.resets, begins=balance.rounds, rank=hvd.rank(), size=hvd.size(), plan=balance.plan,
                 needs_s=needs_s, rate=float(tf.convert_to_tensor(model.optimizer.learning_rate)),
