@@ -75,7 +75,7 @@ class Survival:
     def take_up(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
         """Before the first round of a membership, once ``share`` was called; a collective call.
 
-        Returns whether all goes on as it was: before the first commit, or where the very same ranks have come back.
+        Returns whether the ranks are the very same as at the last commit, or there was none.
         """
         common = self.common
         if common is None:
@@ -85,7 +85,8 @@ class Survival:
         mine = (self._rank, balancer.pace.expected(), balancer.pace.limit)
         ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
         came_from, speeds, limits = zip(*ranks, strict=True)
-        if list(came_from) == list(range(balancer.workers)) and _fits(common, balancer):
+        same = list(came_from) == list(range(balancer.workers))
+        if same and _fits(common, balancer):
             balancer.load_state_dict({**common, "pace": balancer.pace.state_dict()})
             return True
         balancer.go_on(common["rounds"], speeds, limits)
@@ -95,7 +96,7 @@ class Survival:
                 balancer.workers, common["rounds"], came_from.count(None),
                 ", ".join("-" if math.isnan(v) else f"{v:.4g}" for v in speeds), balancer.plan().samples,
             )  # fmt: skip
-        return False
+        return same
 
     def _load_own(self, balancer: Balancer) -> None:
         assert self._own is not None, "the caller has looked"

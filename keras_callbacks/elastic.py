@@ -146,9 +146,9 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         factor = survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate)
         if factor != 1.0:
             self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
-        unchanged = survival.take_up(balance.balancer, hvd, balance.prefix)
+        same_ranks = survival.take_up(balance.balancer, hvd, balance.prefix)
         if survival.place is not None:
-            if not unchanged and balance.queue is not None and not balance.queue.survives_resets:
+            if not same_ranks and balance.queue is not None and not balance.queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
             balance.go_on(survival.place, self.batch)
             self.batch = balance.skipped

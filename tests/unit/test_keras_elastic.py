@@ -10,7 +10,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
 
 from hvd_hetero.errors import HeteroError  # noqa: E402
-from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, weighted_gradients  # noqa: E402
 from keras_callbacks.elastic import CommitStateCallback, KerasState  # noqa: E402
 from keras_callbacks.failures import failures_told, told  # noqa: E402
 
@@ -176,6 +176,85 @@ def test_a_change_of_hosts_is_always_followed_by_a_sync():
     with pytest.raises(HostsUpdatedInterrupt) as caught:
         state.commit()
     assert caught.value.skip_sync is False
+
+
+def test_other_ranks_cannot_go_on_in_the_middle_of_an_epoch_of_shards(caplog):
+    model = network()
+    state = KerasState(model)
+    state.register_reset_callbacks([lambda: setattr(state._survival, "_rank", 7)])  # as if it had been another one
+    samples = tf.data.Dataset.from_tensor_slices((X, X))
+
+    @hvd.elastic.run
+    def run(state):
+        balance = LoadBalance("bsp", global_batch=2)
+        fails = Fails(balance, [2])
+        model.fit(
+            resize_batches(samples, balance), initial_epoch=state.epoch, verbose=0, shuffle=False,
+            callbacks=[balance, CommitStateCallback(state), fails],
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"ranks have changed in the middle of epoch 0.*give resize_batches arrays"):
+        run(state)
+    assert "ranks must not change in the middle of an epoch" in caplog.text
+
+
+@pytest.mark.parametrize("took_part", [True, False])
+def test_a_survivor_keeps_the_layers_that_are_its_own(took_part, monkeypatch):
+    own = keras.layers.Dense(2)
+    model = keras.Sequential([keras.layers.Input((2,)), own, keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    state = KerasState(model)
+    balance = LoadBalance("bsp", global_batch=4, local_layers=[own])
+    state.follow(balance)
+    if took_part:
+        state.save()
+    before = [np.array(w) for w in own.get_weights()]
+
+    def from_rank_0(weights, others, prefix):
+        for weight in weights:
+            weight.assign(tf.ones_like(weight) * 9)
+
+    monkeypatch.setattr("keras_callbacks.elastic.start_alike", from_rank_0)
+    state.sync()
+    assert (model.layers[-1].get_weights()[0] == 9).all()
+    for mine, old in zip(own.get_weights(), before, strict=True):
+        assert (mine == (old if took_part else 9)).all()
+    own.set_weights([np.zeros_like(w) for w in before])
+    state.restore()
+    assert (own.get_weights()[0] == (before[0] if took_part else 9)).all(), "what came is what a failure goes back to"
+
+
+def test_a_loop_of_ones_own_goes_on_where_the_state_stands():
+    model = network()
+    state = KerasState(model, seen=[])
+    x = np.arange(22, dtype="float32")[:, None] * np.ones(2, "float32")
+    failures = [3, 8]
+
+    @hvd.elastic.run
+    def run(state):
+        balance = LoadBalance("bsp", global_batch=4)
+        batches = resize_batches((x, x), balance, shuffle=True)
+        balance.start(model, model.optimizer)
+        state.follow(balance)
+        for epoch in range(state.epoch, 2):
+            for inputs, targets in balance.batches(batches):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(inputs, training=True) - targets) ** 2)
+                gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+                model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+                state.seen.append((epoch, inputs.numpy()[:, 0].tolist()))
+                if balance.rounds in failures:
+                    failures.remove(balance.rounds)
+                    raise HorovodInternalError("a rank was lost")
+                if balance.rounds % 2 == 0 and balance.rounds % 6:
+                    state.commit()
+            state.epoch = epoch + 1
+            state.commit()
+
+    run(state)
+    assert not failures
+    for epoch in range(2):
+        assert sorted(i for e, seen in state.seen for i in seen if e == epoch) == list(range(22))
 
 
 def test_values_must_have_names_of_their_own():
