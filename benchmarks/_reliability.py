@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 @dataclass(frozen=True)
 class Record:
@@ -135,6 +133,7 @@ def faults_of(record: Record, samples: int, epochs: int) -> str | None:
 
 def replayed(rounds: Sequence[tuple[int, list[int]]], rates: Sequence[float], momentum: float, samples: int) -> Any:
     """The parameters of one process without faults that takes the same samples in the same rounds."""
+    import torch
     from _reliability_rank import data, network
 
     x, y = data(samples)
@@ -149,6 +148,7 @@ def replayed(rounds: Sequence[tuple[int, list[int]]], rates: Sequence[float], mo
 
 
 def loss(parameters: Sequence[float], samples: int) -> float:
+    import torch
     from _reliability_rank import data
 
     x, y = data(samples)

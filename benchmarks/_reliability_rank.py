@@ -1,30 +1,32 @@
-"""What each rank of `benchmarks/reliability.py` does: train elastically, have faults happen, write down what it saw.
-
-Time is the script's own: computing a sample takes as long as the host is said to need, waiting and moving data nothing,
-and what really passes (milliseconds) is nothing beside it. So plans are of the faults and not of the machine's load.
-"""
+"""What each rank of `benchmarks/reliability.py` does: train elastically, have faults happen, write down what it saw."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import horovod.torch as hvd
 import torch
+from _reliability_job import (
+    MOMENTUM,
+    RATE,
+    REAL_S,
+    SEED,
+    Clock,
+    Log,
+    end,
+    faults_of_job,
+    global_batch,
+    meet,
+    policy_of,
+    seconds_per_sample,
+)  # fmt: skip
 from torch.utils.data import Dataset, IterableDataset
 
-from hvd_hetero import testing
-from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation, resolve_policy
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.elastic import TorchState
-
-SEED = 5
-RATE, MOMENTUM = 0.05, 0.9  # unless the job says otherwise
-REAL_S = 2e-3  # that a micro-batch takes: no job is over before it hears of a new host
 
 
 def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,20 +40,6 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 def network() -> torch.nn.Module:
     torch.manual_seed(SEED)
     return torch.nn.Linear(6, 1).double()
-
-
-def policy_of(name: str) -> Policy:
-    """By the names that the tables have. Two of them depend on the number of ranks, so they are made anew each time."""
-    made: dict[str, Any] = {
-        "static": lambda: StaticAllocation([2, *[1] * (hvd.size() - 1)]),
-        "self-adaptive": lambda: SelfAdaptive(total=12, every=4),
-        "non-blocking": lambda: NonBlocking(3),
-        "elastic-bsp": lambda: ElasticBSP(lookahead=3),
-        "elastic-bsp, local": lambda: ElasticBSP(lookahead=3, updates="local"),
-        "lb-bsp, ema": lambda: LBBSP("ema"),
-        "lb-bsp, narx": lambda: LBBSP("narx"),
-    }
-    return made[name]() if name in made else resolve_policy(name)
 
 
 class Samples(Dataset):
@@ -73,47 +61,14 @@ class Stream(IterableDataset):
         return (self._samples[i] for i in range(len(self._samples)))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-class Log:
-    """One line per event, written at once: a killed rank leaves what it had."""
-
-    def __init__(self, directory: str) -> None:
-        self._file = open(Path(directory) / f"{os.getpid()}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-
-    def __call__(self, **event: Any) -> None:
-        self._file.write(json.dumps(event) + "\n")
-        self._file.flush()
-
-
-def meet(directory: Path) -> None:
-    """Wait for the others of the start without Horovod, whose patience is the time in which it notices a death."""
-    (directory / f"here.{os.environ['HOROVOD_HOSTNAME']}").touch()
-    while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]):
-        time.sleep(0.02)
-
-
 def main() -> None:
     job = json.loads(sys.argv[1])
     meet(Path(job["directory"]))
     hvd.init()
     torch.set_num_threads(1)
     clock, log = Clock(), Log(job["directory"])
-    faults = testing.Faults(job["directory"], clock=clock, sleep=lambda s: clock.pass_s(s * job.get("slept_s", 1.0)))
-    for kind, options in job["faults"]:
-        getattr(faults, kind)(**options)
-    needs = job["seconds_per_sample"]
-    name = os.environ["HOROVOD_HOSTNAME"]
-    needs_s = needs[(len(name) - len("127.0.0.1")) % len(needs)]  # by the number of the host
+    faults = faults_of_job(job, clock)
+    needs_s = seconds_per_sample(job["seconds_per_sample"])
     model = network()
     rate = job.get("rate", RATE)
     state = TorchState(
@@ -123,8 +78,10 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: TorchState) -> None:
-        batch = job["per_rank_batch"] * hvd.size() if "per_rank_batch" in job else job["global_batch"]
-        balance = LoadBalance(policy_of(job["policy"]), global_batch=batch, sync=job.get("sync", "allreduce"))
+        balance = LoadBalance(
+            policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
+            sync=job.get("sync", "allreduce"),
+        )  # fmt: skip
         balance.balancer._clock = balance.balancer.pace._clock = clock
         if job.get("stream"):
             loader = BalancedLoader(Stream(job["samples"]), balance, stream=job["stream"])
@@ -143,7 +100,7 @@ def main() -> None:
             membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
             told=finished.table.figures("samples_per_s"),
         )  # fmt: skip
-        loader.stop_at = _end(job, hvd.size(), balance)
+        loader.stop_at = end(job, state.resets, balance.rounds)
         for epoch in range(loader.epoch_at_hand, job["epochs"]):
             for x, y, index in loader:
                 here = {"membership": state.resets, "round": balance.rounds, "epoch": epoch}
@@ -164,13 +121,6 @@ def main() -> None:
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     # Into the log: two processes may have begun with one number of a rank, by which launch() would know them.
     log(parameters=parameters, size=hvd.size(), resets=state.resets, seen=state.seen)
-
-
-def _end(job: dict[str, Any], size: int, balance: LoadBalance) -> int | None:
-    """Some jobs end so many rounds after they have so many ranks, whenever that is."""
-    if "rounds_once_of_size" not in job or size != job["rounds_once_of_size"][0]:
-        return None
-    return int(balance.rounds + job["rounds_once_of_size"][1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Elastic state for Keras 3 and tf_keras: what a training goes back to when a collective has failed.
+"""Elastic state for Keras: what a training goes back to when ranks were lost, and hands to those that come.
 
     import horovod.tensorflow as hvd
     from keras_callbacks.elastic import CommitStateCallback, KerasState
@@ -13,28 +13,44 @@
 
     train(KerasState(model))
 
-Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and knows nothing of
-the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from where a fit has
-begun, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the three.
+What was committed is variables, the place in the data, predictors, plans and the policy's state as of one and the same
+round. Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and knows
+nothing of the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from
+where a fit has begun, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the
+three.
+
+**Names on the wire** are those of nodes in the graph of the train function. They follow rank 0's count of trainings, as
+the ``LoadBalance`` made anew has heard it, and the graph is traced after that; so survivors and newcomers agree.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
 
+from hvd_hetero.membership import Member
 from keras_callbacks import host
+from keras_callbacks.exchange import average
+from keras_callbacks.failures import failures_told
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.start import start_alike
 
 __all__ = ["CommitStateCallback", "KerasState"]
 
+logger = logging.getLogger(__name__)
 
-class KerasState(ObjectState):  # type: ignore[misc]
+_SHARDS = (
+    "a dataset is read in shards: with other ranks there are other shards, and nobody knows which samples of theirs "
+    "were done in the epoch at hand; give resize_batches arrays"
+)
+
+
+class KerasState(Member, ObjectState):  # type: ignore[misc]
     """Weights, the optimizer's state, the place in the data, and values of your own; for ``hvd.elastic.run``.
 
     ``commit()`` keeps them in the memory of this process, and asks whether hosts have come or gone. ``restore()`` goes
@@ -47,11 +63,18 @@ class KerasState(ObjectState):  # type: ignore[misc]
         Built and compiled.
     optimizer
         None: the one that the model is compiled with.
+    scale_learning_rate
+        Where the ranks of a new membership have another global batch than those of the commit (``global_batch=64 *
+        hvd.size()``), multiply the learning rate by as much: constant batches per rank, and the linear rule. Without it
+        the rate stays as it is. Under a constant global batch, the default, nothing has to change.
     values
-        Further objects to keep, which become attributes. What changes in place, as a list does, is not copied.
+        Further objects to keep, which become attributes.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, **values: Any) -> None:
+    epoch: int
+    batch: int
+
+    def __init__(self, model: Any, optimizer: Any = None, *, scale_learning_rate: bool = False, **values: Any) -> None:
         host.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
         if not model.built:
             raise ValueError(
@@ -59,44 +82,88 @@ class KerasState(ObjectState):  # type: ignore[misc]
                 "or call model.build(input_shape) before KerasState(model)"
             )
         self.model = model
-        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        self.optimizer: Any = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if self.optimizer is None:
             raise ValueError(
                 "optimizer must be given where the model is not compiled, got None; call model.compile(optimizer, "
                 "loss) before KerasState(model)"
             )
+        if scale_learning_rate and host.follows_schedule(self.optimizer):
+            raise ValueError(
+                "scale_learning_rate=True needs an optimizer whose learning rate is a number, and this one's is a "
+                "schedule; compile with a number, and change it by a callback that multiplies it"
+            )
+        self._check_names(values)
+        self.scale_learning_rate = scale_learning_rate
         host.build_optimizer(self.optimizer, model)
         self._balance: LoadBalance | None = None
+        self._own: list[tf.Variable] = []
         self._save_variables()
         broadcast = functools.partial(hvd.broadcast_object, root_rank=0, name="elastic_state")
-        super().__init__(broadcast, hvd.rank, **{"epoch": 0, "batch": 0, "place": None, **values})
+        super().__init__(broadcast, hvd.rank, **{"epoch": 0, "batch": 0, **values})
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
-        if self._balance is not None and self._balance.queue is not None:
-            self.place = self._balance.queue.place()
+        if (balance := self._balance) is not None:
+            place = None if balance.queue is None else balance.queue.place()
+            self._survival.keep(balance.balancer, place, mixes=balance.mixing is not None)
         self._save_variables()
         super().save()
+        self._save_values()
 
     def restore(self) -> None:
         """Everything as at the last commit."""
+        self._leave()
         for variable, value in zip(self._variables(), self._saved, strict=True):
             variable.assign(value)
-        self._balance = None  # its data is further on
         super().restore()
+        self._save_values()
 
     def sync(self) -> None:
-        """Give all ranks rank 0's variables, and the values of its last commit; a collective call."""
-        start_alike(host.plain(self.model.weights), host.optimizer_variables(self.optimizer), "elastic_state")
-        self._balance = None
+        """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
+        self._leave()
+        own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
+        with failures_told():
+            self._survival.share(hvd)
+            if self._survival.mixes:
+                average(host.trained_variables(self.model), "elastic", counts=self._survival.has_taken_part)
+            start_alike(host.plain(self.model.weights), host.optimizer_variables(self.optimizer), "elastic")
+            super().sync()
+        for variable, value in own:
+            variable.assign(value)
         self._save_variables()
-        super().sync()
+        self._save_values()
 
     def follow(self, balance: LoadBalance) -> None:
-        """A fit begins: have its data go on where the state stands, and keep its place with every commit."""
-        if balance is not self._balance and self.place is not None:
-            balance.go_on(self.place, self.batch)
+        """Go on where the state stands, with a new ``LoadBalance`` and its data, and keep their state with each commit.
+
+        A collective call, before any round; ``CommitStateCallback`` makes it when a fit begins.
+        """
+        if balance is self._balance:
+            return
+        self._leave()
+        survival = self._survival
+        factor = survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate)
+        if factor != 1.0:
+            self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
+        same_ranks = survival.take_up(balance.balancer, hvd, balance.prefix)
+        if survival.place is not None:
+            if not same_ranks and balance.queue is not None and not balance.queue.survives_resets:
+                raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
+            balance.go_on(survival.place, self.batch)
+            self.batch = balance.skipped
+        elif balance.queue is not None and not balance.queue.survives_resets and hvd.rank() == 0:
+            logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
         self._balance = balance
+        balance.elastic = True
+        self._own = host.plain(v for layer in balance.local_layers for v in layer.weights)
+
+    def _leave(self) -> None:
+        """Let go of the former membership's objects: the wrapped optimizer and train step, signals, files."""
+        balance, self._balance = self._balance, None
+        if balance is not None:
+            balance.release()
+            balance.close()
 
     def _variables(self) -> list[tf.Variable]:
         return [*host.plain(self.model.weights), *host.optimizer_variables(self.optimizer)]

@@ -174,10 +174,13 @@ class LocalUpdates(Exchange):
         return gradients
 
 
-def average(variables: list[tf.Variable], prefix: str) -> None:
-    """Give every rank the mean of all ranks' variables; a collective call."""
+def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -> None:
+    """Give every rank the mean of the variables of all ranks that count; a collective call."""
+    ranks = float(hvd.allreduce(tf.constant(float(counts)), op=hvd.Sum, name=f"{prefix}.mean.ranks"))
     for i, variable in enumerate(variables):
-        variable.assign(hvd.allreduce(variable.read_value(), op=hvd.Average, name=f"{prefix}.mean.{i}"))
+        value = variable.read_value()
+        share = value / ranks if counts else tf.zeros_like(value)  # no product: a newcomer's may hold anything
+        variable.assign(hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
 
 
 def _scaled(tensors: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:

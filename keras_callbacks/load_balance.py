@@ -96,6 +96,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """whether the step at hand is the last of its epoch, as far as fit knows"""
         self.skipped = 0
         """steps of the epoch at hand that were done before this fit"""
+        self.elastic = False
+        """whether an elastic state follows this training"""
         self.evaluated = False
         """whether an evaluation has ended whose figures are of this rank alone"""
         self.plain_logs: list[str] = []
@@ -269,11 +271,14 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """Between rounds: whether all ranks know that the epoch at hand has no further step."""
         return self.stop_agreed or self.last_step or (self.queue is not None and self.queue.at_end)
 
-    def go_on(self, place: Mapping[str, Any], rounds: int) -> None:
-        """The fit that begins goes on in the middle of an epoch, of which so many rounds are done."""
+    def go_on(self, place: Mapping[str, Any], steps: int) -> None:
+        """The fit that begins goes on in the middle of an epoch, of which so many steps are done."""
         assert self.queue is not None, "resize_batches comes before fit"
         self.queue.go_on(place)
-        self.skipped = rounds
+        whole, left = self.queue.rounds, self.queue.rounds_left
+        self.skipped = steps
+        if whole is not None and left is not None and (self.params or {}).get("steps") == whole:
+            self.skipped = whole - left  # it may have been begun in rounds of another size, by other ranks
 
     def use(self, queue: RoundQueue, sample: Callable[[], Any]) -> None:
         """Batches come from this queue from now on; ``sample`` gives a batch of one."""

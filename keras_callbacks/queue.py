@@ -37,6 +37,8 @@ class Order(Protocol):
 
     length: int | None
     """samples of an epoch over all ranks; None where that is not known"""
+    survives_resets: bool
+    """whether other ranks can go on where these have stopped in an epoch"""
 
     def start(self, epoch: int) -> None:
         """Begin an epoch."""
@@ -66,6 +68,8 @@ class Order(Protocol):
 
 class ArrayOrder:
     """Rounds as indices into arrays: every sample once per epoch, by one permutation that all ranks share."""
+
+    survives_resets = True
 
     def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
         self._permutation = SharedPermutation(length, shuffle=shuffle, seed=seed)
@@ -136,10 +140,17 @@ class RoundQueue:
     @property
     def rounds(self) -> int | None:
         """Rounds of an epoch, where that is known beforehand."""
-        length = self._order.length
-        if length is None or not self._balancer.policy.keeps_total:
-            return None
-        return -(-length // self._balancer.global_batch)
+        return self._rounds_of(self._order.length)
+
+    @property
+    def rounds_left(self) -> int | None:
+        """Rounds of the epoch at hand that are not cut, where that is known."""
+        return self._rounds_of(self._order.remaining)
+
+    @property
+    def survives_resets(self) -> bool:
+        """Whether other ranks can go on in the middle of an epoch."""
+        return self._order.survives_resets
 
     @property
     def ends(self) -> bool:
@@ -206,6 +217,11 @@ class RoundQueue:
     def settle(self, done: Sequence[float]) -> None:
         """The round at hand is agreed: every rank has done so many of its samples."""
         self._order.settle(done, self._balancer.rank)
+
+    def _rounds_of(self, samples: int | None) -> int | None:
+        if samples is None or not self._balancer.policy.keeps_total:
+            return None
+        return -(-samples // self._balancer.global_batch)
 
     def _cut_what_is_known(self) -> None:
         """Between rounds: the next batch, and those that follow as far as plans are fixed and the epoch goes."""

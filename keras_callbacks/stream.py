@@ -23,6 +23,8 @@ class StreamOrder:
     from epoch to epoch, so that a slow rank, too, comes to the end of its shard in time.
     """
 
+    survives_resets = False
+
     def __init__(self, samples: tf.data.Dataset, rank: int, workers: int, seed: int | None = None) -> None:
         length = int(samples.cardinality())
         if length == 0:

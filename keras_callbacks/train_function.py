@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
 from keras_callbacks.data import BalancedDataset
+from keras_callbacks.failures import told
 from keras_callbacks.metrics import join_over_ranks, state_of
 from keras_callbacks.queue import TOO_FAR_AHEAD
 
@@ -68,6 +69,8 @@ class RoundFunction:
             failure, balance.failure = balance.failure, None
             if failure is None and TOO_FAR_AHEAD in str(error):
                 failure = RoundStateError(TOO_FAR_AHEAD)
+            if failure is None:
+                failure = told(error, elastic=balance.elastic)
             if failure is None:
                 raise
             raise failure from None

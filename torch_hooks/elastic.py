@@ -20,25 +20,22 @@ in the data is the cursor that all ranks share, and what was committed is model,
 and the policy's state as of one and the same round.
 
 Differences from Horovod's state: optimizer state is copied when it is restored, too, so that a second failure finds the
-commit as it was; what ``sync()`` brings is what a failure before the next commit restores; ``sync()`` follows every
-change of hosts, for ranks may be ahead in the data by different numbers of rounds, or hold different models (D-PSGD).
+commit as it was; what ``sync()`` brings is what a failure before the next commit restores; and those of ``Member``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 from horovod.common.elastic import ObjectState
-from horovod.common.exceptions import HostsUpdatedInterrupt
 
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.membership import Survival
+from hvd_hetero.membership import Member
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameter_averaging import average_everywhere
@@ -46,12 +43,8 @@ from torch_hooks.parameters import broadcast_state, suitable
 
 __all__ = ["TorchState"]
 
-logger = logging.getLogger(__name__)
 
-_OURS = ("resets",)
-
-
-class TorchState(ObjectState):  # type: ignore[misc]
+class TorchState(Member, ObjectState):  # type: ignore[misc]
     """Model, optimizer, place in the data, and values of your own; for ``hvd.elastic.run``.
 
     ``commit()`` keeps them in the memory of this process, and asks whether hosts have come or gone. ``restore()`` goes
@@ -94,29 +87,22 @@ class TorchState(ObjectState):  # type: ignore[misc]
                 f"rounds_per_commit must be a whole number of rounds, 1 or more, got {rounds_per_commit!r}; None "
                 "commits only where you call commit() yourself"
             )
-        if taken := [name for name in values if hasattr(type(self), name) or name in _OURS]:
-            raise ValueError(f"values must have names of their own; {', '.join(taken)} mean something here already")
+        self._check_names(values)
         self.model = model
         self.optimizer = optimizer
         self.rounds_per_commit = rounds_per_commit
         self.scale_learning_rate = scale_learning_rate
-        self.resets = 0
-        """how often the membership has changed, the same on every rank: to name files by, such as telemetry"""
         own = {name: value for name, value in values.items() if _keeps_itself(value)}
         self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer, **own}
         for name, value in own.items():
             setattr(self, name, value)
-        self._survival = Survival()
-        self._place: dict[str, Any] | None = None
         self._balance: LoadBalance | None = None
         self._loader: BalancedLoader | None = None
-        self._mixes = False
         self._committed = 0
         self._inside = False
         self._save_parts()
         plain = {name: value for name, value in values.items() if name not in own}
         super().__init__(hvd.broadcast_object, hvd.rank, **plain)
-        self._save_values()
 
     def follow(self, balance: LoadBalance, loader: BalancedLoader | None = None) -> None:
         """Go on where the state stands, with a new ``LoadBalance`` and loader; a collective call, before any round.
@@ -132,13 +118,11 @@ class TorchState(ObjectState):  # type: ignore[misc]
             )
         self._leave()
         self._balance, self._loader = balance, loader
-        self._mixes = balance.mixing is not None
-        if (common := self._survival.common) is not None:
-            self._adapt_rates(common["global_batch"], balance.balancer.global_batch)
+        self._scale_rates(self._survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate))
         self._survival.take_up(balance.balancer, hvd, balance.prefix)
         if loader is not None:
-            if self._place is not None:
-                loader.go_on(self._place)
+            if self._survival.place is not None:
+                loader.go_on(self._survival.place)
             loader.between_rounds = self._commit_if_due
         self._committed = balance.rounds
 
@@ -153,10 +137,10 @@ class TorchState(ObjectState):  # type: ignore[misc]
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
-        if self._balance is not None:
-            self._survival.keep(self._balance.balancer)
-            self._committed = self._balance.rounds
-            self._place = None if self._loader is None else self._loader.state_dict()
+        if (balance := self._balance) is not None:
+            place = None if self._loader is None else self._loader.state_dict()
+            self._survival.keep(balance.balancer, place, mixes=balance.mixing is not None)
+            self._committed = balance.rounds
         self._save_parts()
         super().save()
         self._save_values()
@@ -173,10 +157,8 @@ class TorchState(ObjectState):  # type: ignore[misc]
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
         self._leave()
-        common = (self._survival.common, self._place, self.resets, self._mixes)
-        common = hvd.broadcast_object(common, root_rank=0, name="elastic.common")
-        self._survival.common, self._place, self.resets, self._mixes = common
-        if self._mixes:  # each survivor has a model of its own, and their mean is what they have learnt
+        self._survival.share(hvd)
+        if self._survival.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             average_everywhere(parameters, "elastic", counts=self._survival.has_taken_part)
         for name, part in self._parts.items():
@@ -185,23 +167,6 @@ class TorchState(ObjectState):  # type: ignore[misc]
         super().sync()
         self._save_parts()
         self._save_values()
-
-    def reset(self) -> None:
-        """The membership has changed (Horovod's way of saying so, on survivors)."""
-        self._leave()
-        self.resets += 1
-
-    def check_host_updates(self) -> None:
-        """Raise if hosts have come or gone, so that the ranks meet anew."""
-        try:
-            super().check_host_updates()
-        except HostsUpdatedInterrupt:
-            raise HostsUpdatedInterrupt(skip_sync=False) from None
-
-    @property
-    def hosts_have_changed(self) -> bool:
-        """Whether this rank has heard that hosts came or went, of which the next commit tells all."""
-        return not self._host_messages.empty()
 
     def _commit_if_due(self) -> None:
         assert self._balance is not None, "its loader has called"
@@ -225,16 +190,7 @@ class TorchState(ObjectState):  # type: ignore[misc]
                     balance.optimizer.close()
             balance.close()
 
-    def _adapt_rates(self, before: int, now: int) -> None:
-        if before == now:
-            return
-        if not self.scale_learning_rate:
-            logger.warning(
-                "the global batch was %d and is %d now; learning rates stay as they are (scale_learning_rate=True "
-                "would scale them, too)", before, now,
-            )  # fmt: skip
-            return
-        factor = now / before
+    def _scale_rates(self, factor: float) -> None:
         for group in self.optimizer.param_groups:
             for name in ("lr", "initial_lr"):
                 if name in group:
@@ -242,7 +198,6 @@ class TorchState(ObjectState):  # type: ignore[misc]
         for part in self._parts.values():
             if hasattr(part, "base_lrs"):  # a schedule's own copy of where it started
                 part.base_lrs = [rate * factor for rate in part.base_lrs]
-        logger.warning("the global batch was %d and is %d now; learning rates were scaled alike", before, now)
 
     def _forget_gradients(self) -> None:
         """Of a round that came to nothing."""
@@ -254,10 +209,6 @@ class TorchState(ObjectState):  # type: ignore[misc]
         self._saved_parts: Mapping[str, Any] = {
             name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
         }
-
-    def _save_values(self) -> None:
-        """Copies, so that what changes in place does not change in the commit."""
-        self._saved_state: dict[str, Any] = copy.deepcopy(self._saved_state)
 
 
 def _keeps_itself(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Every test in here starts processes that wait for one another, so every test has a time limit, and keeps it."""
 
 import faulthandler
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hvd_hetero import testing
 
 WORKERS = Path(__file__).parent / "workers"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Above that of each launch (limits.py), which says more. Another one by @pytest.mark.distributed(timeout_s=...).
 TIMEOUT_S = 600.0
 # Later than the limit, for a main thread in C code that never comes back to run the handler of the limit.
@@ -56,3 +58,11 @@ def launch():
         return testing.launch(worker if worker.is_file() else script_or_module, ranks, args, **keywords)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def reliability():
+    """What judges the record of an elastic job."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("_reliability")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from elastic_jobs import example_that_loses_a_rank
 from limits import DEMO_S, TORCH_S
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import Elastic, launch
+from hvd_hetero.testing import launch
 from hvd_hetero.testing.hosts import host_name
 
 pytestmark = pytest.mark.distributed
@@ -32,24 +32,7 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
 
 
 def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same():
-    ranks: dict[int, int] = {}
-    epochs: list[int] = []
-    killed: list[int] = []
-
-    def watch(_: int, line: str) -> None:
-        if begun := re.match(r"process (\d+) is rank (\d+) of 2", line):
-            ranks[int(begun[2])] = int(begun[1])
-        if epoch := re.match(r"epoch (\d+): accuracy", line):
-            epochs.append(int(epoch[1]))
-        if epochs and not killed:
-            killed.append(ranks[1])
-            os.kill(ranks[1], signal.SIGKILL)
-
-    done = launch(
-        EXAMPLES / "torch_elastic.py", 2, ["--epochs", 30], timeout_s=TORCH_S, elastic=Elastic(), on_line=watch
-    )
-    out = "".join(done.stdout)
-    assert killed
+    out, epochs = example_that_loses_a_rank(EXAMPLES / "torch_elastic.py", 30, timeout_s=TORCH_S)
     assert "is rank 0 of 1 after round" in out
     accuracies = re.findall(r"epoch 30: accuracy ([\d.]+)", out)
     assert len(accuracies) == 1

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from elastic_jobs import example_that_loses_a_rank
 from limits import DEMO_S, KERAS_S
 
 from hvd_hetero.telemetry import read_run
@@ -29,6 +30,15 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path, legacy):
     run = read_run(path)
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
     assert (run.compute_s > 0).all()
+
+
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "tf_keras"])
+def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same(legacy):
+    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    out, epochs = example_that_loses_a_rank(EXAMPLES / "keras_elastic.py", 20, timeout_s=KERAS_S, env=env)
+    assert "is rank 0 of 1 after round" in out
+    assert epochs == list(range(1, 21)), "each epoch is told once, when it is committed"
+    assert float(re.findall(r"epoch 20: accuracy ([\d.]+)", out)[0]) > 0.85
 
 
 def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):

@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 import pytest
+from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
 from limits import TORCH_S
 
-from hvd_hetero.testing import Elastic, launch
-
 pytestmark = pytest.mark.distributed
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
 RATE, MOMENTUM = 0.05, 0.9
-NOTICED_S = 15  # of a rank that is gone, at the latest
-STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
-
-
-@pytest.fixture(scope="module")
-def reliability():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(BENCHMARKS))
-        yield importlib.import_module("_reliability")
 
 
 @pytest.fixture(scope="module")
 def elastic(tmp_path_factory, reliability):
-    """Runs a job, once, and returns what its ranks reported and wrote down, and what they said."""
-
-    @cache
-    def run(job, ranks, patience_s):
-        directory = tmp_path_factory.mktemp("elastic")
-        default = {
-            "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
-            "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": str(directory), "faults": [],
-        }  # fmt: skip
-        spec = default | json.loads(job)
-        result = launch(
-            BENCHMARKS / "_reliability_rank.py", ranks, [json.dumps(spec)], timeout_s=TORCH_S,
-            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1),
-        )  # fmt: skip
-        struck = len(list(directory.glob("fault.*")))
-        assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
-        record = reliability.read(directory)
-        return record.ends, record, "".join(result.stderr)
-
-    return lambda ranks=3, patience_s=NOTICED_S, **job: run(json.dumps(job), ranks, patience_s)
+    return elastic_jobs(tmp_path_factory, reliability, "_reliability_rank.py", TORCH_S)
 
 
 SETTLES = {"epochs": 20, "momentum": 0.5}
@@ -112,17 +76,12 @@ def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(elas
     assert len({each["prefix"] for each in record.memberships}) == 2
 
 
-def late(plan, speeds):
-    """How much later than the best split this one ends."""
-    return max(x / v for x, v in zip(plan, speeds, strict=True)) * sum(speeds) / sum(plan) - 1
-
-
 @pytest.fixture(scope="module")
 def joined(elastic):
     """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
     return elastic(
         ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500, global_batch=96,
-        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], rounds_once_of_size=[3, 12], rounds_per_commit=3,
+        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], ends_in_membership=[1, 12], rounds_per_commit=3,
     )  # fmt: skip
 
 

@@ -192,6 +192,43 @@ def test_before_the_first_commit_there_is_nothing_to_take_up():
     assert not ranks[0].survival.has_taken_part
 
 
+class Broadcast:
+    """From rank 0, whose survival is given."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def broadcast_object(self, obj, root_rank, name):
+        return copy.deepcopy((self.root.common, self.root.place, self.root.mixes, self.root.resets))
+
+
+def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets():
+    (rank,) = trained([300.0], BSP)
+    rank.survival.keep(rank.balancer, {"cursor": 7}, mixes=True)
+    rank.survival.resets = 3
+    newcomer = Rank(1.0)
+    newcomer.survival.share(Broadcast(rank.survival))
+    assert newcomer.survival.common == rank.survival.common
+    assert (newcomer.survival.place, newcomer.survival.mixes, newcomer.survival.resets) == ({"cursor": 7}, True, 3)
+    assert not newcomer.survival.has_taken_part
+
+
+def test_before_the_first_commit_there_is_no_mean_of_models_to_go_on_from():
+    rank = Rank(1.0)
+    meet([rank], BSP)
+    assert not rank.survival.mixes, "there would be none that counts"
+
+
+def test_the_linear_rule_scales_by_what_was_committed_if_that_is_wanted(caplog):
+    (rank,) = trained([300.0], BSP, global_batch=40)
+    assert rank.survival.rate_factor(80, scales=True) == 2.0
+    assert "the global batch was 40 and is 80 now; learning rates were scaled alike" in caplog.text
+    assert rank.survival.rate_factor(80, scales=False) == 1.0
+    assert "learning rates stay as they are (scale_learning_rate=True would scale them, too)" in caplog.text
+    assert rank.survival.rate_factor(40, scales=True) == 1.0
+    assert Rank(1.0).survival.rate_factor(80, scales=True) == 1.0
+
+
 def test_speeds_that_are_not_numbers_do_not_disturb_the_renegotiation():
     policy = LBBSP()
     plan = policy.first(3, 90)

@@ -1,0 +1,97 @@
+"""What a rank of an elastic job needs, whatever its framework: time of its own, a log, and the job's policies.
+
+Time is the script's own: computing a sample takes as long as the host is said to need, waiting and moving data nothing,
+and what really passes (milliseconds) is nothing beside it. So plans are of the faults and not of the machine's load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation, resolve_policy
+from hvd_hetero.testing import Faults
+
+SEED, FEATURES = 5, 6
+RATE, MOMENTUM = 0.05, 0.9  # unless the job says otherwise
+REAL_S = 2e-3  # that a micro-batch takes: no job is over before it hears of a new host
+
+
+def line(samples: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Features; and the target, beside the number of the sample, by which a batch says what it holds."""
+    rng = np.random.default_rng(SEED)
+    x = rng.normal(size=(samples, FEATURES))
+    y = x @ np.arange(1.0, FEATURES + 1) + 0.1 * rng.normal(size=samples)
+    return x, np.stack([y, np.arange(samples)], 1)
+
+
+def policy_of(name: str, ranks: int) -> Policy:
+    """By the names that the tables have. Some depend on the number of ranks, so they are made anew each time."""
+    made: dict[str, Any] = {
+        "static": lambda: StaticAllocation([2, *[1] * (ranks - 1)]),
+        "self-adaptive": lambda: SelfAdaptive(total=12, every=4),
+        "non-blocking": lambda: NonBlocking(3),
+        "elastic-bsp": lambda: ElasticBSP(lookahead=3),
+        "elastic-bsp, local": lambda: ElasticBSP(lookahead=3, updates="local"),
+        "lb-bsp, ema": lambda: LBBSP("ema"),
+        "lb-bsp, narx": lambda: LBBSP("narx"),
+    }
+    return made[name]() if name in made else resolve_policy(name)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Log:
+    """One line per event, written at once: a killed rank leaves what it had."""
+
+    def __init__(self, directory: str) -> None:
+        self._file = open(Path(directory) / f"{os.getpid()}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+
+    def __call__(self, **event: Any) -> None:
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+
+def meet(directory: Path) -> None:
+    """Wait for the others of the start without Horovod, whose patience is the time in which it notices a death."""
+    (directory / f"here.{os.environ['HOROVOD_HOSTNAME']}").touch()
+    while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]):
+        time.sleep(0.02)
+
+
+def faults_of_job(job: dict[str, Any], clock: Clock) -> Faults:
+    faults = Faults(job["directory"], clock=clock, sleep=lambda s: clock.pass_s(s * job.get("slept_s", 1.0)))
+    for kind, options in job["faults"]:
+        getattr(faults, kind)(**options)
+    return faults
+
+
+def seconds_per_sample(needs: Sequence[float]) -> float:
+    """Of this host, by its number."""
+    return needs[(len(os.environ["HOROVOD_HOSTNAME"]) - len("127.0.0.1")) % len(needs)]
+
+
+def global_batch(job: dict[str, Any], ranks: int) -> int:
+    return int(job["per_rank_batch"] * ranks if "per_rank_batch" in job else job["global_batch"])
+
+
+def end(job: dict[str, Any], membership: int, rounds: int) -> int | None:
+    """Some jobs end so many rounds after a membership has begun, whenever that is."""
+    number, more = job.get("ends_in_membership", (None, 0))
+    return int(rounds + more) if membership == number else None

@@ -1,0 +1,85 @@
+"""Recognise handwritten digits on ranks that may be lost, and may come, while it trains: a whole Keras script.
+
+    cp examples/hosts.txt /var/tmp/hosts.txt
+    HOSTS=/var/tmp/hosts.txt horovodrun -np 3 --min-np 1 --max-np 4 --host-discovery-script examples/discover_hosts.sh \
+        --network-interface lo python examples/keras_elastic.py
+
+Then end a rank with ``kill -9``: the others go on from the last commit. Or let one more join:
+``echo 127.0.0.0001:1 >> /var/tmp/hosts.txt``. All host names in there mean this machine; Horovod gives up the whole
+host of a rank that has failed, so each rank has a name of its own. ``TF_USE_LEGACY_KERAS=1`` takes tf_keras. Needs
+scikit-learn, which carries the digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks.elastic import CommitStateCallback, KerasState
+
+keras = tf.keras
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", default="lb-bsp")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batches-per-commit", type=int, default=5)
+    options = parser.parse_args()
+
+    hvd.init()
+    keras.utils.set_random_seed(0)
+    digits = load_digits()
+    x, y = digits.images[..., None].astype("float32") / 16, digits.target
+
+    model = keras.Sequential([
+        keras.layers.Input((8, 8, 1)),
+        keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(64, activation="relu"),
+        keras.layers.Dense(10),
+    ])  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+
+    @hvd.elastic.run
+    def train(state: KerasState) -> None:
+        # Anew after every reset: what depends on the ranks. What does not is in the state.
+        balance = LoadBalance(options.policy, global_batch=128)
+        mine = slice(1500 + hvd.rank(), None, hvd.size())
+
+        def begin(logs: dict | None = None) -> None:
+            print(
+                f"process {os.getpid()} is rank {hvd.rank()} of {hvd.size()} after round {balance.rounds}", flush=True
+            )
+
+        def tell(epoch: int, logs: dict) -> None:
+            if hvd.rank() == 0:
+                split = " + ".join(map(str, balance.plan))
+                print(f"epoch {epoch + 1}: accuracy {logs['val_accuracy']:.3f}, batches {split}", flush=True)
+
+        model.fit(
+            resize_batches((x[:1500], y[:1500]), balance, shuffle=True),
+            validation_data=(x[mine], y[mine]),
+            initial_epoch=state.epoch,
+            epochs=options.epochs,
+            callbacks=[
+                balance,
+                CommitStateCallback(state, options.batches_per_commit),
+                keras.callbacks.LambdaCallback(on_train_begin=begin, on_epoch_end=tell),
+            ],
+            shuffle=False,
+            verbose=0,
+        )
+
+    train(KerasState(model))
+
+
+if __name__ == "__main__":
+    main()

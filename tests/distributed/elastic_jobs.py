@@ -1,0 +1,67 @@
+"""Elastic jobs for tests of either framework, each of which is run once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hvd_hetero.testing import Elastic, launch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
+NOTICED_S = 15  # of a rank that is gone, at the latest
+STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
+
+
+def elastic_jobs(tmp_path_factory: Any, reliability: Any, script: str, timeout_s: float) -> Callable[..., Any]:
+    """Runs a job, and returns what its ranks reported and wrote down, and what they said."""
+
+    @cache
+    def run(job: str, ranks: int, patience_s: int, env: tuple[tuple[str, str], ...]) -> Any:
+        directory = tmp_path_factory.mktemp("elastic")
+        default = {
+            "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
+            "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": str(directory), "faults": [],
+        }  # fmt: skip
+        spec = default | json.loads(job)
+        result = launch(
+            BENCHMARKS / script, ranks, [json.dumps(spec)], timeout_s=timeout_s,
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s), **dict(env)}, elastic=Elastic(least=1),
+        )  # fmt: skip
+        struck = len(list(directory.glob("fault.*")))
+        assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
+        record = reliability.read(directory)
+        return record.ends, record, "".join(result.stderr)
+
+    return lambda ranks=3, patience_s=NOTICED_S, env=(), **job: run(json.dumps(job), ranks, patience_s, env)
+
+
+def late(plan: list[int], speeds: list[float]) -> float:
+    """How much later than the best split this one ends."""
+    return max(x / v for x, v in zip(plan, speeds, strict=True)) * sum(speeds) / sum(plan) - 1
+
+
+def example_that_loses_a_rank(script: Path, epochs: int, **options: Any) -> tuple[str, list[int]]:
+    """Runs an elastic example on two ranks and kills one after an epoch; what was said, and the epochs told."""
+    processes: dict[int, int] = {}
+    told: list[int] = []
+    killed: list[int] = []
+
+    def watch(_: int, line: str) -> None:
+        if begun := re.match(r"process (\d+) is rank (\d+) of 2", line):
+            processes[int(begun[2])] = int(begun[1])
+        if epoch := re.match(r"epoch (\d+): accuracy", line):
+            told.append(int(epoch[1]))
+        if told and not killed:
+            killed.append(processes[1])
+            os.kill(processes[1], signal.SIGKILL)
+
+    done = launch(script, 2, ["--epochs", epochs], elastic=Elastic(), on_line=watch, **options)
+    assert killed
+    return "".join(done.stdout), told

@@ -1,0 +1,138 @@
+"""Ranks die and join while Keras trains elastically, and nothing is lost. Launches are shared."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
+from limits import KERAS_S
+
+pytestmark = pytest.mark.distributed
+RATE, MOMENTUM = 0.05, 0.9
+KERAS_3, TF_KERAS = "0", "1"
+
+
+@pytest.fixture(scope="module")
+def elastic(tmp_path_factory, reliability):
+    run = elastic_jobs(tmp_path_factory, reliability, "_reliability_rank_keras.py", KERAS_S)
+
+    def job(legacy, **options):
+        return run(env=(("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2")), **options)
+
+    return job
+
+
+SETTLES = {"epochs": 20, "momentum": 0.5}
+# Commits come after every second round of an epoch, and after its last one.
+KILLS = {
+    "bsp": ({"rank": 2, "at": 3}, {"policy": "bsp"}),
+    "static": ({"rank": 1, "at": 6, "late": True}, {"policy": "static"}),
+    "lb-bsp": ({"rank": 0, "at": 8}, {"policy": "lb-bsp"}),
+    "self-adaptive, constant batch per rank": ({"rank": 1, "at": 8}, {"policy": "self-adaptive", "per_rank_batch": 8}),
+    "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
+    "elastic-bsp": ({"rank": 0, "at": 3, "late": True}, {"policy": "elastic-bsp"}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **SETTLES}),
+    "d-psgd": ({"rank": 0, "at": 6, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **SETTLES}),
+    "matcha": ({"rank": 1, "at": 8}, {"policy": "bsp", "sync": "matcha", **SETTLES}),
+}
+INEXACT = ("elastic-bsp, local", "d-psgd", "matcha")  # steps that no single process takes
+CASES = [*((KERAS_3, name) for name in KILLS), *((TF_KERAS, name) for name in ("non-blocking", "d-psgd"))]
+
+
+@pytest.fixture(scope="module")
+def kills(request, elastic):
+    """The jobs of the tests that are to run, two at a time: of each, most is waiting for Horovod to notice."""
+    chosen = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = {call.params["killed"]: None for call in chosen if call is not None and "killed" in call.params}
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            (legacy, name): pool.submit(elastic, legacy, faults=[["kill", KILLS[name][0]]], **KILLS[name][1])
+            for legacy, name in cases
+        }
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[1]}, {'tf_keras' if case[0] == TF_KERAS else 'Keras 3'}")
+def killed(request, kills):
+    return request.param[1], *kills[request.param].result()
+
+
+def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
+    name, reports, record, said = killed
+    epochs = KILLS[name][1].get("epochs", EPOCHS)
+    assert [each["size"] for each in record.memberships] == [3, 2]
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
+    assert record.lost > 0, "it was killed while something was uncommitted"
+    assert len(reports) == 2
+    assert reports[0]["parameters"] == reports[1]["parameters"]
+    assert reports[0]["seen"] == list(range(epochs)), "what follows an epoch was done once for each"
+    assert said.count("2 ranks go on after round") == 1
+    assert len({each["prefix"] for each in record.memberships}) == 2, "names on the wire are others than before"
+
+
+def line():
+    from _reliability_job import line  # on the path while `reliability` is
+
+    x, y = line(SAMPLES)
+    return np.hstack([x, np.ones((SAMPLES, 1))]), y[:, 0]
+
+
+def replayed(record):
+    """The parameters of one process without faults that takes the same samples in the same rounds."""
+    x, y = line()
+    parameters, velocity = np.zeros(x.shape[1]), 0.0
+    for (_, indices), rate in zip(record.rounds, record.rates(), strict=True):
+        error = x[indices] @ parameters - y[indices]
+        velocity = MOMENTUM * velocity - rate * 2 * x[indices].T @ error / len(indices)
+        parameters = parameters + velocity
+    return parameters
+
+
+def loss(parameters):
+    x, y = line()
+    return float(np.mean((x @ parameters - y) ** 2))
+
+
+def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_samples(killed):
+    name, reports, record, said = killed
+    parameters = reports[0]["parameters"]
+    if name in INEXACT:
+        assert loss(parameters) < 1e-3 * loss(np.zeros(len(parameters)))
+        return
+    if "constant batch" in name:  # per rank, and the linear rule
+        assert [sum(each["plan"]) for each in record.memberships] == [24, 16]
+        assert [each["rate"] for each in record.memberships] == pytest.approx([RATE, RATE * 16 / 24])
+        assert "the global batch was 24 and is 16 now; learning rates were scaled alike" in said
+    np.testing.assert_allclose(parameters, replayed(record), rtol=1e-9)
+
+
+@pytest.fixture(scope="module", params=[KERAS_3, TF_KERAS], ids=["Keras 3", "tf_keras"])
+def joined(request, elastic):
+    """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
+    return elastic(
+        request.param, ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500,
+        global_batch=96, epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], ends_in_membership=[1, 12],
+        rounds_per_commit=3,
+    )  # fmt: skip
+
+
+def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
+    _, record, _ = joined
+    assert [each["size"] for each in record.memberships] == [2, 3]
+    begins = record.memberships[1]["begins"]
+    assert len(record.plans) == begins + 12
+    speeds = [1 / needs_s for needs_s in record.needs_s[1]]
+    full = [plan for plan in record.plans[begins : begins + 10] if sum(plan) == 96]
+    assert late(full[-1], speeds) <= 0.05
+    assert full[0][record.newcomers[1][0]] == 32, "a newcomer begins with an equal share"
+
+
+def test_a_join_loses_no_work_and_repeats_no_sample(joined):
+    reports, record, _ = joined
+    assert record.lost == 0
+    assert len({tuple(report["parameters"]) for report in reports}) == 1
+    visits = record.visits()
+    *whole, last = sorted(visits)
+    assert all(visits[epoch] == list(range(500)) for epoch in whole)
+    assert len(set(visits[last])) == len(visits[last])
