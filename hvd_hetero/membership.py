@@ -16,8 +16,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.training import Wire
@@ -25,6 +25,16 @@ from hvd_hetero.training import Wire
 __all__ = ["Member", "Survival"]
 
 logger = logging.getLogger(__name__)
+
+
+class Shared(NamedTuple):
+    """What is the same on every rank of a membership."""
+
+    common: dict[str, Any] | None
+    place: Mapping[str, Any] | None
+    mixes: bool
+    resets: int
+    rates_for: int | None
 
 
 class Survival:
@@ -39,6 +49,8 @@ class Survival:
         """whether each rank has a model of its own (D-PSGD, MATCHA): their mean is what they have learnt together"""
         self.resets = 0
         """how often the membership has changed"""
+        self.rates_for: int | None = None
+        """the global batch that the committed learning rates are for; None before the first round"""
         self._rank: int | None = None
         self._own: Mapping[str, Any] | None = None
 
@@ -54,16 +66,22 @@ class Survival:
         self._rank = balancer.rank
         self.place = place
         self.mixes = mixes
+        self.rates_for = balancer.global_batch
 
-    def share(self, wire: Wire) -> None:
-        """Everybody's is what rank 0 has, but for what is a rank's own; the first collective call of a membership."""
-        mine = (self.common, self.place, self.mixes, self.resets)
-        theirs = wire.broadcast_object(mine, root_rank=0, name="elastic.common")
-        self.common, self.place, self.mixes, self.resets = theirs
+    def share(self, wire: Wire) -> Shared:
+        """What rank 0 has, for all to ``accept``; the first collective call of a membership."""
+        mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
+        return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
+
+    def accept(self, shared: Shared) -> None:
+        """Once all else has been heard, too: whoever fails before goes back to a commit that is all its own."""
+        self.common, self.place, self.mixes, self.resets, self.rates_for = shared
 
     def rate_factor(self, global_batch: int, *, scales: bool) -> float:
         """What to multiply the learning rate by, now that the global batch is this one: the linear rule, if wanted."""
-        before = global_batch if self.common is None else self.common["global_batch"]
+        if self.rates_for is None:
+            self.rates_for = global_batch
+        before = self.rates_for
         if before == global_batch:
             return 1.0
         logger.warning(
@@ -129,6 +147,8 @@ class Member:
 
     def __init__(self, *args: Any, **values: Any) -> None:
         self._survival = Survival()
+        self._former: Callable[[], Any] = lambda: None
+        """what gives the LoadBalance of before, while it exists"""
         super().__init__(*args, **values)
         self._save_values()
 
@@ -144,7 +164,9 @@ class Member:
 
     def reset(self) -> None:
         """The membership has changed (Horovod's way of saying so, on survivors)."""
-        self._leave()
+        # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
+        # done again, for the place in the data is that of the commit.
+        self.restore()  # type: ignore[attr-defined]
         self._survival.resets += 1
 
     def check_host_updates(self) -> None:
@@ -159,6 +181,13 @@ class Member:
     def _leave(self) -> None:
         """Let go of the former membership's objects."""
         raise NotImplementedError
+
+    def _check_new(self, balance: Any) -> None:
+        if balance is self._former():
+            raise ValueError(
+                "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
+                "it, anew inside the function that hvd.elastic.run calls after every reset"
+            )
 
     def _save_values(self) -> None:
         self._saved_state = copy.deepcopy(self._saved_state)

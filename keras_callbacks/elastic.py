@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -124,11 +125,12 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self._leave()
         own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
         with failures_told():
-            self._survival.share(hvd)
-            if self._survival.mixes:
+            shared = self._survival.share(hvd)
+            if shared.mixes:
                 average(host.trained_variables(self.model), "elastic", counts=self._survival.has_taken_part)
             start_alike(host.plain(self.model.weights), host.optimizer_variables(self.optimizer), "elastic")
             super().sync()
+        self._survival.accept(shared)
         for variable, value in own:
             variable.assign(value)
         self._save_variables()
@@ -142,6 +144,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         if balance is self._balance:
             return
         self._leave()
+        self._check_new(balance)
         survival = self._survival
         factor = survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate)
         if factor != 1.0:
@@ -164,6 +167,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         if balance is not None:
             balance.release()
             balance.close()
+            self._former = weakref.ref(balance)
 
     def _variables(self) -> list[tf.Variable]:
         return [*host.plain(self.model.weights), *host.optimizer_variables(self.optimizer)]

@@ -175,8 +175,10 @@ class LocalUpdates(Exchange):
 
 
 def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -> None:
-    """Give every rank the mean of the variables of all ranks that count; a collective call."""
+    """Give every rank the mean of the variables of all ranks that count, if any does; a collective call."""
     ranks = float(hvd.allreduce(tf.constant(float(counts)), op=hvd.Sum, name=f"{prefix}.mean.ranks"))
+    if ranks == 0:
+        return
     for i, variable in enumerate(variables):
         value = variable.read_value()
         share = value / ranks if counts else tf.zeros_like(value)  # no product: a newcomer's may hold anything

@@ -16,7 +16,6 @@ there is one micro-batch, and no shape changes: whatever the sizes do, the step 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,7 @@ from keras_callbacks.host import Update
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["GraphRound", "backwards_times"]
+__all__ = ["GraphRound"]
 
 # What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, and factors of its gradient.
 _BEGIN, _SIZE, _RESCALE, _WEIGHT, _MORE, _NUMBERS = range(6)
@@ -59,22 +58,18 @@ class GraphRound:
 
         return host.as_it_is(lambda data: whole(observed, data))
 
-    def weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """The same loss, whose gradients come weighted: the backward pass begins with a weighted number.
+    def weigh(self, loss: Any) -> Any:
+        """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
 
-        That saves a product with every gradient, another pass over all their memory. Only where the train step is
-        Keras's own, which takes the gradient of this loss and of nothing else, and hands it to the optimizer as it is.
+        That saves a product with every gradient, another pass over all their memory. Not where a backward pass is not
+        in proportion to what it is given, as one that somebody has written may be; nor in types that round the weight.
         """
-
-        @functools.wraps(compute_loss)
-        def observed(*args: Any, **options: Any) -> Any:
-            loss = host.as_keras_would(compute_loss)(*args, **options)
-            if self._state is None:  # of an evaluation
-                return loss
-            self._weighed = True
-            return backwards_times(self._state[_WEIGHT], loss)
-
-        return host.as_it_is(observed)
+        if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
+            return loss
+        if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
+            return loss
+        self._weighed = True
+        return loss * tf.cast(self._state[_WEIGHT], loss.dtype)
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """The train step hands its gradients to the optimizer."""
@@ -94,7 +89,12 @@ class GraphRound:
     def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
         self._state, data = self._begin(data)
-        logs = step(data)
+        self._weighed = False
+        try:
+            logs = step(data)
+        except BaseException:
+            self._state = None  # what is evaluated next is not of this round
+            raise
         if self._state is not None:
             self._state = None
             raise ValueError(_NEVER)
@@ -103,7 +103,11 @@ class GraphRound:
     def _several(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
-        gradients, (variables, update), logs = self._gather(step, _slice(data, self._state))
+        try:
+            gradients, (variables, update), logs = self._gather(step, _slice(data, self._state))
+        except BaseException:
+            self._state = None
+            raise
         state = ask(self._balance, self._balance.proceed, _NUMBERS, after=gradients)
 
         def body(state: tf.Tensor, gradients: list[tf.Tensor], logs: Any) -> tuple[Any, ...]:
@@ -178,14 +182,10 @@ class GraphRound:
         return [next(reduced) if here else g for g, here in zip(gradients, shared, strict=True)]
 
 
-def backwards_times(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
-    """The same loss, of which all gradients are so many times what they would be."""
-
-    def same(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.identity(value), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
-
-    result: tf.Tensor = tf.custom_gradient(same)(loss)
-    return result
+def _has_custom_gradients(graph: Any) -> bool:
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return any(node.attr["_gradient_op_type"].s.startswith(b"CustomGradient") for node in nodes)
 
 
 def _slice(data: Any, state: tf.Tensor) -> Any:

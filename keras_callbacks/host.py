@@ -15,10 +15,10 @@ __all__ = [
     "build_optimizer",
     "check_compiled",
     "follows_schedule",
-    "gradients_are_of_the_loss",
     "gradients_pass_through",
     "hyper_parameters",
     "is_keras_3",
+    "loss_passes_through",
     "names_of",
     "optimizer_variables",
     "plain",
@@ -159,19 +159,39 @@ def hyper_parameters(optimizer: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def gradients_are_of_the_loss(model: Any) -> bool:
-    """Whether what is to be applied is the gradient of ``compute_loss``, with nothing of the user's in between.
+def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[], None]:
+    """Have the loss go through ``weigh`` before its gradients are taken, in training; returns how to end that.
 
-    Nor a loss scale, which finds out how small a loss float16 can do with, and is not to be given a smaller one.
+    Only where gradients go from there to the update with nothing of the user's in between. Nor with a loss scale, which
+    finds out how small a loss float16 can do with, and is not to be given a smaller one. (A fixed ``loss_scale_factor``
+    is no such thing.)
     """
-    keras = tf.keras
-    between = ("scale_loss", "apply_gradients") if is_keras_3(model) else ("compute_gradients", "minimize")
-    optimizer = type(model.optimizer)
-    return (
-        type(model).train_step is keras.Model.train_step
-        and "train_step" not in model.__dict__
-        and all(getattr(optimizer, name, None) is getattr(keras.optimizers.Optimizer, name) for name in between)
-    )
+    optimizer, keras_3 = model.optimizer, is_keras_3(model)
+    base = tf.keras.optimizers.Optimizer
+    between = ("scale_loss", "apply_gradients") if keras_3 else ("compute_gradients", "minimize")
+    own_step = type(model).train_step is not tf.keras.Model.train_step or "train_step" in model.__dict__
+    if own_step or any(
+        name in optimizer.__dict__ or getattr(type(optimizer), name, None) is not getattr(base, name)
+        for name in between
+    ):
+        return lambda: None
+    name = between[0]
+    former = getattr(optimizer, name)
+
+    def scale_loss(loss: Any) -> Any:
+        return former(weigh(loss))
+
+    def compute_gradients(loss: Any, var_list: Any, tape: Any = None) -> Any:
+        if tape is not None:  # else the loss is a function
+            with tape:
+                loss = weigh(loss)
+        return former(loss, var_list, tape)
+
+    def undo() -> None:
+        optimizer.__dict__.pop(name, None)
+
+    object.__setattr__(optimizer, name, scale_loss if keras_3 else compute_gradients)
+    return undo
 
 
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:

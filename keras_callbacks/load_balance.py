@@ -241,10 +241,9 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
     def _attach(self, model: Any) -> None:
         exchange = exchange_of(self, model)
         graph = GraphRound(self, exchange)
-        averages = isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers
-        if averages and host.gradients_are_of_the_loss(model):
-            self._undo.append(_set(model, "compute_loss", graph.weighed(model.compute_loss)))
         self._optimizer = model.optimizer
+        if isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers:
+            self._undo.append(host.loss_passes_through(model, graph.weigh))
         self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
         step = graph.train_step(model.train_step, lambda: self._note_reductions(model))
         step.wrapped_by = self  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,15 @@ from torch_hooks.parameter_averaging import average_everywhere
 from torch_hooks.parameters import broadcast_state, suitable
 
 __all__ = ["TorchState"]
+
+
+_WITH_RATES_OF_THEIR_OWN = (
+    torch.optim.lr_scheduler.OneCycleLR,
+    torch.optim.lr_scheduler.CyclicLR,
+    torch.optim.lr_scheduler.SequentialLR,
+    torch.optim.lr_scheduler.ChainedScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+)
 
 
 class TorchState(Member, ObjectState):  # type: ignore[misc]
@@ -88,6 +98,13 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "commits only where you call commit() yourself"
             )
         self._check_names(values)
+        for name, value in values.items():
+            if scale_learning_rate and isinstance(value, _WITH_RATES_OF_THEIR_OWN):
+                raise ValueError(
+                    f"scale_learning_rate=True cannot scale {name}, a {type(value).__name__}, which keeps rates of its "
+                    "own in many places; use a schedule that multiplies, such as LambdaLR, or scale it yourself by "
+                    "hvd.size() in the function that runs"
+                )
         self.model = model
         self.optimizer = optimizer
         self.rounds_per_commit = rounds_per_commit
@@ -117,6 +134,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
         self._leave()
+        self._check_new(balance)
         self._balance, self._loader = balance, loader
         self._scale_rates(self._survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate))
         self._survival.take_up(balance.balancer, hvd, balance.prefix)
@@ -157,14 +175,15 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
         self._leave()
-        self._survival.share(hvd)
-        if self._survival.mixes:
+        shared = self._survival.share(hvd)
+        if shared.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             average_everywhere(parameters, "elastic", counts=self._survival.has_taken_part)
         for name, part in self._parts.items():
             broadcast_state(part, f"elastic.{name}")
         self._forget_gradients()
         super().sync()
+        self._survival.accept(shared)
         self._save_parts()
         self._save_values()
 
@@ -189,6 +208,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
                     balance.optimizer.close()
             balance.close()
+            self._former = weakref.ref(balance)
 
     def _scale_rates(self, factor: float) -> None:
         for group in self.optimizer.param_groups:

@@ -173,7 +173,7 @@ class BalancedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
         self._settle()
-        return {"epoch": self.epoch, "order": self._order.state_dict()}
+        return {"epoch": self.epoch, "least": self._least, "order": self._order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on in the middle of that epoch, from rank 0's state; a collective call.
@@ -187,7 +187,8 @@ class BalancedLoader:
         self._order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
         begun = state["order"]["epoch"] < state["epoch"]
-        self._resumes = begun and self._order.remaining >= self._least
+        # By the batch of then: where the new one is larger, an epoch that was not over has nothing left, but an end.
+        self._resumes = begun and self._order.remaining >= state["least"]
 
     @property
     def _least(self) -> int:

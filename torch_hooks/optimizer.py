@@ -343,9 +343,10 @@ class DistributedOptimizer(WrappedOptimizer):
         """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
 
         An unfinished round is forgotten, unless gradients of it are on their way; then the ``LoadBalance`` is of no use
-        any more.
+        any more. Hooks that were registered here are taken off the optimizer inside.
         """
         self._closed = True
+        self._remove_hooks()
         self._listener.close()
         balance = self._serves()
         if balance is not None and balance.optimizer is self and not self._sync.gradients_left:

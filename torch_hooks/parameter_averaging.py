@@ -103,9 +103,12 @@ class LocalUpdates(Synchroniser):
 
 
 def average_everywhere(parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True) -> None:
-    """Give every rank the mean of the parameters of all ranks that count; a collective call."""
+    """Give every rank the mean of the parameters of all ranks that count, if any does; a collective call."""
     share = torch.tensor(float(counts), dtype=torch.float64)
-    share /= hvd.allreduce(share, name=f"{prefix}.mean.ranks", op=hvd.Sum)
+    ranks = hvd.allreduce(share, name=f"{prefix}.mean.ranks", op=hvd.Sum)
+    if ranks == 0:
+        return
+    share /= ranks
     for i, tensors in enumerate(_alike(list(parameters))):
         flat = _flatten(tensors)
         flat = flat * share.item() if counts else torch.zeros_like(flat)  # no product: a newcomer's may hold anything

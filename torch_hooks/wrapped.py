@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["WrappedOptimizer"]
 
@@ -15,6 +17,21 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # No super().__init__(): all that it would set up is the wrapped optimizer's, and is reached through it.
         self._inner = optimizer
+        self._hooks: list[RemovableHandle] = []
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As long as this optimizer serves: the one inside may be wrapped anew (elastic training), with hooks anew."""
+        self._hooks.append(super().register_step_pre_hook(hook))
+        return self._hooks[-1]
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """As long as this optimizer serves."""
+        self._hooks.append(super().register_step_post_hook(hook))
+        return self._hooks[-1]
+
+    def _remove_hooks(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state."""

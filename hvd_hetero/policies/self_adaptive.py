@@ -103,7 +103,8 @@ class SelfAdaptive(Policy):
         self._global_batch = global_batch
         self._weights = self.start or [int(w) for w in proportional(np.ones(workers), total)]
         self._history = [self._weights]
-        self._busy_ns = [0] * workers
+        self._rest, self._shares = None, []
+        self._period, self._rounds, self._busy_ns = 0, 0, [0] * workers
         return self._plan()
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:

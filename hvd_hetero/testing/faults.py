@@ -5,7 +5,8 @@
     faults.attach(balance)                                 # again after every reset
 
 Rounds are counted as ``balance.rounds`` counts them. Each fault strikes once in a job, although rounds are repeated
-after a reset, and ranks numbered anew: what has happened is marked by files in a directory that all ranks see.
+after a reset, and ranks numbered anew: what has happened is marked by files in a directory that all ranks see. (But
+reports are told in the rounds they are for, however often these are done.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,8 @@ class Fault:
     """of a report: in how many rounds"""
     late: bool = False
     """of a kill: once the gradients are computed, of which some have left, and not when the round begins"""
+    number: int = 0
+    """among those planned"""
 
 
 class Faults:
@@ -75,8 +78,8 @@ class Faults:
 
     def slow(self, rank: int, at: int, factor: float) -> Faults:
         """From that round on, the process that has this rank then takes ``factor`` times as long; 1: not any more."""
-        if not factor > 0:
-            raise ValueError(f"factor must be positive, got {factor!r}")
+        if not factor >= 1:
+            raise ValueError(f"factor must be 1 or more, as nothing can be made faster, got {factor!r}")
         return self._plan(Fault("slow", rank, at, factor))
 
     def kill(self, rank: int, at: int, *, late: bool = False) -> Faults:
@@ -134,7 +137,7 @@ class Faults:
     def _plan(self, fault: Fault) -> Faults:
         if fault.rank < 0 or fault.at < 0 or fault.rounds < 1:
             raise ValueError(f"rank and at count from 0, and rounds from 1, got {fault}")
-        self.planned.append(fault)
+        self.planned.append(replace(fault, number=len(self.planned)))
         return self
 
     def _strike(self) -> None:
@@ -158,7 +161,7 @@ class Faults:
     def _first(self, fault: Fault) -> bool:
         """Whether this has not happened before; from now on it has."""
         try:
-            with open(self._marks / f"fault.{self.planned.index(fault)}", "x") as mark:
+            with open(self._marks / f"fault.{fault.number}", "x") as mark:
                 mark.write(f"{time.time()} {os.getpid()}\n")
         except FileExistsError:
             return False
@@ -185,9 +188,10 @@ class Faults:
     def _freeze_now(self, fault: Fault) -> None:
         if not self._first(fault):
             return
-        waker = subprocess.Popen(["sh", "-c", f"sleep {fault.value}; kill -CONT {os.getpid()}"])
-        os.kill(os.getpid(), signal.SIGSTOP)
-        waker.wait()
+        # Another process does both, in this order: a rank that is kept waiting on its way to a stop of its own making
+        # could be woken first, and sleep for ever.
+        me = os.getpid()
+        subprocess.run(["sh", "-c", f"kill -STOP {me}; sleep {fault.value}; kill -CONT {me}"], check=True)
         if self._simulated:
             self._sleep(fault.value)
 

@@ -59,3 +59,8 @@ def test_the_hard_cases_did_occur(outcome):
     for policy in ("every round another", "every round another, in micro-batches"):
         assert sum(by_policy[policy]["idle"]) > 0
         assert all(len(sizes) > 2 for sizes in by_policy[policy]["sizes"])
+
+
+def test_the_loss_was_weighted_where_it_can_be_and_gradients_elsewhere(outcome):
+    weighed = {case["policy"] for case in outcome["cases"] if case["weighs_the_loss"]}
+    assert weighed == {"bsp", "lb-bsp", "every round another"}

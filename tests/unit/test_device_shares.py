@@ -250,6 +250,22 @@ def test_times_without_a_curve_are_given_up_with_one_warning_and_speeds_decide(c
     assert max(times) <= 1.1 * min(times)
 
 
+def test_a_split_that_cannot_be_found_leaves_the_plan_as_it_is(caplog, monkeypatch):
+    job = DeviceJob([Gamma(1e-3, 20e-3, 1, None), Gamma(2e-3, 1e-3, 1, None)], 64)
+    job.rounds(3 * LADDER_ROUNDS)
+    before = list(job.shares)
+
+    def fails(*_):
+        raise ValueError("a curve that makes no sense")
+
+    monkeypatch.setattr("hvd_hetero.policies.device_shares.shares_by_gamma", fails)
+    job.factor[0] *= 3  # so that another split would be worthwhile
+    with caplog.at_level(logging.WARNING):
+        job.rounds(10)
+    assert list(job.shares) == before
+    assert "the split stays as it is: a curve that makes no sense" in caplog.text
+
+
 def test_one_rank_alone_climbs_no_ladder():
     job = DeviceJob([Gamma(1e-3, 4e-3, 8, None)], 64)
     job.rounds(5)

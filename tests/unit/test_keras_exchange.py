@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.exchange import AllReduce  # noqa: E402
-from keras_callbacks.graph import backwards_times  # noqa: E402
+from keras_callbacks.graph import GraphRound  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
@@ -154,49 +156,80 @@ class OwnUpdate(keras.optimizers.SGD):
         return super().compute_gradients(*args, **options)
 
 
-def weighs_the_loss(model):
-    return "compute_loss" in model.__dict__
+def weighs_the_loss(optimizer):
+    return not {"scale_loss", "compute_gradients"}.isdisjoint(optimizer.__dict__)
 
 
 def test_the_loss_is_weighed_where_its_gradients_are_what_is_applied():
     model, balance = trained()
-    assert weighs_the_loss(model)
+    assert weighs_the_loss(model.optimizer)
     balance.release()
-    assert not weighs_the_loss(model)
+    assert not weighs_the_loss(model.optimizer)
 
 
 def test_the_loss_is_left_alone_where_something_of_the_users_would_see_it():
     inputs = keras.layers.Input((2,))
     layer = keras.layers.Dense(1)
-    assert not weighs_the_loss(trained(OwnStep(inputs, layer(inputs)))[0])
-    assert not weighs_the_loss(trained(optimizer=OwnUpdate(0.1))[0])
+    assert not weighs_the_loss(trained(OwnStep(inputs, layer(inputs)))[0].optimizer)
+    assert not weighs_the_loss(trained(optimizer=OwnUpdate(0.1))[0].optimizer)
     scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert not weighs_the_loss(trained(optimizer=scaled)[0])
-    assert not weighs_the_loss(trained(policy=BSP(max_micro_batch=2))[0]), "whose weight is known at the end alone"
+    assert not weighs_the_loss(trained(optimizer=scaled)[0].optimizer)
+    several = BSP(max_micro_batch=2)  # whose weight is known at the end alone
+    assert not weighs_the_loss(trained(policy=several)[0].optimizer)
     hidden = keras.layers.Dense(2)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden(inputs)))
-    assert not weighs_the_loss(trained(model, local_layers=[hidden])[0]), "whose gradients are not averaged"
+    assert not weighs_the_loss(trained(model, local_layers=[hidden])[0].optimizer), "whose gradients are not averaged"
 
 
-def test_a_loss_of_the_users_own_is_asked_and_given_back():
-    inputs = keras.layers.Input((2,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    asked = []
+class Round(GraphRound):
+    """In the middle of a round in which this rank weighs a quarter."""
 
-    def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, **_):
-        asked.append(y_pred.shape)
-        return tf.reduce_mean((y_pred - y) ** 2)
-
-    object.__setattr__(model, "compute_loss", compute_loss)
-    _, balance = trained(model)
-    assert asked
-    balance.release()
-    assert model.compute_loss is compute_loss
+    def __init__(self):
+        super().__init__(None, None)
+        self._state = tf.constant([0.0, 1.0, 1.0, 0.25, 0.0], tf.float64)
 
 
-def test_the_loss_is_told_as_it_is_and_its_gradient_weighted():
-    x = tf.Variable([3.0, 4.0])
-    with tf.GradientTape() as tape:
-        loss = backwards_times(tf.constant(0.25, tf.float64), tf.reduce_sum(x**2))
-    assert float(loss) == 25.0
-    assert tape.gradient(loss, x).numpy().tolist() == [1.5, 2.0]
+def gradient_of(function, dtype=tf.float32):
+    """Of a loss in the graph that goes through ``weigh``, and whether that says that it has weighed it."""
+    graph_round, x = Round(), tf.Variable([3.0, 4.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = graph_round.weigh(tf.cast(function(x), dtype))
+        return tape.gradient(loss, x)
+
+    return step().numpy().tolist(), graph_round._weighed
+
+
+def test_gradients_of_a_weighed_loss_are_weighted():
+    assert gradient_of(lambda x: tf.reduce_sum(x**2)) == ([1.5, 2.0], True)
+
+
+@tf.custom_gradient
+def with_more(x):
+    return tf.identity(x), lambda upstream: upstream + 1.0
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["plain", "in a function"])
+def test_a_backward_pass_that_somebody_has_written_is_given_what_one_rank_would_give_it(wrap):
+    """It need not be in proportion to that: a multiple of the loss would not give the same multiple of the gradient."""
+    assert gradient_of(lambda x: tf.reduce_sum(wrap(with_more)(x))) == ([2.0, 2.0], False)
+
+
+def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounded():
+    assert gradient_of(lambda x: tf.reduce_sum(x**2), tf.bfloat16) == ([6.0, 8.0], False)
+
+
+def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
+    graph_round = Round()
+    graph_round._balance = SimpleNamespace(policy=BSP())
+    graph_round._begin = lambda data: (tf.constant(0.0), data)
+
+    def fails(data):
+        raise ValueError("a mistake")
+
+    with pytest.raises(Exception, match="a mistake"):
+        graph_round.train_step(fails, lambda: None)(None)
+    loss = tf.constant(2.0)
+    assert graph_round.weigh(loss) is loss, "as that of an evaluation"

@@ -199,7 +199,8 @@ class Broadcast:
         self.root = root
 
     def broadcast_object(self, obj, root_rank, name):
-        return copy.deepcopy((self.root.common, self.root.place, self.root.mixes, self.root.resets))
+        root = self.root
+        return copy.deepcopy((root.common, root.place, root.mixes, root.resets, root.rates_for))
 
 
 def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets():
@@ -207,7 +208,9 @@ def test_everybody_has_what_rank_0_has_committed_and_the_same_number_of_resets()
     rank.survival.keep(rank.balancer, {"cursor": 7}, mixes=True)
     rank.survival.resets = 3
     newcomer = Rank(1.0)
-    newcomer.survival.share(Broadcast(rank.survival))
+    shared = newcomer.survival.share(Broadcast(rank.survival))
+    assert newcomer.survival.common is None, "until all else has been heard, too"
+    newcomer.survival.accept(shared)
     assert newcomer.survival.common == rank.survival.common
     assert (newcomer.survival.place, newcomer.survival.mixes, newcomer.survival.resets) == ({"cursor": 7}, True, 3)
     assert not newcomer.survival.has_taken_part
@@ -227,6 +230,13 @@ def test_the_linear_rule_scales_by_what_was_committed_if_that_is_wanted(caplog):
     assert "learning rates stay as they are (scale_learning_rate=True would scale them, too)" in caplog.text
     assert rank.survival.rate_factor(40, scales=True) == 1.0
     assert Rank(1.0).survival.rate_factor(80, scales=True) == 1.0
+
+
+def test_the_linear_rule_holds_from_the_first_round_on_and_not_from_the_first_commit():
+    survival = Survival()
+    assert survival.rate_factor(40, scales=True) == 1.0
+    assert survival.rate_factor(80, scales=True) == 2.0
+    assert survival.rate_factor(80, scales=True) == 2.0, "until a commit, what is gone back to are the rates for 40"
 
 
 def test_speeds_that_are_not_numbers_do_not_disturb_the_renegotiation():

@@ -73,6 +73,14 @@ def test_self_adaptive_allocation_comes_to_equal_times_wherever_it_starts(start)
     assert max(busy) / min(busy) < 1.03
 
 
+def test_a_policy_that_begins_anew_with_other_ranks_remembers_nothing():
+    policy = SelfAdaptive()
+    Cluster(policy, [300.0, 100.0, 100.0], 120).epochs(8)
+    assert policy.stable
+    assert Cluster(policy, [1.0, 1.0], 120).plans == [SelfAdaptive().first(2, 120)]
+    assert not policy.stable
+
+
 def test_a_stable_allocation_stays_whatever_the_noise_and_is_taken_up_again_when_a_rank_slows_down():
     policy = SelfAdaptive(10)
     cluster = Cluster(policy, [100.0, 200.0], 200, noise=0.03)

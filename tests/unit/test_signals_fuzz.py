@@ -63,4 +63,8 @@ def test_ten_thousand_wrong_messages_change_nothing_and_cost_no_memory():
         assert not any(channel.raised(MESSAGES * 10) for channel in group)
         assert group[1].wait_connected(0), "the real neighbour was never put aside"
         group.works(round=MESSAGES + 1)
-        assert silent
+        for sock in silent:  # the oldest make room, and are told so: their end of the line is closed
+            sock.settimeout(5)
+            with suppress(ConnectionError):
+                while sock.recv(4096):
+                    pass

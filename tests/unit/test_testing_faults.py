@@ -147,7 +147,7 @@ def test_wrong_orders_are_refused(tmp_path, monkeypatch):
     for order in ({"rank": -1, "at": 0}, {"rank": 0, "at": -1}):
         with pytest.raises(ValueError, match="count from 0"):
             Faults(tmp_path).kill(**order)
-    with pytest.raises(ValueError, match="factor must be positive, got 0"):
+    with pytest.raises(ValueError, match="factor must be 1 or more, as nothing can be made faster, got 0"):
         Faults(tmp_path).slow(0, 0, 0)
     with pytest.raises(ValueError, match="seconds must be positive"):
         Faults(tmp_path).freeze(0, 0, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 hvd = pytest.importorskip("horovod.torch")
@@ -12,6 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 from hvd_hetero.errors import RoundStateError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
+from torch_hooks.parameter_averaging import average_everywhere  # noqa: E402
 
 SAMPLES, BATCH = 22, 4  # six rounds an epoch, the last one short
 X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -134,6 +137,101 @@ def test_rates_follow_the_global_batch_where_that_is_asked_for(scale, rate, capl
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
         assert schedule.base_lrs == pytest.approx([rate])
     assert "the global batch was 4 and is 8 now" in caplog.text
+
+
+def test_rates_follow_the_global_batch_before_the_first_commit_too():
+    state = made(scale_learning_rate=True)
+    for batch in (4, 2):
+        state.follow(LoadBalance("bsp", global_batch=batch))
+        state.reset()
+    state.follow(LoadBalance("bsp", global_batch=2))
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_schedule_with_rates_of_its_own_cannot_be_scaled():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    with pytest.raises(ValueError, match=r"scale_learning_rate=True cannot scale schedule, a OneCycleLR.*LambdaLR"):
+        TorchState(torch.nn.Linear(3, 1), optimizer, scale_learning_rate=True, schedule=schedule)
+    assert TorchState(torch.nn.Linear(3, 1), optimizer, schedule=schedule).schedule is schedule
+
+
+def test_step_hooks_end_with_the_membership_that_registered_them():
+    state = made()
+    calls = []
+    for _ in range(3):
+        _, loader, optimizer = begun(state)
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+        x, y, _ = next(iter(loader))
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        calls.clear()
+        optimizer.step()
+        assert calls == ["before", "after"]
+        state.reset()
+
+
+def test_hosts_asked_for_without_a_commit_bring_the_commit_back():
+    """The place in the data is that of the commit, so the model must be, too."""
+    state = made()
+    state.commit()
+    before = state.model.weight.detach().clone()
+    with torch.no_grad():
+        state.model.weight.fill_(7)
+    state.on_hosts_updated(5, 1)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    state.reset()
+    assert torch.equal(state.model.weight, before)
+
+
+def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
+    state = made(rounds_per_commit=1)
+    train(state, 1)
+    place, common = copy.deepcopy((state._survival.place, state._survival.common))
+    theirs = ({**common, "rounds": 99}, {"epoch": 9}, False, 7, BATCH)
+    monkeypatch.setattr(hvd, "broadcast_object", lambda *_, **__: theirs)
+
+    def fails(*_):
+        raise HorovodInternalError("another rank was lost")
+
+    monkeypatch.setattr("torch_hooks.elastic.broadcast_state", fails)
+    with pytest.raises(HorovodInternalError):
+        state.sync()
+    assert (state._survival.place, state._survival.common) == (place, common)
+
+
+def test_a_mean_of_models_of_which_none_counts_is_none():
+    parameters = [torch.nn.Parameter(torch.tensor([1.0, 2.0]))]
+    average_everywhere(parameters, "nobody", counts=False)
+    assert parameters[0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("then", "epoch"), [(3 * BATCH, 0), (2, 1)])
+def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch):
+    """With drop_last, what a larger round leaves over is no reason to skip the epoch's end, nor a smaller to begin."""
+    state = made(rounds_per_commit=1)
+    _, loader, optimizer = begun(state, drop_last=True)
+    for number, (x, y, _) in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        optimizer.step()
+        if epoch == 0 and number == len(loader) - 1:
+            break
+    state.save()
+    state.reset()
+    _, loader, _ = begun(state, global_batch=then, drop_last=True)
+    assert loader.epoch_at_hand == epoch
+
+
+def test_a_balance_of_a_former_membership_is_not_taken_again():
+    state = made()
+    balance, _, _ = begun(state)
+    state.reset()
+    with pytest.raises(
+        ValueError, match="balance is of a former membership.*make LoadBalance, and what takes it, anew"
+    ):
+        state.follow(balance)
 
 
 def test_hooks_of_the_former_membership_are_gone():
