@@ -10,7 +10,7 @@ from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
 from limits import KERAS_S
 
 pytestmark = pytest.mark.distributed
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras sends them
 KERAS_3, TF_KERAS = "0", "1"
 
 
@@ -19,7 +19,8 @@ def elastic(tmp_path_factory, reliability):
     run = elastic_jobs(tmp_path_factory, reliability, "_reliability_rank_keras.py", KERAS_S)
 
     def job(legacy, **options):
-        return run(env=(("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2")), **options)
+        env = (("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2"))
+        return run(env=env, **{"rate": RATE, "momentum": MOMENTUM, **options})
 
     return job
 
