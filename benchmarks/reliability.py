@@ -1,6 +1,6 @@
 """Random faults, and whether anything was lost: N elastic jobs of 2 and 3 real ranks, each with a schedule of its own.
 
-    python benchmarks/reliability.py [--schedules 50] [--first 0] [--write]
+    python benchmarks/reliability.py [--schedules 50] [--first 0] [--jobs 3] [--write]
 
 A schedule is drawn from its number: the policy in turn, the number of ranks, how often is committed, and one to four
 faults in random rounds: ranks killed when a round begins or with their gradients on the way (also two at once, also
@@ -29,6 +29,7 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,19 +164,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once: most of the time they wait (default 1)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a job is one that hangs")
     parser.add_argument("--patience", type=int, default=30, help="HOROVOD_GLOO_TIMEOUT_SECONDS (default 30)")
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
+    plans = [schedule(number) for number in range(options.first, options.first + options.schedules)]
     done = []
-    with Progress() as progress:
+    with Progress() as progress, ThreadPoolExecutor(options.jobs) as pool:
         task = progress.add_task("schedules", total=options.schedules)
-        for number in range(options.first, options.first + options.schedules):
-            plan = schedule(number)
-            outcome = run(plan, options.timeout, options.patience)
+        for plan, outcome in zip(
+            plans, pool.map(lambda plan: run(plan, options.timeout, options.patience), plans), strict=True
+        ):
             done.append((plan, outcome))
             for wrong in outcome["wrong"]:
-                progress.console.print(f"schedule {number}: {json.dumps(plan['job'])}\n{wrong}", markup=False)
+                progress.console.print(f"schedule {plan['number']}: {json.dumps(plan['job'])}\n{wrong}", markup=False)
             progress.advance(task)
     wrong = sum(bool(outcome["wrong"]) for _, outcome in done)
     verdict = f"{len(done)} schedules, {wrong} with something wrong."
@@ -185,7 +188,8 @@ def main() -> int:
     )
     print(text)
     if options.write:
-        print(f"written to {write_result('reliability', text)}")
+        command = f"reliability.py --schedules {options.schedules} --jobs {options.jobs} --patience {options.patience}"
+        print(f"written to {write_result('reliability', text, command)}")
     return int(wrong > 0)
 
 

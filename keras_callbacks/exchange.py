@@ -51,27 +51,32 @@ class Exchange(ABC):
         self._balance = balance
         self._eagerly = tf.function(self._exchange)
 
-    def __call__(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-        """The gradients to update with. ``weight`` is what this rank's mean gradient weighs in the round's."""
+    def __call__(self, gradients: list[tf.Tensor], weight: tf.Tensor, *, weighed: bool = False) -> list[tf.Tensor]:
+        """The gradients to update with. ``weight`` is what this rank's mean gradient weighs in the round's.
+
+        ``weighed``: the gradients are that mean times the weight already (but NaN may be among 0 times the mean).
+        """
         if tf.executing_eagerly():  # nodes have names in graphs alone
-            return list(self._eagerly(gradients, weight))
-        return self._exchange(gradients, weight)
+            return list(self._eagerly(gradients, weight, weighed))
+        return self._exchange(gradients, weight, weighed)
 
     @abstractmethod
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]: ...
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]: ...
 
-    def _sum_with_table(self, tensors: list[tf.Tensor], after: list[Any]) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _sum_with_table(
+        self, tensors: list[tf.Tensor], after: list[Any], of: Callable[[list[Any]], list[Any]] = list
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The sums over all ranks, and what the balancer answers to the table that came with them.
 
-        Tensors leave in buckets, the last ones first, as the backward pass brings them. A bucket waits for nothing but
-        its own members, and the table for ``after``.
+        Tensors leave in buckets, the last ones first, as the backward pass brings them; what leaves are functions
+        ``of`` each bucket's. A bucket waits for nothing but its own members, and the table for ``after``.
         """
         balance = self._balance
         length = RoundTable.length(balance.balancer.workers) + 1
         row = ask(balance, balance.report, length, balance.learning_rate(), after=after)
         backwards = tensors[::-1]
         buckets = divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
-        parcels = [[backwards[i] for i in bucket] for bucket in buckets]
+        parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         if parcels and _takes_table(parcels[-1]):
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -91,12 +96,17 @@ class Exchange(ABC):
 class AllReduce(Exchange):
     """The mean gradient over all samples of the round, on every rank."""
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
-        weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
-        # One by one, so that none waits for another, and in place, since nobody else has them. A weight of 0 gives 0,
-        # whatever NaN a stand-in has made.
-        weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
-        summed, correction = self._sum_with_table(weighted, after=weighted)
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+        # A weight of 0 gives 0, whatever NaN a stand-in has made.
+        if weighed:
+            summed, correction = self._sum_with_table(
+                gradients, after=gradients, of=lambda bucket: _scaled(bucket, tf.sign(weight))
+            )
+        else:
+            weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
+            # One by one, so that none waits for another, and in place, since nobody else has them.
+            weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
+            summed, correction = self._sum_with_table(weighted, after=weighted)
         return _scaled(summed, correction)
 
 
@@ -112,7 +122,7 @@ class NeighbourAverage(Exchange):
         self._variables = variables
         self._mixing = mixing
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
         balance = self._balance
         workers, most = balance.balancer.workers, self._mixing.most_neighbours
         asked = ask(balance, self._partners, workers + 1 + most, after=gradients)
@@ -152,7 +162,7 @@ class LocalUpdates(Exchange):
         super().__init__(balance)
         self._variables = variables
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
         balance = self._balance
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them

@@ -16,6 +16,7 @@ there is one micro-batch, and no shape changes: whatever the sizes do, the step 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from keras_callbacks.host import Update
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["GraphRound"]
+__all__ = ["GraphRound", "backwards_times"]
 
 # What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, and factors of its gradient.
 _BEGIN, _SIZE, _RESCALE, _WEIGHT, _MORE, _NUMBERS = range(6)
@@ -42,6 +43,8 @@ class GraphRound:
         self._balance = balance
         self._exchange = exchange
         self._state: tf.Tensor | None = None
+        self._weighed = False
+        """whether the loss of the round at hand is weighed, and so are its gradients"""
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
 
@@ -56,6 +59,23 @@ class GraphRound:
 
         return host.as_it_is(lambda data: whole(observed, data))
 
+    def weighed(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """The same loss, whose gradients come weighted: the backward pass begins with a weighted number.
+
+        That saves a product with every gradient, another pass over all their memory. Only where the train step is
+        Keras's own, which takes the gradient of this loss and of nothing else, and hands it to the optimizer as it is.
+        """
+
+        @functools.wraps(compute_loss)
+        def observed(*args: Any, **options: Any) -> Any:
+            loss = host.as_keras_would(compute_loss)(*args, **options)
+            if self._state is None:  # of an evaluation
+                return loss
+            self._weighed = True
+            return backwards_times(self._state[_WEIGHT], loss)
+
+        return host.as_it_is(observed)
+
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """The train step hands its gradients to the optimizer."""
         if self._gathering:
@@ -66,9 +86,10 @@ class GraphRound:
                 self._update_locally(gradients, update)
             return None
         state, self._state = self._state, None
+        weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, variables, state[_WEIGHT]))
+        return update(self._synchronised(gradients, variables, state[_WEIGHT], weighed))
 
     def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
@@ -138,7 +159,9 @@ class GraphRound:
         with tf.control_dependencies([state]):
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
-    def _synchronised(self, gradients: list[Any], variables: list[Any], weight: tf.Tensor) -> list[Any]:
+    def _synchronised(
+        self, gradients: list[Any], variables: list[Any], weight: tf.Tensor, weighed: bool = False
+    ) -> list[Any]:
         """The gradients to update with: of what ranks share those of all, of what is this rank's own its own."""
         own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
         shared = [
@@ -151,8 +174,18 @@ class GraphRound:
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
                 "local_layers"
             )
-        reduced = iter(self._exchange(present, weight))
+        reduced = iter(self._exchange(present, weight, weighed=weighed))
         return [next(reduced) if here else g for g, here in zip(gradients, shared, strict=True)]
+
+
+def backwards_times(factor: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    """The same loss, of which all gradients are so many times what they would be."""
+
+    def same(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(value), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+    result: tf.Tensor = tf.custom_gradient(same)(loss)
+    return result
 
 
 def _slice(data: Any, state: tf.Tensor) -> Any:

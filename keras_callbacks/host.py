@@ -15,6 +15,7 @@ __all__ = [
     "build_optimizer",
     "check_compiled",
     "follows_schedule",
+    "gradients_are_of_the_loss",
     "gradients_pass_through",
     "hyper_parameters",
     "is_keras_3",
@@ -156,6 +157,21 @@ def hyper_parameters(optimizer: Any) -> dict[str, Any]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # a loss scale has none of its own
     found = {"momentum": getattr(inner, "momentum", None), "weight_decay": getattr(inner, "weight_decay", None)}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def gradients_are_of_the_loss(model: Any) -> bool:
+    """Whether what is to be applied is the gradient of ``compute_loss``, with nothing of the user's in between.
+
+    Nor a loss scale, which finds out how small a loss float16 can do with, and is not to be given a smaller one.
+    """
+    keras = tf.keras
+    between = ("scale_loss", "apply_gradients") if is_keras_3(model) else ("compute_gradients", "minimize")
+    optimizer = type(model.optimizer)
+    return (
+        type(model).train_step is keras.Model.train_step
+        and "train_step" not in model.__dict__
+        and all(getattr(optimizer, name, None) is getattr(keras.optimizers.Optimizer, name) for name in between)
+    )
 
 
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:

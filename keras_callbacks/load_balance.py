@@ -239,7 +239,11 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
             )
 
     def _attach(self, model: Any) -> None:
-        graph = GraphRound(self, exchange_of(self, model))
+        exchange = exchange_of(self, model)
+        graph = GraphRound(self, exchange)
+        averages = isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers
+        if averages and host.gradients_are_of_the_loss(model):
+            self._undo.append(_set(model, "compute_loss", graph.weighed(model.compute_loss)))
         self._optimizer = model.optimizer
         self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
         step = graph.train_step(model.train_step, lambda: self._note_reductions(model))
@@ -283,9 +287,11 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
 
 
 def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
+    former = {name: model.__dict__[name]} if name in model.__dict__ else {}
     object.__setattr__(model, name, value)
 
     def undo() -> None:
         model.__dict__.pop(name, None)
+        model.__dict__.update(former)
 
     return undo

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
-from keras_callbacks import LoadBalance  # noqa: E402
+from hvd_hetero.policies import BSP  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.exchange import AllReduce  # noqa: E402
+from keras_callbacks.graph import backwards_times  # noqa: E402
 
+keras = tf.keras
 MIB = 2**18
 """float32 numbers"""
 
@@ -25,14 +29,18 @@ def collectives(*lengths):
     return of(*(tf.TensorSpec((length,), tf.float32) for length in lengths))
 
 
+def graph_of(*specs, weighed=False):
+    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    round_ = tf.function(lambda *g: exchange(list(g), tf.constant(0.5, tf.float64), weighed=weighed))
+    return round_.get_concrete_function(*specs).graph
+
+
 def of(*specs):
     """Each collective of a round with such gradients: what it holds, what it waits for, and its type.
 
     Gradients are told by their numbers, the table by "table".
     """
-    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
-    round_ = tf.function(lambda *g: exchange(list(g), tf.constant(0.5, tf.float64)))
-    graph = round_.get_concrete_function(*specs).graph
+    graph = graph_of(*specs)
     numbers = {tensor.op.name: i for i, tensor in enumerate(graph.inputs)}
     found = []
     for operation in graph.get_operations():
@@ -91,3 +99,104 @@ def test_gradients_of_different_types_do_not_share_a_collective():
 def test_the_table_is_fused_with_a_small_last_bucket(dtype):
     (only,) = of(tf.TensorSpec((4, 4), dtype), tf.TensorSpec((4,), dtype))
     assert only == ([1, 0, "table"], {0, 1}, dtype)
+
+
+def test_weighted_gradients_are_not_multiplied_again_and_wait_for_their_bucket_alone():
+    graph = graph_of(*[tf.TensorSpec((2 * MIB,), tf.float32)] * 3, weighed=True)
+    assert not [o.name for o in graph.get_operations() if "Mul" in o.type]
+    gradients = {t.op.name for t in graph.inputs}
+    waits = [
+        len(gradients & {o.name for o in ancestors(operation)})
+        for operation in graph.get_operations()
+        if operation.type == "HorovodGroupedAllreduce"
+    ]
+    assert waits == [1, 1, 1, 3], "each gradient by itself, and the table after all of them"
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
+    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    exchange._sum_with_table = lambda tensors, after, of=list: (of(tensors), tf.constant(1.0, tf.float64))
+    gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
+
+    def sent(weight):
+        return [g.numpy().tolist() for g in exchange(gradients, tf.constant(weight, tf.float64), weighed=weighed)]
+
+    assert sent(0.0) == [[0.0, 0.0], [0.0]]
+    assert sent(0.25)[0][0] == (1.0 if weighed else 0.25)
+    assert np.isnan(sent(0.25)[0][1]), "what weighs something shows that it is wrong"
+
+
+def trained(model=None, *, policy="bsp", optimizer="sgd", **options):
+    """A model after a fit of two rounds."""
+    if model is None:
+        inputs = keras.layers.Input((2,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.get(optimizer), "mse")
+    balance = LoadBalance(policy, global_batch=4, **options)
+    x = np.ones((8, 2), "float32")
+    model.fit(resize_batches((x, x[:, :1]), balance), verbose=0, shuffle=False, callbacks=[balance])
+    return model, balance
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnUpdate(keras.optimizers.SGD):
+    """Something of the user's between the loss and the update, in either Keras."""
+
+    def apply_gradients(self, *args, **options):
+        return super().apply_gradients(*args, **options)
+
+    def compute_gradients(self, *args, **options):
+        return super().compute_gradients(*args, **options)
+
+
+def weighs_the_loss(model):
+    return "compute_loss" in model.__dict__
+
+
+def test_the_loss_is_weighed_where_its_gradients_are_what_is_applied():
+    model, balance = trained()
+    assert weighs_the_loss(model)
+    balance.release()
+    assert not weighs_the_loss(model)
+
+
+def test_the_loss_is_left_alone_where_something_of_the_users_would_see_it():
+    inputs = keras.layers.Input((2,))
+    layer = keras.layers.Dense(1)
+    assert not weighs_the_loss(trained(OwnStep(inputs, layer(inputs)))[0])
+    assert not weighs_the_loss(trained(optimizer=OwnUpdate(0.1))[0])
+    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    assert not weighs_the_loss(trained(optimizer=scaled)[0])
+    assert not weighs_the_loss(trained(policy=BSP(max_micro_batch=2))[0]), "whose weight is known at the end alone"
+    hidden = keras.layers.Dense(2)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden(inputs)))
+    assert not weighs_the_loss(trained(model, local_layers=[hidden])[0]), "whose gradients are not averaged"
+
+
+def test_a_loss_of_the_users_own_is_asked_and_given_back():
+    inputs = keras.layers.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    asked = []
+
+    def compute_loss(x=None, y=None, y_pred=None, sample_weight=None, **_):
+        asked.append(y_pred.shape)
+        return tf.reduce_mean((y_pred - y) ** 2)
+
+    object.__setattr__(model, "compute_loss", compute_loss)
+    _, balance = trained(model)
+    assert asked
+    balance.release()
+    assert model.compute_loss is compute_loss
+
+
+def test_the_loss_is_told_as_it_is_and_its_gradient_weighted():
+    x = tf.Variable([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        loss = backwards_times(tf.constant(0.25, tf.float64), tf.reduce_sum(x**2))
+    assert float(loss) == 25.0
+    assert tape.gradient(loss, x).numpy().tolist() == [1.5, 2.0]
