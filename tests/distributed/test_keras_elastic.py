@@ -10,7 +10,7 @@ from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
 from limits import KERAS_S
 
 pytestmark = pytest.mark.distributed
-RATE, MOMENTUM = 0.05, 0.9
+RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras sends them
 KERAS_3, TF_KERAS = "0", "1"
 
 
@@ -19,7 +19,8 @@ def elastic(tmp_path_factory, reliability):
     run = elastic_jobs(tmp_path_factory, reliability, "_reliability_rank_keras.py", KERAS_S)
 
     def job(legacy, **options):
-        return run(env=(("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2")), **options)
+        env = (("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2"))
+        return run(env=env, **{"rate": RATE, "momentum": MOMENTUM, **options})
 
     return job
 
@@ -41,21 +42,42 @@ INEXACT = ("elastic-bsp, local", "d-psgd", "matcha")  # steps that no single pro
 CASES = [*((KERAS_3, name) for name in KILLS), *((TF_KERAS, name) for name in ("non-blocking", "d-psgd"))]
 
 
+# From two ranks to three; it ends twelve rounds after that, whenever the third one comes.
+JOIN = {
+    "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "faults": [["join", {"at": 6}]], "samples": 500,
+    "global_batch": 96, "epochs": 1000, "seconds_per_sample": [1.0, 3.0, 2.0], "ends_in_membership": [1, 12],
+    "rounds_per_commit": 3,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def kills(request, elastic):
-    """The jobs of the tests that are to run, two at a time: of each, most is waiting for Horovod to notice."""
-    chosen = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = {call.params["killed"]: None for call in chosen if call is not None and "killed" in call.params}
-    with ThreadPoolExecutor(2) as pool:
+def jobs(request, elastic):
+    """Those of the tests that are to run, three at a time: much of each is waiting for Horovod to notice."""
+    here = [item.callspec.params for item in request.session.items if item.path == request.path]
+    wanted = {case: None for params in here for case in params.values()}
+    with ThreadPoolExecutor(3) as pool:
         yield {
-            (legacy, name): pool.submit(elastic, legacy, faults=[["kill", KILLS[name][0]]], **KILLS[name][1])
-            for legacy, name in cases
+            (legacy, name): pool.submit(
+                elastic,
+                legacy,
+                **(JOIN if name == "join" else {"faults": [["kill", KILLS[name][0]]], **KILLS[name][1]}),
+            )
+            for legacy, name in wanted
         }
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[1]}, {'tf_keras' if case[0] == TF_KERAS else 'Keras 3'}")
-def killed(request, kills):
-    return request.param[1], *kills[request.param].result()
+def label(case):
+    return f"{case[1]}, {'tf_keras' if case[0] == TF_KERAS else 'Keras 3'}"
+
+
+@pytest.fixture(params=CASES, ids=label)
+def killed(request, jobs):
+    return request.param[1], *jobs[request.param].result()
+
+
+@pytest.fixture(params=[(KERAS_3, "join"), (TF_KERAS, "join")], ids=label)
+def joined(request, jobs):
+    return jobs[request.param].result()
 
 
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
@@ -105,16 +127,6 @@ def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_sam
         assert [each["rate"] for each in record.memberships] == pytest.approx([RATE, RATE * 16 / 24])
         assert "the global batch was 24 and is 16 now; learning rates were scaled alike" in said
     np.testing.assert_allclose(parameters, replayed(record), rtol=1e-9)
-
-
-@pytest.fixture(scope="module", params=[KERAS_3, TF_KERAS], ids=["Keras 3", "tf_keras"])
-def joined(request, elastic):
-    """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
-    return elastic(
-        request.param, ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500,
-        global_batch=96, epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], ends_in_membership=[1, 12],
-        rounds_per_commit=3,
-    )  # fmt: skip
 
 
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
