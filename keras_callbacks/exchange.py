@@ -186,16 +186,12 @@ def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -
 
 
 def _scaled(tensors: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors times a factor: untouched for 1, and zero for 0, where a product would keep the NaN of a stand-in."""
-
-    def product() -> Any:
-        return tf.cond(
-            factor > 0,
-            lambda: [t * tf.cast(factor, t.dtype) for t in tensors],
-            lambda: [tf.zeros_like(t) for t in tensors],
-        )
-
-    scaled: list[tf.Tensor] = tf.cond(tf.equal(factor, 1.0), lambda: [tf.identity(t) for t in tensors], product)
+    """The tensors times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
+    scaled: list[tf.Tensor] = tf.cond(
+        tf.equal(factor, 1.0),
+        lambda: [tf.identity(t) for t in tensors],
+        lambda: [tf.math.multiply_no_nan(t, tf.cast(factor, t.dtype)) for t in tensors],
+    )
     return scaled
 
 
