@@ -103,7 +103,7 @@ class Survival:
         mine = (self._rank, balancer.pace.expected(), balancer.pace.limit)
         ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
         came_from, speeds, limits = zip(*ranks, strict=True)
-        same = list(came_from) == list(range(balancer.workers))
+        same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
         if same and _fits(common, balancer):
             balancer.load_state_dict({**common, "pace": balancer.pace.state_dict()})
             return True
@@ -182,8 +182,9 @@ class Member:
         """Let go of the former membership's objects."""
         raise NotImplementedError
 
-    def _check_new(self, balance: Any) -> None:
-        if balance is self._former():
+    def _check_new(self, balance: Any, rank: int, size: int) -> None:
+        numbered = (balance.balancer.rank, balance.balancer.workers)
+        if balance is self._former() or numbered != (rank, size):
             raise ValueError(
                 "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
                 "it, anew inside the function that hvd.elastic.run calls after every reset"

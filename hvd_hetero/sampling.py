@@ -98,6 +98,10 @@ class SharedPermutation:
         self._put_back(self._next)
         return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
+    def holds(self, samples: int) -> bool:
+        """Whether the next round can take so many samples of this epoch."""
+        return self.remaining >= samples
+
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
         """The plan of the next round, shortened where the epoch ends, and this rank's samples of it."""
         if self.remaining == 0:

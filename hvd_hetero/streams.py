@@ -67,6 +67,10 @@ class SharedStream:
         """Samples still to be taken, as far as a round needs to know: ``least`` at most."""
         return min(self._await(self._least), self._least)
 
+    def holds(self, samples: int) -> bool:
+        """Whether so many samples are still to be taken."""
+        return self._await(samples) >= samples
+
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
         """The plan of the next round, shortened where the stream ends, and this rank's samples of it.
 
@@ -182,6 +186,10 @@ class ShardStream:
     def remaining(self) -> float:
         """As much as is asked for, while rounds are left."""
         return float("inf") if self._round < self.rounds else 0
+
+    def holds(self, samples: int) -> bool:
+        """Whether so many samples are still to be taken: any number, while rounds are left."""
+        return self.remaining >= samples
 
     @property
     def place(self) -> int:

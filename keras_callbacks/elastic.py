@@ -143,8 +143,10 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         """
         if balance is self._balance:
             return
+        self._check_new(balance, hvd.rank(), hvd.size())
         self._leave()
-        self._check_new(balance)
+        self._balance = balance  # from here on it is to be let go of, whatever fails
+        balance.elastic = True
         survival = self._survival
         factor = survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate)
         if factor != 1.0:
@@ -157,8 +159,6 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             self.batch = balance.skipped
         elif balance.queue is not None and not balance.queue.survives_resets and hvd.rank() == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
-        self._balance = balance
-        balance.elastic = True
         self._own = host.plain(v for layer in balance.local_layers for v in layer.weights)
 
     def _leave(self) -> None:

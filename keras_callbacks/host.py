@@ -146,10 +146,11 @@ def trained_variables(model: Any) -> list[tf.Variable]:
 
 
 def follows_schedule(optimizer: Any) -> bool:
-    """Whether the learning rate is a function of the updates that the optimizer has made."""
+    """Whether the learning rate is a function: of the updates that the optimizer has made, or of anything."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
-    return isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+    schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
+    return schedule or (callable(rate) and not hasattr(rate, "assign"))
 
 
 def hyper_parameters(optimizer: Any) -> dict[str, Any]:

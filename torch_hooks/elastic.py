@@ -133,8 +133,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
+        self._check_new(balance, hvd.rank(), hvd.size())
         self._leave()
-        self._check_new(balance)
         self._balance, self._loader = balance, loader
         self._scale_rates(self._survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate))
         self._survival.take_up(balance.balancer, hvd, balance.prefix)

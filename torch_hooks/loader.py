@@ -188,7 +188,7 @@ class BalancedLoader:
         self.epoch = state["epoch"]
         begun = state["order"]["epoch"] < state["epoch"]
         # By the batch of then: where the new one is larger, an epoch that was not over has nothing left, but an end.
-        self._resumes = begun and self._order.remaining >= state["least"]
+        self._resumes = begun and self._order.holds(state["least"])
 
     @property
     def _least(self) -> int:

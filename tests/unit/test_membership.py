@@ -185,6 +185,26 @@ def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog)
     assert rounds(ranks, 10).samples == (90, 30)
 
 
+@pytest.mark.parametrize(("survivors", "same"), [([0, 1, 2], True), ([0, 1], False), ([0], False), ([1, 2], False)])
+def test_some_of_the_ranks_are_not_the_same_ranks_whichever_were_lost(survivors, same):
+    ranks = trained([300.0, 200.0, 100.0], BSP)
+    for rank in ranks:
+        rank.survival.keep(rank.balancer)
+    gather = Gather(len(survivors))
+    said = {}
+
+    def take_up(number, rank):
+        balancer = Balancer(BSP(), number, len(survivors), GLOBAL_BATCH, clock=lambda: 0.0)
+        said[number] = rank.survival.take_up(balancer, gather.of(number), "t")
+
+    threads = [threading.Thread(target=take_up, args=(n, ranks[old])) for n, old in enumerate(survivors)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert said == dict.fromkeys(range(len(survivors)), same)
+
+
 def test_before_the_first_commit_there_is_nothing_to_take_up():
     ranks = [Rank(1.0), Rank(2.0)]
     meet(ranks)

@@ -35,9 +35,9 @@ def made(**options):
     return TorchState(model, optimizer, **options)
 
 
-def begun(state, *, global_batch=BATCH, **options):
+def begun(state, *, global_batch=BATCH, dataset=DATA, **options):
     balance = LoadBalance("bsp", global_batch=global_batch)
-    loader = BalancedLoader(DATA, balance, shuffle=True, seed=3, **options)
+    loader = BalancedLoader(dataset, balance, **{"shuffle": True, "seed": 3, **options})
     optimizer = DistributedOptimizer(state.optimizer, balance, state.model.named_parameters())
     state.follow(balance, loader)
     return balance, loader, optimizer
@@ -207,20 +207,29 @@ def test_a_mean_of_models_of_which_none_counts_is_none():
     assert parameters[0].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(("then", "epoch"), [(3 * BATCH, 0), (2, 1)])
-def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch):
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([DATA[i] for i in range(SAMPLES)])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dataset": Stream(), "stream": "whole", "shuffle": False}], ids=["", "stream"]
+)
+@pytest.mark.parametrize(("then", "epoch"), [(3 * BATCH, 0), (2, 0), (2, 1)])
+def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch, options):
     """With drop_last, what a larger round leaves over is no reason to skip the epoch's end, nor a smaller to begin."""
     state = made(rounds_per_commit=1)
-    _, loader, optimizer = begun(state, drop_last=True)
+    _, loader, optimizer = begun(state, drop_last=True, **options)
+    rounds = SAMPLES // BATCH
     for number, (x, y, _) in enumerate(loader, start=1):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(state.model(x), y).backward()
         optimizer.step()
-        if epoch == 0 and number == len(loader) - 1:
+        if epoch == 0 and number == rounds - 1:
             break
     state.save()
     state.reset()
-    _, loader, _ = begun(state, global_batch=then, drop_last=True)
+    _, loader, _ = begun(state, global_batch=then, drop_last=True, **options)
     assert loader.epoch_at_hand == epoch
 
 
