@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,11 @@ STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
 def elastic_jobs(tmp_path_factory: Any, reliability: Any, script: str, timeout_s: float) -> Callable[..., Any]:
     """Runs a job, and returns what its ranks reported and wrote down, and what they said."""
 
+    base = tmp_path_factory.mktemp("elastic")  # here, for pytest makes none from two threads at once
+
     @cache
     def run(job: str, ranks: int, patience_s: int, env: tuple[tuple[str, str], ...]) -> Any:
-        directory = tmp_path_factory.mktemp("elastic")
+        directory = Path(tempfile.mkdtemp(dir=base))
         default = {
             "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
             "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": str(directory), "faults": [],
