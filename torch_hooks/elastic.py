@@ -50,7 +50,6 @@ _WITH_RATES_OF_THEIR_OWN = (
     torch.optim.lr_scheduler.CyclicLR,
     torch.optim.lr_scheduler.SequentialLR,
     torch.optim.lr_scheduler.ChainedScheduler,
-    torch.optim.lr_scheduler.ReduceLROnPlateau,
 )
 
 
