@@ -155,7 +155,7 @@ def steady(job: Job, cycles: int) -> dict:
         "oracle": job.by_hand("oracle", lambda: shares),
         "lb-bsp": job.balanced(LBBSP())[0],
         "self-adaptive": job.balanced(adaptive)[0],
-        "non-blocking": job.balanced(NonBlocking(STEPS))[0],
+        "non-blocking": job.balanced(NonBlocking(STEPS), n * max(shares))[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
     }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
