@@ -77,16 +77,22 @@ class RoundCalls:
                 # Weighted by what is really used. The table tells the others.
                 self._pending = [MicroBatch(cut.plan, int(size), True, cut.epoch, cut.place)]
             self._offset = 0
-            self.samples = planned
+            self.samples = sum(work.samples for work in self._pending)
             return self._begin_next(time.perf_counter() - self.asked_at)
 
     def proceed(self) -> list[float]:
         """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
         if self.balancer.closing or self.balancer.stop_early():
             self.samples = self.balancer.pace.round.samples + self.balancer.work.samples
-            return [0.0, 0.0, 1.0, self.balancer.weight, False]
+            return [0.0, 0.0, 1.0, False, *self.share()]
         self.balancer.pause()
         return self._begin_next(0.0)
+
+    def share(self) -> list[float]:
+        """What this rank has of the round, if the micro-batch at hand is its last: see ``Exchange``."""
+        samples = self.balancer.pace.round.samples + self.balancer.work.samples
+        planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
+        return [self.balancer.weight, samples, planned]
 
     def share_done(self) -> float:
         """What this rank's weights count for in the average that ends a round of local updates."""
@@ -97,7 +103,7 @@ class RoundCalls:
         self.balancer.begin(work, input_s)
         size = max(work.samples, 1)
         begin, self._offset = self._offset, self._offset + size
-        return [begin, size, self.balancer.rescale, self.balancer.weight, True]
+        return [begin, size, self.balancer.rescale, True, *self.share()]
 
     def learning_rate(self) -> tf.Tensor:
         """The optimizer's, in the graph; 1 where ranks may have different ones."""

@@ -6,6 +6,7 @@ contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises a failu
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,11 @@ from keras_callbacks import host
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["Exchange", "ask", "average", "dense", "exchange_of"]
+__all__ = ["SHARE", "Exchange", "ask", "average", "dense", "exchange_of"]
+
+SHARE = 3
+"""Numbers in a rank's share of a round: what its mean gradient weighs in the sum; its samples; those that all ranks'
+plans add up to, or 0 where the sum is not to be corrected by what they really did."""
 
 
 def ask(
@@ -51,25 +56,33 @@ class Exchange(ABC):
         self._balance = balance
         self._eagerly = tf.function(self._exchange)
 
-    def __call__(self, gradients: list[tf.Tensor], weight: tf.Tensor, *, weighed: bool = False) -> list[tf.Tensor]:
-        """The gradients to update with. ``weight`` is what this rank's mean gradient weighs in the round's.
+    def __call__(self, gradients: list[tf.Tensor], share: tf.Tensor, *, weighed: bool = False) -> list[tf.Tensor]:
+        """The gradients to update with. ``share`` is this rank's of the round: `SHARE` numbers.
 
-        ``weighed``: the gradients are that mean times the weight already (but NaN may be among 0 times the mean).
+        ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
         """
         if tf.executing_eagerly():  # nodes have names in graphs alone
-            return list(self._eagerly(gradients, weight, weighed))
-        return self._exchange(gradients, weight, weighed)
+            return list(self._eagerly(gradients, share, weighed))
+        return self._exchange(gradients, share, weighed)
 
     @abstractmethod
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]: ...
+    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]: ...
 
-    def _sum_with_table(
-        self, tensors: list[tf.Tensor], after: list[Any], of: Callable[[list[Any]], list[Any]] = list
+    def _mean(
+        self,
+        tensors: list[tf.Tensor],
+        after: list[Any],
+        of: Callable[[list[Any]], list[Any]] = list,
+        share: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The sums over all ranks, and what the balancer answers to the table that came with them.
+        """The tensors' sums over all ranks, times a correction; and that, by which what the plan promised becomes a mean.
 
         Tensors leave in buckets, the last ones first, as the backward pass brings them; what leaves are functions
         ``of`` each bucket's. A bucket waits for nothing but its own members, and the table for ``after``.
+
+        The correction is the balancer's answer to the table, which comes last: updates would wait for it, all of them,
+        and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
+        bucket that is copied anyway, and what has arrived by then waits for no more.
         """
         balance = self._balance
         length = RoundTable.length(balance.balancer.workers) + 1
@@ -77,37 +90,40 @@ class Exchange(ABC):
         backwards = tensors[::-1]
         buckets = divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
-        if parcels and _takes_table(parcels[-1]):
+        takes_more = [_takes_more(parcel) for parcel in parcels]
+        counted = takes_more.index(True) if share is not None and any(takes_more) else None
+        if counted is not None:
+            parcels[counted].append(tf.cast(share[1:2], parcels[counted][0].dtype))
+        if takes_more and takes_more[-1]:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
             parcels.append([row])
         sums = [
-            s
-            for number, parcel in enumerate(parcels)
-            for s in hvd.grouped_allreduce(
+            hvd.grouped_allreduce(
                 parcel, op=hvd.Sum, name=f"HorovodAllreduce_{balance.prefix}_{number}", ignore_name_scope=True
             )
+            for number, parcel in enumerate(parcels)
         ]
-        correction = ask(balance, balance.agree, 1, tf.cast(sums.pop(), tf.float64))[0]
-        by_place = dict(zip((i for bucket in buckets for i in bucket), sums, strict=True))
+        answer = ask(balance, balance.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
+        correction = answer if counted is None else _correction(share[2], sums[counted].pop()[0])
+        corrected = itertools.chain.from_iterable(_scaled(bucket, correction) for bucket in sums if bucket)
+        by_place = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_place[i] for i in reversed(range(len(tensors)))], correction
 
 
 class AllReduce(Exchange):
     """The mean gradient over all samples of the round, on every rank."""
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
+        weight = share[0]
         if weighed:
-            summed, correction = self._sum_with_table(
-                gradients, after=gradients, of=lambda bucket: _scaled(bucket, tf.sign(weight))
-            )
-        else:
-            weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
-            # One by one, so that none waits for another, and in place, since nobody else has them.
-            weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
-            summed, correction = self._sum_with_table(weighted, after=weighted)
-        return _scaled(summed, correction)
+            sign = tf.sign(weight)
+            return self._mean(gradients, gradients, lambda bucket: _scaled(bucket, sign), share)[0]
+        weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
+        # One by one, so that none waits for another, and in place, since nobody else has them.
+        weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
+        return self._mean(weighted, weighted, share=share)[0]
 
 
 class NeighbourAverage(Exchange):
@@ -122,7 +138,7 @@ class NeighbourAverage(Exchange):
         self._variables = variables
         self._mixing = mixing
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
         balance = self._balance
         workers, most = balance.balancer.workers, self._mixing.most_neighbours
         asked = ask(balance, self._partners, workers + 1 + most, after=gradients)
@@ -139,10 +155,10 @@ class NeighbourAverage(Exchange):
             )
             theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
             mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
-        _, correction = self._sum_with_table([], after=gradients)
+        _, correction = self._mean([], after=gradients)
         for group, flat in mixed:
             _assign(group, flat)
-        return _scaled(gradients, weight * workers * correction)
+        return _scaled(gradients, share[0] * workers * correction)
 
     def _partners(self) -> list[float]:
         """How many copies go to each rank; the weight of this rank's own parameters; the weights of those received."""
@@ -162,14 +178,13 @@ class LocalUpdates(Exchange):
         super().__init__(balance)
         self._variables = variables
 
-    def _exchange(self, gradients: list[tf.Tensor], weight: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
         balance = self._balance
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
-        share = ask(balance, balance.share_done, 1, after=[*gradients, *values])[0]
-        weighted = _scaled(values, share)
-        summed, correction = self._sum_with_table(weighted, after=weighted)
-        for variable, value in zip(variables, _scaled(summed, correction), strict=True):
+        done = ask(balance, balance.share_done, 1, after=[*gradients, *values])[0]
+        weighted = _scaled(values, done)
+        for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
             variable.assign(value)
         return gradients
 
@@ -199,9 +214,16 @@ def _bytes(tensor: tf.Tensor) -> int:
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
 
 
-def _takes_table(parcel: list[tf.Tensor]) -> bool:
-    """Whether the table is fused with it. With a large tensor it would have Horovod copy that twice."""
-    return parcel[0].dtype in (tf.float32, tf.float64) and sum(map(_bytes, parcel)) < ALONE
+def _correction(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+    """What a sum that was weighted by plans is to be multiplied by, when ranks together have done so many samples."""
+    done = tf.cast(samples, tf.float64)
+    return tf.where((planned > 0) & (done > 0), planned / tf.maximum(done, 1.0), 1.0)
+
+
+def _takes_more(parcel: list[tf.Tensor]) -> bool:
+    """Whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
+    copied_anyway = len(parcel) > 1 or _bytes(parcel[0]) < ALONE
+    return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
 
 
 def _by_dtype(variables: list[tf.Variable]) -> list[list[tf.Variable]]:

@@ -1,8 +1,8 @@
 """A round inside TensorFlow's graph: what the train step becomes, and where the clock is read.
 
-    batch ─ begin ─ forward, backward ─ last gradient ─ report ─▶ allreduce of the table ─ agree ─ update
-              ▲            └─▶ allreduce of each bucket  ▲                                   ▲       ▲
-        balancer.begin                            balancer.report                  balancer.agree, correction
+    batch ─ begin ─ forward, backward ─── last gradient ───── report ─▶ allreduce of the table ─ agree
+              ▲          └─▶ allreduce of each bucket ─▶ update ▲                                  ▲
+         balancer.begin                                   balancer.report                    balancer.agree
 
 ``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
 ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds.
@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
-from keras_callbacks.exchange import Exchange, ask, dense
+from keras_callbacks.exchange import SHARE, Exchange, ask, dense
 from keras_callbacks.host import Update
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphRound"]
 
-# What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, and factors of its gradient.
-_BEGIN, _SIZE, _RESCALE, _WEIGHT, _MORE, _NUMBERS = range(6)
+# What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, a factor of what was gathered
+# before it, whether it is one; and its share of the round, as ``Exchange`` has it, with the weight first.
+_BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
+_SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
+_NUMBERS = _WEIGHT + SHARE
 
 
 class GraphRound:
@@ -84,7 +87,7 @@ class GraphRound:
         weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, variables, state[_WEIGHT], weighed))
+        return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
 
     def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
@@ -121,7 +124,7 @@ class GraphRound:
             lambda state, *_: state[_MORE] > 0, body, (state, gradients, logs), parallel_iterations=1
         )
         self._state = None
-        reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_WEIGHT]))
+        reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
         if not self._balance.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
@@ -164,7 +167,7 @@ class GraphRound:
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(
-        self, gradients: list[Any], variables: list[Any], weight: tf.Tensor, weighed: bool = False
+        self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
     ) -> list[Any]:
         """The gradients to update with: of what ranks share those of all, of what is this rank's own its own."""
         own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
@@ -178,7 +181,7 @@ class GraphRound:
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
                 "local_layers"
             )
-        reduced = iter(self._exchange(present, weight, weighed=weighed))
+        reduced = iter(self._exchange(present, share, weighed=weighed))
         return [next(reduced) if here else g for g, here in zip(gradients, shared, strict=True)]
 
 

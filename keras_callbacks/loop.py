@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
 from keras_callbacks.data import BalancedDataset
-from keras_callbacks.exchange import ask, dense
+from keras_callbacks.exchange import SHARE, ask, dense
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
@@ -40,8 +40,8 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
-    weight = ask(balance, lambda: balance.balancer.weight, 1, after=present)[0]
-    reduced = iter(balance.all_reduce(present, weight))
+    share = ask(balance, balance.share, SHARE, after=present)
+    reduced = iter(balance.all_reduce(present, share))
     return [None if g is None else next(reduced) for g in gradients]
 
 

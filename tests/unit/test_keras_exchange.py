@@ -12,12 +12,13 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.exchange import AllReduce  # noqa: E402
+from keras_callbacks.exchange import AllReduce, _correction  # noqa: E402
 from keras_callbacks.graph import GraphRound  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
 """float32 numbers"""
+SHARE = [0.5, 2.0, 4.0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +34,7 @@ def collectives(*lengths):
 
 def graph_of(*specs, weighed=False):
     exchange = AllReduce(LoadBalance("bsp", global_batch=4))
-    round_ = tf.function(lambda *g: exchange(list(g), tf.constant(0.5, tf.float64), weighed=weighed))
+    round_ = tf.function(lambda *g: exchange(list(g), tf.constant(SHARE, tf.float64), weighed=weighed))
     return round_.get_concrete_function(*specs).graph
 
 
@@ -48,10 +49,13 @@ def of(*specs):
     for operation in graph.get_operations():
         if operation.type == "HorovodGroupedAllreduce":
             assert "HorovodAllreduce" in operation.name, "by which elastic mode knows it"
-            holds = [numbers.get(source(t).name, "table") for t in operation.inputs]
+            holds = [numbers.get(source(t).name, KINDS.get(source(t).type)) for t in operation.inputs]
             waits_for = {numbers[o.name] for o in ancestors(operation) if o.name in numbers}
             found.append((holds, waits_for, operation.inputs[0].dtype))
     return found
+
+
+KINDS = {"PyFunc": "table", "EagerPyFunc": "table", "Const": "samples"}
 
 
 def source(tensor):
@@ -75,11 +79,11 @@ def test_a_bucket_waits_for_its_own_gradients_alone_and_the_table_for_all():
     assert len(found) > 3
     for holds, waits_for, _ in found[:-1]:
         assert "table" not in holds
-        assert waits_for == set(holds)
+        assert waits_for == set(holds) - {"samples"}
     holds, waits_for, _ = found[-1]
     assert holds[-1] == "table"
     assert waits_for == set(range(40))
-    assert sorted(i for held, _, _ in found for i in held if i != "table") == list(range(40))
+    assert sorted(i for held, _, _ in found for i in held if isinstance(i, int)) == list(range(40))
 
 
 def test_the_last_variables_leave_first():
@@ -88,19 +92,48 @@ def test_the_last_variables_leave_first():
 
 def test_a_large_gradient_travels_by_itself_and_does_not_take_the_table():
     found = collectives(2 * MIB, 8, 2 * MIB, 8)
-    assert [holds for holds, _, _ in found] == [[2], [3, 1], [0], ["table"]]
+    assert [holds for holds, _, _ in found] == [[2], [3, 1, "samples"], [0], ["table"]]
     assert found[-1][2] == tf.float64, "of another type, so that Horovod does not fuse it with what leaves beside it"
 
 
 def test_gradients_of_different_types_do_not_share_a_collective():
     found = of(*(tf.TensorSpec((4,), dtype) for dtype in (tf.float16, tf.float32, tf.float64, tf.float16)))
-    assert [holds for holds, _, _ in found] == [[2], [1], [3, 0], ["table"]]
+    assert [holds for holds, _, _ in found] == [[2, "samples"], [1], [3, 0], ["table"]]
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_the_table_is_fused_with_a_small_last_bucket(dtype):
     (only,) = of(tf.TensorSpec((4, 4), dtype), tf.TensorSpec((4,), dtype))
-    assert only == ([1, 0, "table"], {0, 1}, dtype)
+    assert only == ([1, 0, "samples", "table"], {0, 1}, dtype)
+
+
+def waits_of_updates(*lengths):
+    """By gradient, the numbers of the collectives that its update waits for, and of how many there are."""
+    graph = graph_of(*(tf.TensorSpec((length,), tf.float32) for length in lengths))
+    order = [o for o in graph.get_operations() if o.type == "HorovodGroupedAllreduce"]
+    results = [t.op.inputs[0].op for t in graph.outputs]  # what a graph gives back waits for all that it has to do
+    waits = [{i for i, o in enumerate(order) if o in ancestors(result)} for result in results]
+    return waits, len(order)
+
+
+def test_updates_wait_for_their_own_bucket_and_the_one_with_the_samples_and_for_nothing_else():
+    waits, collectives = waits_of_updates(*[MIB // 2] * 40)
+    assert all(len(w) <= 2 and 0 in w for w in waits)
+    assert set.union(*waits) == set(range(collectives))
+
+
+def test_where_no_bucket_takes_the_samples_updates_wait_for_the_table():
+    waits, collectives = waits_of_updates(2 * MIB, 2 * MIB)
+    assert all(collectives - 1 in w for w in waits)
+
+
+@pytest.mark.parametrize(
+    ("planned", "samples", "expected"), [(4, 4, 1.0), (4, 3, 4 / 3), (0, 3, 1.0), (4, 0, 1.0)],
+    ids=["as planned", "fewer", "not to be corrected", "none at all"],
+)  # fmt: skip
+def test_a_sum_that_plans_have_weighted_becomes_the_mean_over_what_was_done(planned, samples, expected):
+    found = _correction(tf.constant(planned, tf.float64), tf.constant(samples, tf.float32))
+    assert float(found) == expected
 
 
 def test_weighted_gradients_are_not_multiplied_again_and_wait_for_their_bucket_alone():
@@ -118,11 +151,11 @@ def test_weighted_gradients_are_not_multiplied_again_and_wait_for_their_bucket_a
 @pytest.mark.parametrize("weighed", [False, True])
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
     exchange = AllReduce(LoadBalance("bsp", global_batch=4))
-    exchange._sum_with_table = lambda tensors, after, of=list: (of(tensors), tf.constant(1.0, tf.float64))
+    exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
     def sent(weight):
-        return [g.numpy().tolist() for g in exchange(gradients, tf.constant(weight, tf.float64), weighed=weighed)]
+        return [g.numpy().tolist() for g in exchange(gradients, tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)]
 
     assert sent(0.0) == [[0.0, 0.0], [0.0]]
     assert sent(0.25)[0][0] == (1.0 if weighed else 0.25)
@@ -186,7 +219,7 @@ class Round(GraphRound):
 
     def __init__(self):
         super().__init__(None, None)
-        self._state = tf.constant([0.0, 1.0, 1.0, 0.25, 0.0], tf.float64)
+        self._state = tf.constant([0.0, 1.0, 1.0, 0.0, 0.25, 1.0, 4.0], tf.float64)
 
 
 def gradient_of(function, dtype=tf.float32):
@@ -233,3 +266,13 @@ def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
         graph_round.train_step(fails, lambda: None)(None)
     loss = tf.constant(2.0)
     assert graph_round.weigh(loss) is loss, "as that of an evaluation"
+
+
+def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
+    """In the gradient's weight, in the average of metrics, and in that of weights after local updates."""
+    balance = LoadBalance("bsp", global_batch=4)
+    x = np.ones((8, 2), "float32")
+    resize_batches((x, x[:, :1]), balance)
+    assert balance.queue.prepare(new=True) == 4
+    balance.begin_round(3)
+    assert (balance.samples, balance.share_done(), balance.balancer.weight) == (3, 0.75, 0.75)
