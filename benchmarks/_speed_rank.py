@@ -23,8 +23,9 @@ GLOBAL_BATCH = 384
 ITERATION = 96  # samples of one iteration of all ranks under ElasticBSP
 TURN = {"elastic-bsp": 3}  # rounds of a turn
 USUAL_TURN = 6
-PIECES = 3  # micro-batches per rank and round of self-adaptive allocation, of 64 samples for two ranks: at rest it divides
-# samples, so finer ones gain nothing, and each costs (with 12 for 3 the rate was 7 % lower)
+# Micro-batches per rank and round of self-adaptive allocation, of 64 samples for two ranks: at rest it divides samples,
+# so finer ones gain nothing, and each costs (with 12 for 3 the rate was 7 % lower).
+PIECES = 3
 STEPS = 16  # N of non-blocking rounds: how much of a round the last micro-batch of a slow rank is
 SWITCH = 60  # rounds between two changes of the slow rank
 Rounds = Iterator[float]  # each round yields its samples, over all ranks

@@ -75,7 +75,7 @@ class Exchange(ABC):
         of: Callable[[list[Any]], list[Any]] = list,
         share: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The tensors' sums over all ranks, times a correction; and that, by which what the plan promised becomes a mean.
+        """The tensors' sums over all ranks, times the correction that makes means of what plans have weighted; and it.
 
         Tensors leave in buckets, the last ones first, as the backward pass brings them; what leaves are functions
         ``of`` each bucket's. A bucket waits for nothing but its own members, and the table for ``after``.
@@ -91,9 +91,9 @@ class Exchange(ABC):
         buckets = divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
-        counted = takes_more.index(True) if share is not None and any(takes_more) else None
-        if counted is not None:
-            parcels[counted].append(tf.cast(share[1:2], parcels[counted][0].dtype))
+        first = takes_more.index(True) if any(takes_more) else None
+        if share is not None and first is not None:
+            parcels[first].append(tf.cast(share[1:2], parcels[first][0].dtype))
         if takes_more and takes_more[-1]:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -105,7 +105,7 @@ class Exchange(ABC):
             for number, parcel in enumerate(parcels)
         ]
         answer = ask(balance, balance.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
-        correction = answer if counted is None else _correction(share[2], sums[counted].pop()[0])
+        correction = answer if share is None or first is None else _correction(share[2], sums[first].pop()[0])
         corrected = itertools.chain.from_iterable(_scaled(bucket, correction) for bucket in sums if bucket)
         by_place = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_place[i] for i in reversed(range(len(tensors)))], correction

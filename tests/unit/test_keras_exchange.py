@@ -155,7 +155,8 @@ def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
     def sent(weight):
-        return [g.numpy().tolist() for g in exchange(gradients, tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)]
+        share = tf.constant([weight, 4 * weight, 4], tf.float64)
+        return [g.numpy().tolist() for g in exchange(gradients, share, weighed=weighed)]
 
     assert sent(0.0) == [[0.0, 0.0], [0.0]]
     assert sent(0.25)[0][0] == (1.0 if weighed else 0.25)
