@@ -120,7 +120,7 @@ class RoundCalls:
         return np.append(row, float(self.wants_to_stop))
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """The sum is there: what to multiply the gradients by."""
+        """The sum is there: what to multiply the gradients by, where they have waited for it."""
         assert self.queue is not None, "the round came from it"
         # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
         self.balancer.waiting()

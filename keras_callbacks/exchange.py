@@ -15,7 +15,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.buckets import ALONE, divide
+from hvd_hetero import buckets as division
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.synchronisation import Mixing
 from keras_callbacks import host
@@ -82,18 +82,19 @@ class Exchange(ABC):
 
         The correction is the balancer's answer to the table, which comes last: updates would wait for it, all of them,
         and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
-        bucket that is copied anyway, and what has arrived by then waits for no more.
+        bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So those of a rank
+        that is early fall into its wait, and in a round that is refused some may have been made.)
         """
         balance = self._balance
         length = RoundTable.length(balance.balancer.workers) + 1
         row = ask(balance, balance.report, length, balance.learning_rate(), after=after)
         backwards = tensors[::-1]
-        buckets = divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
+        buckets = division.divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
-        first = takes_more.index(True) if any(takes_more) else None
-        if share is not None and first is not None:
-            parcels[first].append(tf.cast(share[1:2], parcels[first][0].dtype))
+        counted = None if share is None or True not in takes_more[:-1] else takes_more.index(True)
+        if share is not None and counted is not None:
+            parcels[counted].append(tf.cast(share[1:2], parcels[counted][0].dtype))
         if takes_more and takes_more[-1]:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -105,7 +106,7 @@ class Exchange(ABC):
             for number, parcel in enumerate(parcels)
         ]
         answer = ask(balance, balance.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
-        correction = answer if share is None or first is None else _correction(share[2], sums[first].pop()[0])
+        correction = answer if share is None or counted is None else _correction(share[2], sums[counted].pop()[0])
         corrected = itertools.chain.from_iterable(_scaled(bucket, correction) for bucket in sums if bucket)
         by_place = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_place[i] for i in reversed(range(len(tensors)))], correction
@@ -222,7 +223,7 @@ def _correction(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
 
 def _takes_more(parcel: list[tf.Tensor]) -> bool:
     """Whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
-    copied_anyway = len(parcel) > 1 or _bytes(parcel[0]) < ALONE
+    copied_anyway = len(parcel) > 1 or _bytes(parcel[0]) < division.ALONE
     return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
 
 

@@ -12,6 +12,7 @@ from hvd_hetero.testing import launch
 pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).parent / "workers" / "keras_schemes.py"
 NEIGHBOURS = ("d-psgd", "d-psgd, every round another", "non-blocking, matcha")
+FEWER = ("fewer samples than planned", "fewer samples than planned, d-psgd")
 TOGETHER = ("non-blocking", "elastic-bsp", "elastic-bsp, local", "self-adaptive")
 
 
@@ -21,7 +22,7 @@ def ranks(request):
     return launch(WORKER, 3, timeout_s=KERAS_S, env=env).reports
 
 
-@pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS])
+@pytest.mark.parametrize("scheme", [*TOGETHER, *NEIGHBOURS, *FEWER])
 def test_weights_are_those_of_the_recurrence_and_alike_on_all_ranks(ranks, scheme):
     for rank in ranks:
         outcome = rank[scheme]

@@ -104,7 +104,7 @@ def test_gradients_of_different_types_do_not_share_a_collective():
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_the_table_is_fused_with_a_small_last_bucket(dtype):
     (only,) = of(tf.TensorSpec((4, 4), dtype), tf.TensorSpec((4,), dtype))
-    assert only == ([1, 0, "samples", "table"], {0, 1}, dtype)
+    assert only == ([1, 0, "table"], {0, 1}, dtype), "which tells how many samples there were"
 
 
 def waits_of_updates(*lengths):

@@ -17,12 +17,14 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
+division.ALONE, division.MEMBERS = 200, 2  # bytes, and gradients of a bucket: a small model takes all ways
 EPOCHS = 4
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
