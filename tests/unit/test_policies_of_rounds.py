@@ -94,6 +94,29 @@ def test_a_stable_allocation_stays_whatever_the_noise_and_is_taken_up_again_when
     assert policy.stable
 
 
+def test_at_rest_samples_follow_a_rank_that_drifts_and_the_allocation_stays():
+    policy = SelfAdaptive(10)
+    cluster = Cluster(policy, [100.0, 200.0], 2000, noise=0.002)
+    cluster.epochs(6)
+    counts = list(policy._weights)
+    for step in range(6):
+        cluster.speeds[1] *= 0.97
+        cluster.epochs(2, start=6 + 2 * step)
+        busy = [x / v for x, v in zip(cluster.plans[-1].samples, cluster.speeds, strict=True)]
+        assert max(busy) / min(busy) < 1.025
+        assert policy.stable
+    assert policy._weights == counts
+
+
+def test_at_rest_noise_alone_moves_nothing():
+    policy = SelfAdaptive(10)
+    cluster = Cluster(policy, [100.0, 200.0], 2000, noise=0.005)
+    cluster.epochs(6)
+    before = cluster.plans[-1]
+    cluster.epochs(20, start=6)
+    assert set(cluster.plans[-201:]) == {before}
+
+
 def test_re_allocation_can_follow_rounds_instead_of_epochs():
     cluster = Cluster(SelfAdaptive(10, every=5), [100.0, 300.0], 200)
     assert cluster.run(5).micro_batches == (5, 5)
