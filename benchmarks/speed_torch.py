@@ -37,8 +37,8 @@ class Scenario:
 
 SCENARIOS = {
     "half": Scenario("steady", (1, 2), 10),
-    "third": Scenario("steady", (1, 3), 10),
-    "three": Scenario("steady", (1, 2, 3), 10),
+    "third": Scenario("steady", (1, 3), 8),
+    "three": Scenario("steady", (1, 2, 3), 8),
     "switching": Scenario("switching", (1, 2), 6),
     "stability": Scenario("stability", (1, 2), 7),
 }
