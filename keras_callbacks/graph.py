@@ -186,9 +186,8 @@ class GraphRound:
 
 
 def _has_custom_gradients(graph: Any) -> bool:
-    definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return any(node.attr["_gradient_op_type"].s.startswith(b"CustomGradient") for node in nodes)
+    """Whether an operation of the graph, or of a function in it, has the type of gradient that TensorFlow gives those."""
+    return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
 def _slice(data: Any, state: tf.Tensor) -> Any:

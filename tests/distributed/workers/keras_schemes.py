@@ -124,7 +124,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
     "d-psgd": (BSP, "d-psgd", "gradients"),
     "d-psgd, every round another": (lambda: EveryRoundAnother(4), "d-psgd", "gradients"),
     "non-blocking, matcha": (lambda: NonBlocking(3), "matcha", "gradients"),
-    f"{FEWER}": (BSP, "allreduce", "gradients"),
+    FEWER: (BSP, "allreduce", "gradients"),
     f"{FEWER}, d-psgd": (BSP, "d-psgd", "gradients"),
 }
 
