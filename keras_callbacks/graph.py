@@ -186,7 +186,7 @@ class GraphRound:
 
 
 def _has_custom_gradients(graph: Any) -> bool:
-    """Whether an operation of the graph, or of a function in it, has the type of gradient that TensorFlow gives those."""
+    """Whether an operation of the graph, or of a function in it, has the type that TensorFlow gives to those."""
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
