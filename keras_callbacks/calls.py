@@ -83,8 +83,9 @@ class RoundCalls:
     def proceed(self) -> list[float]:
         """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
         if self.balancer.closing or self.balancer.stop_early():
-            self.samples = self.balancer.pace.round.samples + self.balancer.work.samples
-            return [0.0, 0.0, 1.0, False, *self.share()]
+            share = self.share()
+            self.samples = int(share[1])
+            return [0.0, 0.0, 1.0, False, *share]
         self.balancer.pause()
         return self._begin_next(0.0)
 
@@ -93,10 +94,6 @@ class RoundCalls:
         samples = self.balancer.pace.round.samples + self.balancer.work.samples
         planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
         return [self.balancer.weight, samples, planned]
-
-    def share_done(self) -> float:
-        """What this rank's weights count for in the average that ends a round of local updates."""
-        return self.samples / self.balancer.work.plan.total
 
     def _begin_next(self, input_s: float) -> list[float]:
         work = self._pending.pop(0)

@@ -180,11 +180,9 @@ class LocalUpdates(Exchange):
         self._variables = variables
 
     def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
-        balance = self._balance
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
-        done = ask(balance, balance.share_done, 1, after=[*gradients, *values])[0]
-        weighted = _scaled(values, done)
+        weighted = _scaled(values, share[1] / share[2])
         for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
             variable.assign(value)
         return gradients

@@ -276,4 +276,5 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     resize_batches((x, x[:, :1]), balance)
     assert balance.queue.prepare(new=True) == 4
     balance.begin_round(3)
-    assert (balance.samples, balance.share_done(), balance.balancer.weight) == (3, 0.75, 0.75)
+    assert balance.samples == 3
+    assert balance.share() == [0.75, 3, 4]
