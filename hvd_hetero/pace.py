@@ -137,6 +137,7 @@ class Pace:
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
             "uncertainty": self.predictor.uncertainty,
+            "timed_samples": known.samples if known.teaches else 0,
         }
 
     def rest(self) -> None:

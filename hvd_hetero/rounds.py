@@ -178,6 +178,9 @@ class RoundReport:
     """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
     uncertainty: float = 0.0
     """the share by which the predicted speed may be off by chance; 0: to be taken as it is"""
+    timed_samples: float = 0.0
+    """the samples that ``compute_s`` and ``input_s`` are of, which may be those of the round before; 0 where these tell
+    nothing of the speed (a short round, or the very first)"""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""

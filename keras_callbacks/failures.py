@@ -8,14 +8,16 @@ of a Python function called from the graph, it takes for the end of the training
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["failures_told", "told"]
+__all__ = ["failures_told", "tells_failures", "told"]
 
 
 def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
@@ -29,9 +31,22 @@ def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
-    """Around collectives that Horovod itself does not watch."""
+def failures_told(*, elastic: bool = True) -> Iterator[None]:
+    """Around what Horovod itself does not watch, or would take for the end."""
     try:
         yield
     except tf.errors.UnknownError as error:
-        raise told(error) or error from error
+        if (failure := told(error, elastic=elastic)) is None:
+            raise
+        raise failure from error
+
+
+def tells_failures(function: Callable[..., Any], elastic: Callable[[], bool]) -> Callable[..., Any]:
+    """The function, whose failures are told."""
+
+    @functools.wraps(function)
+    def watched(*args: Any, **options: Any) -> Any:
+        with failures_told(elastic=elastic()):
+            return function(*args, **options)
+
+    return watched

@@ -18,6 +18,7 @@ from keras_callbacks import host
 from keras_callbacks.calls import RoundCalls
 from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import AllReduce, average, exchange_of
+from keras_callbacks.failures import tells_failures
 from keras_callbacks.graph import GraphRound
 from keras_callbacks.loop import batches
 from keras_callbacks.metrics import global_results, mean_over_ranks, state_of
@@ -251,6 +252,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         model.make_train_function(force=True)
         model.train_function = function = RoundFunction(self, model, model.train_function)
         self._undo.append(_set(model, "get_metrics_result", global_results(self, model, function.close_epoch)))
+
+        self._undo.append(_set(model, "evaluate", tells_failures(model.evaluate, lambda: self.elastic)))
 
         def forget_function() -> None:
             model.train_function = None

@@ -132,6 +132,11 @@ class LoadBalance:
                 f"policy {self.policy.name!r} gives a rank several micro-batches in a round, which only a "
                 "BalancedLoader can hand out; use one, or policy='bsp' or 'lb-bsp'"
             )
+        if self.policy.needs_epochs:
+            raise ValueError(
+                f"policy {self.policy.name!r} learns when an epoch ends, and batch() has none; give it every=…, in "
+                "rounds, or use a BalancedLoader"
+            )
         self.begin(MicroBatch(self.balancer.plan(), int(samples)))
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:

@@ -52,6 +52,11 @@ class Policy(ABC):
         """
         return getattr(self, "max_micro_batch", 0) is not None
 
+    @property
+    def needs_epochs(self) -> bool:
+        """Whether it learns when an epoch ends, and so nothing in a loop that has none."""
+        return False
+
     @abstractmethod
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """The plan before anything was measured."""

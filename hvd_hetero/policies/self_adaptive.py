@@ -1,4 +1,4 @@
-"""Self-adaptive allocation: micro-batches per rank, re-allocated once an epoch until they stay still."""
+"""Self-adaptive allocation: micro-batches per rank, re-allocated once an epoch until they stay still, then samples."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ import numpy.typing as npt
 from hvd_hetero.allocation import adapt, proportional, settled
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.policies.base import Policy, comparable_speeds
+from hvd_hetero.policies.costs import Costs
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["SelfAdaptive"]
 
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
-_NANOSECONDS = 1e9
-_FOLLOWED = 0.01  # of the time of an epoch: arbitrary, above what its mean scatters by, and below what is worth a word
 
 
 class SelfAdaptive(Policy):
     r"""Rank i accumulates ``w_i`` micro-batches per round, ``w_1 + … + w_n = C`` (self-adaptive-allocation, III.B).
 
-    After every epoch, with ``t_i`` the seconds that rank i was at work in it (waiting not counted),
+    After every epoch, with ``t_i`` the seconds that rank i was at work on ``w_i`` in it (waiting not counted),
 
         w_i <- C (w_i / t_i) / sum_j (w_j / t_j)                                                         (Eq. 10)
 
-    in integers that keep their sum, until the allocation stays still; then it is left alone (Algorithm 1). It is taken
-    up again when the ranks drift: when the slowest rank of an epoch takes ``drift`` longer, relative to the mean, than
-    it did when the allocation came to rest.
+    in integers that keep their sum, until the allocation stays still (Algorithm 1): it is at rest.
 
-    A rank is up to half a micro-batch from its share, which is much where it has few. So once the allocation is at
-    rest, Eq. 10 divides the samples as well, by the times of that last epoch, and each rank does its own in
-    micro-batches no larger than before: a rank may have one micro-batch more than its count. And the division follows:
-    after an epoch whose slowest rank took 1 % longer, relative to the mean, than the division had promised, Eq. 10
-    divides the samples anew. Machines are not as steady as an allocation that is left alone would need.
+    A rank is up to half a micro-batch from its share, which is much where it has few. So at rest Eq. 10 divides the
+    samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
+    before. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
+    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
+    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``),
+    so that chance alone moves little, and less with every epoch.
 
     Parameters
     ----------
@@ -48,12 +46,13 @@ class SelfAdaptive(Policy):
     every
         Re-allocate after so many rounds instead of after every epoch.
     drift
-        See above; an arbitrary value between the noise of an epoch and a loss that one would notice.
+        See above; arbitrary. Machines are not as steady as an allocation that is left alone for good would need: on
+        two ranks, following was worth 3 to 4 % of the samples per second.
 
     Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
     permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
-    the rule is made precise in ``allocation.settled``. The paper never takes a settled allocation up again, leaves it
-    at whole micro-batches, and does not follow.
+    the rule is made precise in ``allocation.settled``. The paper leaves a settled allocation alone, at whole
+    micro-batches.
     """
 
     name: ClassVar[str] = "self-adaptive"
@@ -64,39 +63,57 @@ class SelfAdaptive(Policy):
         *,
         start: npt.ArrayLike | None = None,
         every: int | None = None,
-        drift: float = 0.15,
+        drift: float = 0.01,
     ) -> None:
         way_out = "give the micro-batches of a round over all ranks"
         self.total = None if total is None else integer("total", total, 1, way_out=way_out)
-        self.start = None if start is None else [integer(f"start[{i}]", w, 1) for i, w in enumerate(np.asarray(start))]
+        counts = None if start is None else np.asarray(start)
+        if counts is not None and counts.ndim != 1:
+            raise ValueError(f"start must hold one count per rank, got {start!r}; give a list, as in start=[9, 1]")
+        self.start = None if counts is None else [integer(f"start[{i}]", w, 1) for i, w in enumerate(counts)]
         self.every = None if every is None else integer("every", every, 1)
         if not 0 < drift < float("inf"):
-            raise ValueError(f"drift must be positive and finite, got {drift}")
+            raise ValueError(
+                f"drift must be positive and finite, got {drift}; give the share by which the slowest rank may be late"
+                ", as 0.01, or a large one to leave the allocation alone once it is at rest"
+            )
         self.drift = drift
         if self.start is not None and self.total not in (None, sum(self.start)):
-            raise ValueError(f"start must sum to total={self.total}, got {self.start} with a sum of {sum(self.start)}")
+            raise ValueError(
+                f"start must sum to total={self.total}, got {self.start} with a sum of {sum(self.start)}: leave total "
+                "out"
+            )
         self._weights: list[int] = []
         self._global_batch = 0
         self._history: list[list[int]] = []
-        self._rest: float | None = None
         self._shares: list[int] = []
         """samples of each rank, once at rest"""
-        self._period = self._rounds = 0
-        self._busy_ns: list[int] = []
+        self._stable = False
+        self._period = 0
+        self._costs = Costs(0)
+
+    @property
+    def needs_epochs(self) -> bool:
+        """Unless ``every`` is given."""
+        return self.every is None
 
     @property
     def stable(self) -> bool:
-        """Whether the allocation has come to rest."""
-        return self._rest is not None
+        """Whether the allocation is at rest, and was not taken up again after the latest epoch."""
+        return self._stable
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Equal counts, or those asked for."""
         total = sum(self.start) if self.start is not None else self.total or 10 * workers
         if self.start is not None and len(self.start) != workers:
-            raise ValueError(f"start must name one count per rank: got {len(self.start)} for {workers} ranks")
+            raise ValueError(
+                f"start must name one count per rank: got {len(self.start)} for {workers} ranks; launch as many ranks, "
+                "or leave start out, for equal counts"
+            )
         if total < workers:
             raise ValueError(
-                f"total must be at least the number of ranks, {workers}, so that each has a micro-batch; got {total}"
+                f"total must be at least the number of ranks, {workers}, so that each has a micro-batch; got {total}: "
+                "raise total, or launch fewer ranks"
             )
         if global_batch < total:
             raise ValueError(
@@ -106,18 +123,18 @@ class SelfAdaptive(Policy):
         self._global_batch = global_batch
         self._weights = self.start or [int(w) for w in proportional(np.ones(workers), total)]
         self._history = [self._weights]
-        self._rest, self._shares = None, []
-        self._period, self._rounds, self._busy_ns = 0, 0, [0] * workers
+        self._shares, self._stable = [], False
+        self._period, self._costs = 0, Costs(workers)
         return self._plan()
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
         """The same until an epoch is over, then what Eq. 10 says."""
         period = finished.epoch if self.every is None else finished.round // self.every
         if period != self._period:
-            self._reallocate()
             self._period = period
-            self._busy_ns, self._rounds = [0] * plan.workers, 0
-        self._take(finished)
+            if self._costs.end_period():
+                self._reallocate()
+        self._costs.take(finished.table)
         return self._plan()
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
@@ -128,42 +145,28 @@ class SelfAdaptive(Policy):
             self._history = [self._weights]
         return self._plan()
 
-    def _take(self, finished: FinishedRound) -> None:
-        # Whole rounds of the present allocation only, and not the very first, which pays for caches and buffers.
-        if finished.round == 0 or finished.plan.samples != self._plan().samples:
-            return
-        busy_s = finished.table.busy_s
-        if np.isfinite(busy_s).all():
-            # Integers, whose sum does not depend on the processor that adds them up.
-            taken = [round(max(s, 0.0) * _NANOSECONDS) for s in busy_s.tolist()]
-            self._busy_ns = [a + b for a, b in zip(self._busy_ns, taken, strict=True)]
-            self._rounds += 1
-
     def _reallocate(self) -> None:
-        if self._rounds == 0 or min(self._busy_ns) <= 0:
-            return
-        spread = max(self._busy_ns) * len(self._busy_ns) / sum(self._busy_ns)
         done = self._plan().samples
-        if self._rest is not None and spread <= self._rest * (1 + self.drift):
-            if spread > self._rest * (1 + _FOLLOWED):
-                self._divide(done)
+        if not self._shares:
+            self._weights = self._balanced(self._weights)
+            self._history = [*self._history, self._weights][-_KEPT:]
+            self._stable = settled(self._history)
+            if self._stable:
+                self._shares = self._balanced(done)
             return
-        if self._rest is not None:
-            # The times are of single samples' shares, not of whole micro-batches.
-            balanced = proportional(adapt(done, self._busy_ns), sum(self._weights), minimum=1)
-            self._rest, self._shares, self._history = None, [], [self._weights]
-        else:
-            balanced = adapt(self._weights, self._busy_ns)
-        self._weights = [int(w) for w in balanced]
-        self._history = [*self._history, self._weights][-_KEPT:]
-        if settled(self._history):
-            self._divide(done)
+        wanted = self._balanced(done)
+        self._stable = self._lateness(done) <= self._lateness(wanted) * (1 + self.drift)
+        if not self._stable:
+            self._shares = wanted
 
-    def _divide(self, done: Sequence[int]) -> None:
-        """At rest: the samples by Eq. 10, where ranks took the latest times for so many."""
-        self._shares = [int(x) for x in adapt(done, self._busy_ns)]
-        expected = [x * ns / d for x, ns, d in zip(self._shares, self._busy_ns, done, strict=True)]
-        self._rest = max(expected) * len(expected) / math.fsum(expected)
+    def _balanced(self, counts: Sequence[int]) -> list[int]:
+        """Eq. 10."""
+        return [int(x) for x in adapt(counts, self._costs.per_sample * counts)]
+
+    def _lateness(self, samples: Sequence[int]) -> float:
+        """How long the slowest rank takes, relative to the mean."""
+        seconds = (self._costs.per_sample * samples).tolist()
+        return float(max(seconds) * len(seconds) / math.fsum(seconds))
 
     def _plan(self) -> RoundPlan:
         if self._shares:
@@ -178,11 +181,10 @@ class SelfAdaptive(Policy):
         return {
             "weights": self._weights,
             "history": self._history,
-            "rest": self._rest,
             "shares": self._shares,
+            "stable": self._stable,
             "period": self._period,
-            "rounds": self._rounds,
-            "busy_ns": self._busy_ns,
+            "costs": self._costs.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -192,9 +194,8 @@ class SelfAdaptive(Policy):
                 f"the state allocates {state['weights']}, this training {self._weights}; resume with the same total "
                 "and number of ranks"
             )
+        self._costs.restore(state["costs"])
         self._weights = [int(w) for w in state["weights"]]
         self._history = [[int(w) for w in each] for each in state["history"]]
-        self._rest = state["rest"]
-        self._shares = [int(x) for x in state["shares"]]
-        self._period, self._rounds = int(state["period"]), int(state["rounds"])
-        self._busy_ns = [int(each) for each in state["busy_ns"]]
+        self._shares, self._stable = [int(x) for x in state["shares"]], bool(state["stable"])
+        self._period = int(state["period"])

@@ -272,20 +272,32 @@ def test_a_collective_that_failed_is_what_horovod_calls_it(operation):
         raise failure(f"{{{{node {operation}}}}} Horovod has been shut down")
 
 
-def test_what_else_fails_in_the_graph_does_not_end_an_elastic_training_in_silence():
+def test_what_else_fails_is_an_error_of_its_own_or_left_as_it_is():
     assert isinstance(told(failure("RuntimeError: no such file")), HeteroError)
     assert told(failure("RuntimeError: no such file"), elastic=False) is None
     assert told(ValueError("Horovod")) is None
 
-    class Broken(keras.Sequential):
-        def train_step(self, data):
-            def fail(x):
-                raise RuntimeError("no such file")
 
-            x = tf.ensure_shape(tf.numpy_function(fail, [data[0]], tf.float32), (None, 2))
-            return super().train_step((x, data[1]))
+def broken(x):
+    def fail(x):
+        raise RuntimeError("no such file")
 
-    model = Broken([keras.layers.Input((2,)), keras.layers.Dense(2)])
+    return tf.ensure_shape(tf.numpy_function(fail, [x], tf.float32), (None, 2))
+
+
+class BrokenInTraining(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step((broken(data[0]), data[1]))
+
+
+class BrokenInValidation(keras.Sequential):
+    def test_step(self, data):
+        return super().test_step((broken(data[0]), data[1]))
+
+
+@pytest.mark.parametrize("kind", [BrokenInTraining, BrokenInValidation])
+def test_a_function_that_fails_in_the_graph_does_not_end_an_elastic_training_in_silence(kind):
+    model = kind([keras.layers.Input((2,)), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     with pytest.raises(HeteroError, match=r"(?s)a function called from the graph failed: .*no such file"):
-        hvd.elastic.run(lambda state: fit(model, CommitStateCallback(state)))(KerasState(model))
+        hvd.elastic.run(lambda state: fit(model, CommitStateCallback(state), validation_data=(X, X)))(KerasState(model))

@@ -1,0 +1,86 @@
+"""What a sample costs each rank: averaged while it scatters, anew where it has moved."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies.costs import Costs
+from hvd_hetero.rounds import RoundReport, RoundTable
+
+ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+
+
+def table(seconds, samples):
+    rows = [
+        RoundReport(**ZEROS | {"compute_s": s / 2, "input_s": s / 2, "timed_samples": x}).vector(rank, len(seconds))
+        for rank, (s, x) in enumerate(zip(seconds, samples, strict=True))
+    ]
+    return RoundTable(np.sum(rows, axis=0), len(seconds))
+
+
+def period(costs, rounds, samples=(10, 10, 10)):
+    """One period; ``rounds`` holds the seconds of every rank, round by round."""
+    for seconds in rounds:
+        costs.take(table(seconds, samples))
+    return costs.end_period()
+
+
+def test_the_first_period_is_taken_as_it_is():
+    costs = Costs(3)
+    assert not costs.known
+    assert period(costs, [(1.0, 2.0, 4.0), (3.0, 2.0, 4.0)], samples=(10, 20, 40))
+    assert costs.known
+    assert costs.per_sample.tolist() == [0.2, 0.1, 0.1]
+
+
+def test_what_scatters_is_averaged():
+    costs = Costs(3)
+    period(costs, [(0.8, 1.0, 1.0), (1.2, 1.0, 1.0)])
+    period(costs, [(0.9, 1.0, 1.0), (1.3, 1.0, 1.0)])
+    assert costs.per_sample.tolist() == pytest.approx([0.105, 0.1, 0.1])
+
+
+def test_what_moves_is_taken_as_it_is_now():
+    costs = Costs(3)
+    period(costs, [(0.8, 1.0, 1.0), (1.2, 1.0, 1.0)])
+    period(costs, [(0.8, 1.0, 2.0), (1.2, 1.0, 2.0)])
+    assert costs.per_sample.tolist() == pytest.approx([0.1, 0.1, 0.2])
+
+
+def test_a_change_that_all_have_in_common_changes_nothing():
+    costs = Costs(3)
+    for factor in (1.0, 3.0, 0.2):
+        period(costs, [(factor, 2 * factor, 4 * factor)] * 2)
+        assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2, 0.4])
+
+
+def test_over_many_periods_the_average_is_of_eight():
+    rng, costs, errors = np.random.default_rng(0), Costs(3), []
+    for _ in range(400):
+        period(costs, np.exp(0.05 * rng.normal(size=(20, 3))))
+        level = costs.per_sample
+        errors.append(math.log(level[0] / level[1]))
+    assert np.std(errors[20:]) == pytest.approx(0.05 * math.sqrt(2 / 20 / 15), rel=0.25)  # exponential, of 8: 1 / 15
+
+
+@pytest.mark.parametrize("untold", [(math.nan, 10), (1.0, 0), (0.0, 10)])
+def test_a_period_goes_on_until_every_rank_was_timed(untold):
+    costs = Costs(3)
+    seconds, samples = untold
+    assert not period(costs, [(1.0, 2.0, seconds)], samples=(10, 10, samples))
+    assert period(costs, [(3.0, 2.0, 1.0)])
+    assert costs.per_sample.tolist() == pytest.approx([0.2, 0.2, 0.1])
+
+
+def test_a_state_of_other_ranks_is_refused():
+    costs = Costs(3)
+    period(costs, [(1.0, 2.0, 4.0)])
+    with pytest.raises(
+        ValueError, match=r"must each hold 2 finite numbers.*resume with the number of ranks that saved"
+    ):
+        Costs(2).restore(costs.state())
+    with pytest.raises(ValueError, match="0 or more"):
+        Costs(3).restore(costs.state() | {"level": [-1.0, 1.0, 1.0]})
