@@ -1,16 +1,20 @@
 r"""What a sample costs each rank, averaged for as long as it only seems to change.
 
-In a period (an epoch, say) rank i took c_i seconds per sample, which its K_i rounds tell to a share e_i: their relative
-standard deviation over sqrt(K_i). What all ranks have in common moves no share, so periods are compared without it:
+In a period (an epoch, say) a sample took rank i c_i seconds in the mean of K_i rounds, which is known to a share
+e_i = s_i / sqrt(K_i), with s_i² the relative variance of rounds, averaged over eight periods. What all ranks have in
+common moves no share, so periods are compared without it:
 
     g = median_i c_i / C_i,     u_i = c_i / g
     C_i <- C_i + (u_i - C_i) / m_i,   m_i <- min(m_i + 1, 8)    where |u_i / C_i - 1| <= z e_i sqrt(2 + 1 / m_i)
     C_i <- u_i,                       m_i <- 1                  else: it has moved
 
 So a cost that only scatters is known better with every period, and one that moves is that of its last period. Taking
-chance for a move loses the average of that rank and nothing else, and with z = sqrt(2 ln 20 n) happens to one of the n
-in a twentieth of the periods at most (if rounds scatter normally; the 2 is for g, which scatters, too). The 20 and the
-8 are arbitrary.
+chance for a move loses the average of that rank and nothing else, and with z = sqrt(2 ln 100 n) happens to one of the n
+in a hundredth of the periods at most (if rounds scatter normally; the 2 is for g, which scatters, too).
+
+Who has acted upon costs that were averages of M_i periods, and compares them with those of now, has to expect a change
+of 2 e_i sqrt(1 / M_i - 1 / m_i) by chance (``chance``: two standard deviations). The 100, the 8 and the two are
+arbitrary.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """
@@ -28,7 +32,7 @@ from hvd_hetero.rounds import RoundTable
 
 __all__ = ["Costs"]
 
-_SELDOM, _LONGEST = 20.0, 8.0
+_SELDOM, _LONGEST = 100.0, 8.0
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,6 +43,10 @@ class Costs:
     def __init__(self, workers: int) -> None:
         self._level = np.zeros(workers)  # C_i; 0: not known
         self._periods = np.zeros(workers)  # m_i
+        self._variance = np.zeros(workers)  # s_i²
+        self._error = np.zeros(workers)  # e_i
+        self._marked = np.zeros(workers)  # m_i at the mark
+        self._ended = 0.0  # periods
         # Of no more digits than logarithms have in common on all processors.
         self._chance = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
         self._forget_period()
@@ -53,39 +61,54 @@ class Costs:
         """C_i."""
         return self._level
 
+    @property
+    def chance(self) -> Floats:
+        """The shares by which averages may have changed since the mark without a move, as two standard deviations."""
+        news = 1.0 / np.maximum(self._marked, 1.0) - 1.0 / np.maximum(self._periods, 1.0)
+        return 2.0 * self._error * np.sqrt(np.maximum(news, 0.0))
+
+    def mark(self) -> None:
+        """The costs as they are now are acted upon."""
+        self._marked = self._periods
+
+    def restart(self) -> None:
+        """What costs were says nothing any more, but for how much they scatter."""
+        self._level = np.zeros(len(self._level))
+
     def take(self, table: RoundTable) -> None:
         """A round is over: the seconds that each rank was at work, where they say something."""
         seconds, samples = table.busy_s, table.column("timed_samples")
         tells = (samples > 0) & np.isfinite(seconds) & (seconds > 0)
-        seconds, samples = np.where(tells, seconds, 0.0), np.where(tells, samples, 0.0)
-        self._seconds += seconds
-        self._squares += seconds * seconds
-        self._samples += samples
+        cost = np.where(tells, seconds, 0.0) / np.where(tells, samples, 1.0)
+        self._costs += cost
+        self._squares += cost * cost
         self._rounds += tells
 
     def end_period(self) -> bool:
         """Learn from the period, if every rank was timed in it; else it goes on, and the answer is False."""
         if not self._rounds.all():
             return False
-        cost, mean_s = self._seconds / self._samples, self._seconds / self._rounds
-        variance = np.maximum(self._squares / self._rounds - mean_s * mean_s, 0.0)
-        chance = np.sqrt(variance / self._rounds) / mean_s
+        cost = self._costs / self._rounds
+        variance = np.maximum(self._squares / self._rounds / (cost * cost) - 1.0, 0.0)
+        self._ended += 1.0
+        self._variance = self._variance + (variance - self._variance) / min(self._ended, _LONGEST)
+        self._error = np.sqrt(self._variance / self._rounds)
         self._forget_period()
         if not self.known:
             self._level, self._periods = cost, np.ones(len(cost))
             return True
         cost = cost / np.median(cost / self._level)
-        stays = np.abs(cost / self._level - 1.0) <= self._chance * chance * np.sqrt(2.0 + 1.0 / self._periods)
+        stays = np.abs(cost / self._level - 1.0) <= self._chance * self._error * np.sqrt(2.0 + 1.0 / self._periods)
         self._periods = np.where(stays, np.minimum(self._periods + 1.0, _LONGEST), 1.0)
         self._level = self._level + (cost - self._level) / self._periods
         return True
 
     def _forget_period(self) -> None:
-        self._seconds, self._squares, self._samples, self._rounds = (np.zeros(len(self._level)) for _ in range(4))
+        self._costs, self._squares, self._rounds = (np.zeros(len(self._level)) for _ in range(3))
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, Any]:
         """Plain data."""
-        return {name: getattr(self, f"_{name}").tolist() for name in _COLUMNS}
+        return {"ended": self._ended, **{name: getattr(self, f"_{name}").tolist() for name in _COLUMNS}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
@@ -95,8 +118,9 @@ class Costs:
                 f"state: {', '.join(_COLUMNS)} must each hold {len(self._level)} finite numbers, 0 or more, got {state}"
                 "; resume with the number of ranks that saved it"
             )
+        self._ended = float(state["ended"])
         for name, column in columns.items():
             setattr(self, f"_{name}", column)
 
 
-_COLUMNS = ("level", "periods", "seconds", "squares", "samples", "rounds")
+_COLUMNS = ("level", "periods", "variance", "error", "marked", "costs", "squares", "rounds")

@@ -32,9 +32,9 @@ class SelfAdaptive(Policy):
     A rank is up to half a micro-batch from its share, which is much where it has few. So at rest Eq. 10 divides the
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
     before. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
-    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
-    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``),
-    so that chance alone moves little, and less with every epoch.
+    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division,
+    and longer than chance explains. What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only
+    scatters (``policies.costs``).
 
     Parameters
     ----------
@@ -46,8 +46,7 @@ class SelfAdaptive(Policy):
     every
         Re-allocate after so many rounds instead of after every epoch.
     drift
-        See above; arbitrary. Machines are not as steady as an allocation that is left alone for good would need: on
-        two ranks, following was worth 3 to 4 % of the samples per second.
+        See above; arbitrary. Machines are not as steady as an allocation that is left alone for good would need.
 
     Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
     permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
@@ -148,25 +147,26 @@ class SelfAdaptive(Policy):
     def _reallocate(self) -> None:
         done = self._plan().samples
         if not self._shares:
-            self._weights = self._balanced(self._weights)
+            before, self._weights = self._weights, self._balanced(self._weights)
             self._history = [*self._history, self._weights][-_KEPT:]
             self._stable = settled(self._history)
             if self._stable:
                 self._shares = self._balanced(done)
+                self._costs.mark()
+            elif self._weights != before:
+                self._costs.restart()  # a cost has a part that does not shrink with the share
             return
         wanted = self._balanced(done)
-        self._stable = self._lateness(done) <= self._lateness(wanted) * (1 + self.drift)
+        late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
+        chance = float(self._costs.chance.max())
+        self._stable = late <= least * (1 + self.drift + chance)
         if not self._stable:
             self._shares = wanted
+            self._costs.mark()
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
         """Eq. 10."""
         return [int(x) for x in adapt(counts, self._costs.per_sample * counts)]
-
-    def _lateness(self, samples: Sequence[int]) -> float:
-        """How long the slowest rank takes, relative to the mean."""
-        seconds = (self._costs.per_sample * samples).tolist()
-        return float(max(seconds) * len(seconds) / math.fsum(seconds))
 
     def _plan(self) -> RoundPlan:
         if self._shares:
@@ -199,3 +199,8 @@ class SelfAdaptive(Policy):
         self._history = [[int(w) for w in each] for each in state["history"]]
         self._shares, self._stable = [int(x) for x in state["shares"]], bool(state["stable"])
         self._period = int(state["period"])
+
+
+def _lateness(seconds: npt.NDArray[np.float64]) -> float:
+    """How long the slowest rank takes, relative to the mean."""
+    return float(seconds.max()) * len(seconds) / math.fsum(seconds)

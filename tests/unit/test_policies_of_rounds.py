@@ -108,10 +108,10 @@ def test_at_rest_samples_follow_a_rank_that_drifts_and_the_allocation_stays():
     cluster.epochs(6)
     counts = list(policy._weights)
     for step in range(6):
-        cluster.speeds[1] *= 0.97
+        cluster.speeds[1] *= 0.95
         cluster.epochs(2, start=6 + 3 * step)
         assert not policy.stable, "it was taken up again"
-        assert lateness(cluster) < 1.0125
+        assert lateness(cluster) < 1.02
         cluster.epochs(1, start=8 + 3 * step)
         assert policy.stable
     assert policy._weights == counts
@@ -136,7 +136,7 @@ def test_a_rank_that_drifts_slowly_to_a_tenth_is_followed_all_the_way():
 
 
 @pytest.mark.parametrize(("noise", "workers"), [(0.005, 2), (0.05, 2), (0.03, 32)])
-def test_at_rest_noise_moves_little_and_less_with_every_epoch(noise, workers):
+def test_at_rest_noise_moves_next_to_nothing(noise, workers):
     policy = SelfAdaptive(10 * workers)
     cluster = Cluster(policy, [100.0, 200.0] * (workers // 2), 1000 * workers, noise=noise)
     cluster.epochs(8, rounds=20)
@@ -145,9 +145,8 @@ def test_at_rest_noise_moves_little_and_less_with_every_epoch(noise, workers):
         before = cluster.plans[-1]
         cluster.epochs(1, rounds=20, start=epoch)
         moved.append(cluster.plans[-1] != before)
-    assert sum(moved[:20]) <= 5
-    assert sum(moved[20:]) <= 1
-    assert lateness(cluster) < 1.006, "what 8 epochs of 20 rounds leave of the noise"
+    assert sum(moved) <= 1
+    assert lateness(cluster) < 1.02
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -156,7 +155,7 @@ def test_times_that_come_a_round_late_are_booked_to_the_samples_they_are_of(late
     cluster = Cluster(policy, [100.0, 200.0], 2000, late=late)
     cluster.epochs(6, rounds=5)
     assert policy._weights == [3, 7]
-    assert lateness(cluster) < 1.002
+    assert lateness(cluster) < 1.01
 
 
 def test_re_allocation_can_follow_rounds_instead_of_epochs():
