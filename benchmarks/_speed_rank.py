@@ -11,7 +11,6 @@ import demo_rank
 import horovod.torch as hvd
 import numpy as np
 import torch
-from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hvd_hetero.allocation import proportional
@@ -38,22 +37,15 @@ class Job:
         self.factors = factors
         self.data = TensorDataset(*demo_rank.images(20 * GLOBAL_BATCH, seed=2))
         self.slowness: SlowDown = slow_down(factors[hvd.rank()], "auto" if max(factors) > 1 else "sleep")
-        self.pace = demo_rank.Pace(self.slowness)
 
     def become(self, factor: float) -> None:
         """Be so many times slower from now on."""
         if factor != self.slowness.factor:
             self.slowness.set_factor(factor)
 
-    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        began = time.perf_counter()
-        loss = functional.cross_entropy(model(x), y) * scale
-        with self.pace.backward(len(x), time.perf_counter() - began):
-            loss.backward()
-
     def balanced(self, policy: Policy, global_batch: int = GLOBAL_BATCH) -> tuple[Rounds, LoadBalance]:
         """The loop of a user, for ever; it stands still after each round."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         balance = LoadBalance(policy, global_batch=global_batch)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=0, drop_last=True)
         optimizer = DistributedOptimizer(demo_rank.sgd(model), balance, model.named_parameters())
@@ -64,7 +56,7 @@ class Job:
                 for x, y in loader:
                     done = balance.rounds
                     optimizer.zero_grad()
-                    self.gradient(model, x, y)
+                    pace.gradient(model, x, y)
                     optimizer.step()
                     if balance.rounds > done:
                         yield float(balance.balancer.finished.table.total)
@@ -73,7 +65,7 @@ class Job:
 
     def stock(self, name: str) -> Rounds:
         """Horovod as it comes."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names)
         sampler = DistributedSampler(self.data, hvd.size(), hvd.rank(), shuffle=True, seed=0, drop_last=True)
@@ -82,13 +74,13 @@ class Job:
             sampler.set_epoch(epoch)
             for x, y in loader:
                 optimizer.zero_grad()
-                self.gradient(model, x, y)
+                pace.gradient(model, x, y)
                 optimizer.step()
                 yield float(GLOBAL_BATCH)
 
     def by_hand(self, name: str, shares: Callable[[], list[int]]) -> Rounds:
         """Horovod as it comes, with a split set by hand: the oracle."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names, op=hvd.Sum)
         order = np.random.default_rng(0)
@@ -103,19 +95,19 @@ class Job:
 
         for x, y in DataLoader(self.data, batch_sampler=lists()):
             optimizer.zero_grad()
-            self.gradient(model, x, y, scale=len(x) / GLOBAL_BATCH)
+            pace.gradient(model, x, y, scale=len(x) / GLOBAL_BATCH)
             optimizer.step()
             yield float(GLOBAL_BATCH)
 
     def true_speeds(self, rounds: int = 6) -> list[float]:
         """Samples per second of every rank, measured on batches of about its own share."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         share = GLOBAL_BATCH // hvd.size()
         x, y = self.data[:share]
         seconds = []
         for _ in range(rounds):
             began = time.perf_counter()
-            self.gradient(model, x, y)
+            pace.gradient(model, x, y)
             seconds.append(time.perf_counter() - began)
         hvd.allreduce(torch.zeros(1), name="all have measured")
         return hvd.allgather_object(share / float(np.median(seconds[1:])), name="speeds")
