@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import demo_rank
 import horovod.torch as hvd
-import numpy as np
 import torch
+from _speed_oracle import Oracle, said
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.allocation import proportional
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.testing import SlowDown, pin_to_core, report, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -42,6 +41,10 @@ class Job:
         """Be so many times slower from now on."""
         if factor != self.slowness.factor:
             self.slowness.set_factor(factor)
+
+    def oracle(self) -> Oracle:
+        """Stock Horovod, with a split set by hand."""
+        return Oracle(self.data, GLOBAL_BATCH, self.slowness)
 
     def balanced(self, policy: Policy, global_batch: int = GLOBAL_BATCH) -> tuple[Rounds, LoadBalance]:
         """The loop of a user, for ever; it stands still after each round."""
@@ -78,40 +81,6 @@ class Job:
                 optimizer.step()
                 yield float(GLOBAL_BATCH)
 
-    def by_hand(self, name: str, shares: Callable[[], list[int]]) -> Rounds:
-        """Horovod as it comes, with a split set by hand: the oracle."""
-        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
-        names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
-        optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names, op=hvd.Sum)
-        order = np.random.default_rng(0)
-
-        def lists() -> Iterator[list[int]]:
-            for _ in itertools.count():
-                epoch = order.permutation(len(self.data))
-                for start in range(0, len(self.data) - GLOBAL_BATCH + 1, GLOBAL_BATCH):
-                    x = shares()
-                    begin = start + sum(x[: hvd.rank()])
-                    yield epoch[begin : begin + x[hvd.rank()]].tolist()
-
-        for x, y in DataLoader(self.data, batch_sampler=lists()):
-            optimizer.zero_grad()
-            pace.gradient(model, x, y, scale=len(x) / GLOBAL_BATCH)
-            optimizer.step()
-            yield float(GLOBAL_BATCH)
-
-    def true_speeds(self, rounds: int = 6) -> list[float]:
-        """Samples per second of every rank, measured on batches of about its own share."""
-        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
-        share = GLOBAL_BATCH // hvd.size()
-        x, y = self.data[:share]
-        seconds = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            pace.gradient(model, x, y)
-            seconds.append(time.perf_counter() - began)
-        hvd.allreduce(torch.zeros(1), name="all have measured")
-        return hvd.allgather_object(share / float(np.median(seconds[1:])), name="speeds")
-
 
 def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, list[float]]:
     """Samples per second of every turn of every scheme, the schemes in alternating order."""
@@ -139,40 +108,40 @@ def say(what: str) -> None:
 def steady(job: Job, cycles: int) -> dict:
     """One pace for each rank, from beginning to end."""
     n = hvd.size()
-    speeds = job.true_speeds()
-    shares = [int(x) for x in proportional(speeds, GLOBAL_BATCH)]
+    oracle = job.oracle()
+    tuned = oracle.tune()
     adaptive = SelfAdaptive(total=PIECES * n)
     per_epoch = len(job.data) // GLOBAL_BATCH
     schemes = {
         "stock": job.stock("stock"),
-        "oracle": job.by_hand("oracle", lambda: shares),
+        "oracle": oracle.rounds,
         "lb-bsp": job.balanced(LBBSP())[0],
         "self-adaptive": job.balanced(adaptive)[0],
-        "non-blocking": job.balanced(NonBlocking(STEPS), n * max(shares))[0],
+        "non-blocking": job.balanced(NonBlocking(STEPS), n * max(oracle.split))[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
     }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
-    return {"turns": found, "split": shares, "speeds": speeds, "weights": adaptive._weights}
+    in_turns = said(oracle.split, oracle.at_work(cycles * USUAL_TURN))
+    return {"turns": found, "tuned": [tuned], "in_turns": in_turns, "weights": adaptive._weights}
 
 
 def switching(job: Job, cycles: int) -> dict:
     """The slow rank is another one every 60 rounds; the oracle's split changes in the same round."""
     n, slow = hvd.size(), max(job.factors)
-    splits = []
+    oracle = job.oracle()
+    splits, tuned = [], []
     for victim in range(n):
         job.become(slow if hvd.rank() == victim else 1.0)
-        splits.append([int(x) for x in proportional(job.true_speeds(), GLOBAL_BATCH)])
-    victim = 0
-    schemes = {
-        "oracle": job.by_hand("oracle", lambda: splits[victim]),
-        "lb-bsp": job.balanced(LBBSP())[0],
-    }
+        tuned.append(oracle.tune())
+        splits.append(oracle.split)
+    schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(LBBSP())[0]}
     found: dict[str, list[float]] = {name: [] for name in schemes}
     for rounds in schemes.values():
         for _ in range(4):
             next(rounds)
     for cycle in range(cycles):
         victim = cycle % n
+        oracle.split = splits[victim]
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
             # Each scheme meets the change in the first round of its turn, used to the former victim.
             job.become(slow if hvd.rank() == victim else 1.0)
@@ -181,7 +150,7 @@ def switching(job: Job, cycles: int) -> dict:
             samples = sum(next(schemes[name]) for _ in range(SWITCH))
             found[name].append(samples / (time.perf_counter() - began))
             say(name)
-    return {"turns": found, "split": splits}
+    return {"turns": found, "tuned": tuned}
 
 
 def stability(job: Job, epochs: int) -> dict:
