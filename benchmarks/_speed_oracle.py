@@ -72,7 +72,7 @@ class Oracle:
                 begin = start + sum(self.split[: hvd.rank()])
                 yield epoch[begin : begin + self.split[hvd.rank()]].tolist()
 
-    def _train(self) -> Iterator[float]:
+    def _train(self) -> Iterator[list[int]]:
         model, pace = demo_rank.network(), demo_rank.Pace(self._slowness)
         names = [(f"oracle.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names, op=hvd.Sum)
@@ -89,7 +89,7 @@ class Oracle:
             with optimizer.skip_synchronize():
                 optimizer.step()
             self._at_work_s.append(computed - began + time.perf_counter() - agreed)
-            yield float(self._global_batch)
+            yield self.split
 
 
 def divide(split: list[int], at_work_s: list[float]) -> list[int]:

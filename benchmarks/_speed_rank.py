@@ -6,6 +6,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import demo_rank
 import horovod.torch as hvd
@@ -26,7 +27,7 @@ USUAL_TURN = 6
 PIECES = 3
 STEPS = 16  # N of non-blocking rounds: how much of a round the last micro-batch of a slow rank is
 SWITCH = 60  # rounds between two changes of the slow rank
-Rounds = Iterator[float]  # each round yields its samples, over all ranks
+Rounds = Iterator[list[int]]  # each round, which is one update, yields the samples that each rank did in it
 
 
 class Job:
@@ -62,7 +63,7 @@ class Job:
                     pace.gradient(model, x, y)
                     optimizer.step()
                     if balance.rounds > done:
-                        yield float(balance.balancer.finished.table.total)
+                        yield [int(x) for x in balance.balancer.finished.table.figures("samples")]
 
         return rounds(), balance
 
@@ -79,25 +80,44 @@ class Job:
                 optimizer.zero_grad()
                 pace.gradient(model, x, y)
                 optimizer.step()
-                yield float(GLOBAL_BATCH)
+                yield [GLOBAL_BATCH // hvd.size()] * hvd.size()
 
 
-def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, list[float]]:
-    """Samples per second of every turn of every scheme, the schemes in alternating order."""
-    found: dict[str, list[float]] = {name: [] for name in schemes}
+@dataclass
+class Turns:
+    """What one scheme did in its turns."""
+
+    rates: list[float] = field(default_factory=list)
+    """samples per second of each turn"""
+    divisions: list[list[int]] = field(default_factory=list)
+    """samples of each rank, of every round"""
+
+    def take(self, rounds: Rounds, count: int) -> None:
+        """One more turn of so many rounds."""
+        hvd.allreduce(torch.zeros(1), name="turn")
+        began = time.perf_counter()
+        done = [list(next(rounds)) for _ in range(count)]
+        self.rates.append(sum(map(sum, done)) / (time.perf_counter() - began))
+        self.divisions += done
+
+    def tell(self) -> dict:
+        """The rates, and the mean division of a round."""
+        rounds = len(self.divisions)
+        return {"rates": self.rates, "samples": [sum(of) / rounds for of in zip(*self.divisions, strict=True)]}
+
+
+def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
+    """Every turn of every scheme, the schemes in alternating order."""
+    found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
         for _ in range(warm_up.get(name, 4)):
             next(rounds)
         say(name)
     for cycle in range(cycles):
-        names = list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]
-        for name in names:
-            hvd.allreduce(torch.zeros(1), name="turn")
-            began = time.perf_counter()
-            samples = sum(next(schemes[name]) for _ in range(TURN.get(name, USUAL_TURN)))
-            found[name].append(samples / (time.perf_counter() - began))
+        for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
+            found[name].take(schemes[name], TURN.get(name, USUAL_TURN))
             say(name)
-    return found
+    return {name: of.tell() for name, of in found.items()}
 
 
 def say(what: str) -> None:
@@ -110,19 +130,26 @@ def steady(job: Job, cycles: int) -> dict:
     n = hvd.size()
     oracle = job.oracle()
     tuned = oracle.tune()
-    adaptive = SelfAdaptive(total=PIECES * n)
     per_epoch = len(job.data) // GLOBAL_BATCH
+    most = n * max(oracle.split)
     schemes = {
         "stock": job.stock("stock"),
         "oracle": oracle.rounds,
         "lb-bsp": job.balanced(LBBSP())[0],
-        "self-adaptive": job.balanced(adaptive)[0],
-        "non-blocking": job.balanced(NonBlocking(STEPS), n * max(oracle.split))[0],
+        "self-adaptive": job.balanced(SelfAdaptive(total=PIECES * n))[0],
+        "non-blocking": job.balanced(NonBlocking(STEPS), most)[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
+    }
+    settings = {
+        "self-adaptive": f"total={PIECES * n} (default: {10 * n})",
+        "non-blocking": f"micro_batches={STEPS} (no default) and global_batch={most}",
+        "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
     }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
     in_turns = said(oracle.split, oracle.at_work(cycles * USUAL_TURN))
-    return {"turns": found, "tuned": [tuned], "in_turns": in_turns, "weights": adaptive._weights}
+    return {
+        "turns": found, "tuned": [tuned], "in_turns": in_turns, "settings": settings, "global_batch": GLOBAL_BATCH,
+    }  # fmt: skip
 
 
 def switching(job: Job, cycles: int) -> dict:
@@ -135,7 +162,7 @@ def switching(job: Job, cycles: int) -> dict:
         tuned.append(oracle.tune())
         splits.append(oracle.split)
     schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(LBBSP())[0]}
-    found: dict[str, list[float]] = {name: [] for name in schemes}
+    found = {name: Turns() for name in schemes}
     for rounds in schemes.values():
         for _ in range(4):
             next(rounds)
@@ -145,29 +172,24 @@ def switching(job: Job, cycles: int) -> dict:
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
             # Each scheme meets the change in the first round of its turn, used to the former victim.
             job.become(slow if hvd.rank() == victim else 1.0)
-            hvd.allreduce(torch.zeros(1), name="turn")
-            began = time.perf_counter()
-            samples = sum(next(schemes[name]) for _ in range(SWITCH))
-            found[name].append(samples / (time.perf_counter() - began))
+            found[name].take(schemes[name], SWITCH)
             say(name)
-    return {"turns": found, "tuned": tuned}
+    return {"turns": {name: of.tell() for name, of in found.items()}, "tuned": tuned}
 
 
 def stability(job: Job, epochs: int) -> dict:
-    """Self-adaptive allocation from 9 : 1 on machines of 1 : 2."""
-    policy = SelfAdaptive(start=[9, 1] if hvd.size() == 2 else None, total=10 if hvd.size() == 2 else None)
+    """Self-adaptive allocation from 9 : 1 on machines of 1 : 2: the allocation in force in each epoch."""
+    policy = SelfAdaptive(start=[9, 1])
     rounds, balance = job.balanced(policy)
-    path = [list(policy._weights)]
-    stable_after = None
+    path: list[dict] = []
+    ran: list[int] = []
     while len(path) <= epochs:
-        next(rounds)
-        epoch = balance.balancer.finished.epoch
-        if epoch >= len(path):
-            path.append(list(policy._weights))
+        ran = next(rounds)
+        if balance.balancer.finished.epoch == len(path):
+            # The first round of an epoch settles what the epoch before has shown.
+            path.append({"counts": list(policy._weights), "stable": policy.stable})
             say("stability")
-            if stable_after is None and policy.stable:
-                stable_after = epoch
-    return {"path": path, "stable_after": stable_after}
+    return {"path": path, "division": ran}
 
 
 def main() -> None:
