@@ -46,7 +46,7 @@ class Scenario:
 SCENARIOS = {
     "half": Scenario("steady", (1, 2), 10),
     "third": Scenario("steady", (1, 3), 8),
-    "three": Scenario("steady", (1, 2, 3), 8),
+    "three": Scenario("steady", (1, 2, 3), 10),
     "switching": Scenario("switching", (1, 2), 6),
     "stability": Scenario("stability", (1, 2), 10),
 }
@@ -168,7 +168,7 @@ def main() -> int:
             task = progress.add_task(f"{name:<10}", total=None)
             arguments = ["--scenario", scenario.kind, "--cycles", cycles, "--factors", *scenario.factors]
             result = launch(
-                RANK, len(scenario.factors), arguments, timeout_s=900, env=KEEP_MEMORY | {"PYTHONPATH": examples},
+                RANK, len(scenario.factors), arguments, timeout_s=1500, env=KEEP_MEMORY | {"PYTHONPATH": examples},
                 on_line=lambda rank, line, task=task: progress.advance(task),
             )  # fmt: skip
             progress.update(task, total=progress.tasks[task].completed or 1)
