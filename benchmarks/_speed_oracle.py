@@ -26,10 +26,11 @@ class Oracle:
 
         x_i <- X (x_i / t_i) / sum_j (x_j / t_j)
 
-    until no share moves by 2 %. At work is everything but waiting for others: fetching the batch, forward and backward
-    pass, and the update. Such times are those of real training, with Horovod's thread beside it and all ranks
-    at work at the same moment, since each round ends in an allreduce. Where that does not come to rest in so many
-    passes, for the machine is not steady, the split is the mean of the last half of them.
+    until no share moves by 2 % in two passes in a row: one alone may be chance, where the machine was disturbed. At
+    work is everything but waiting for others: fetching the batch, forward and backward pass, and the update. Such times
+    are those of real training, with Horovod's thread beside it and all ranks at work at the same moment, since each
+    round ends in an allreduce. Where that does not come to rest in so many passes, for the machine is not steady, the
+    split is the mean of the last half of them.
     """
 
     def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
@@ -41,14 +42,16 @@ class Oracle:
 
     def tune(self) -> str:
         """Find the split at the speeds of now; returns how that went."""
-        tried = []
+        tried, rests = [], 0
         for done in range(1, PASSES + 1):
             seconds = self._at_work_of_a_pass()
             tried.append(self.split)
             divided = divide(self.split, seconds)
-            if still(self.split, divided):
+            rests = rests + 1 if still(self.split, divided) else 0
+            if rests == 2:
                 return f"at rest after {done} passes of {PASS} rounds, {said(self.split, seconds)}"
-            self.split = divided
+            if not rests:
+                self.split = divided
         last = np.mean(tried[-PASSES // 2 :], axis=0)
         self.split = [int(x) for x in proportional(last, self._global_batch)]
         seconds = self._at_work_of_a_pass()
@@ -103,11 +106,18 @@ def still(before: list[int], after: list[int]) -> bool:
     return all(abs(a - b) <= max(1, STILL * b) for b, a in zip(before, after, strict=True))
 
 
+def excess(split: list[int], at_work_s: list[float]) -> float:
+    """How much longer the slowest rank takes than all would at the perfect split for the speeds of these times."""
+    speed = sum(x / t for x, t in zip(split, at_work_s, strict=True))
+    return max(at_work_s) * speed / sum(split) - 1
+
+
 def said(split: list[int], at_work_s: list[float]) -> str:
     """One clause of a note: the split, the times at it, and the speeds that they show."""
     speeds = np.divide(split, at_work_s)
+    times = ", ".join(f"{1e3 * t:.0f}" for t in at_work_s)
     return (
-        f"{' : '.join(map(str, split))}, where ranks are at work for "
-        f"{', '.join(f'{1e3 * t:.0f}' for t in at_work_s)} ms a round, so at speeds of "
-        f"{' : '.join(f'{v:.2f}' for v in speeds / speeds.max())}"
+        f"{' : '.join(map(str, split))}, where ranks are at work for {times} ms a round, so at speeds of "
+        f"{' : '.join(f'{v:.2f}' for v in speeds / speeds.max())}, and "
+        f"{excess(split, at_work_s):.1%} longer than at the perfect split for these"
     )

@@ -103,3 +103,32 @@ def test_the_oracle_comes_to_equal_times_where_time_is_not_proportional_to_sampl
 def test_a_share_that_moves_by_more_than_two_per_cent_is_not_still(oracle):
     assert oracle.still([300, 84], [299, 85])
     assert oracle.still([300, 84], [306, 78]) is False
+
+
+def test_the_excess_is_what_a_perfect_split_would_save(oracle):
+    # Speeds of 2 and 1: at 64 : 32 all take 32, at 48 : 48 the slow one takes 48.
+    assert oracle.excess([64, 32], [32.0, 32.0]) == pytest.approx(0.0)
+    assert oracle.excess([48, 48], [24.0, 48.0]) == pytest.approx(0.5)
+
+
+class Tuned:
+    """An oracle without ranks: passes of training at given seconds per sample."""
+
+    def __init__(self, oracle, passes):
+        self.oracle = object.__new__(oracle.Oracle)
+        self.oracle.split, self.oracle._global_batch = [48, 48], 96
+        seconds = iter(passes)
+        self.oracle._at_work_of_a_pass = lambda: [x * s for x, s in zip(self.oracle.split, next(seconds), strict=True)]
+
+
+def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
+    # In the first pass something else slowed down the fast rank, so that the equal split looked right.
+    tuned = Tuned(oracle, [(1.0, 1.0), *[(0.5, 1.0)] * 7]).oracle
+    assert tuned.tune().startswith("at rest after 4 passes")
+    assert tuned.split == [64, 32]
+
+
+def test_an_oracle_without_rest_takes_the_mean_of_the_last_half(oracle):
+    tuned = Tuned(oracle, [*[(0.5, 1.0), (0.25, 1.0)] * 4, (0.5, 1.0)]).oracle
+    assert tuned.tune().startswith("not at rest after 8 passes")
+    assert tuned.split == [71, 25]  # the mean of 64 and 77
