@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import demo_rank
 import horovod.torch as hvd
-import numpy as np
 import torch
-from torch.nn import functional
+from _speed_oracle import Oracle, said
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.allocation import proportional
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.testing import SlowDown, pin_to_core, report, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -28,7 +27,7 @@ USUAL_TURN = 6
 PIECES = 3
 STEPS = 16  # N of non-blocking rounds: how much of a round the last micro-batch of a slow rank is
 SWITCH = 60  # rounds between two changes of the slow rank
-Rounds = Iterator[float]  # each round yields its samples, over all ranks
+Rounds = Iterator[list[int]]  # each round, which is one update, yields the samples that each rank did in it
 
 
 class Job:
@@ -38,22 +37,19 @@ class Job:
         self.factors = factors
         self.data = TensorDataset(*demo_rank.images(20 * GLOBAL_BATCH, seed=2))
         self.slowness: SlowDown = slow_down(factors[hvd.rank()], "auto" if max(factors) > 1 else "sleep")
-        self.pace = demo_rank.Pace(self.slowness)
 
     def become(self, factor: float) -> None:
         """Be so many times slower from now on."""
         if factor != self.slowness.factor:
             self.slowness.set_factor(factor)
 
-    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        began = time.perf_counter()
-        loss = functional.cross_entropy(model(x), y) * scale
-        with self.pace.backward(len(x), time.perf_counter() - began):
-            loss.backward()
+    def oracle(self) -> Oracle:
+        """Stock Horovod, with a split set by hand."""
+        return Oracle(self.data, GLOBAL_BATCH, self.slowness)
 
     def balanced(self, policy: Policy, global_batch: int = GLOBAL_BATCH) -> tuple[Rounds, LoadBalance]:
         """The loop of a user, for ever; it stands still after each round."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         balance = LoadBalance(policy, global_batch=global_batch)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=0, drop_last=True)
         optimizer = DistributedOptimizer(demo_rank.sgd(model), balance, model.named_parameters())
@@ -64,16 +60,16 @@ class Job:
                 for x, y in loader:
                     done = balance.rounds
                     optimizer.zero_grad()
-                    self.gradient(model, x, y)
+                    pace.gradient(model, x, y)
                     optimizer.step()
                     if balance.rounds > done:
-                        yield float(balance.balancer.finished.table.total)
+                        yield [int(x) for x in balance.balancer.finished.table.figures("samples")]
 
         return rounds(), balance
 
     def stock(self, name: str) -> Rounds:
         """Horovod as it comes."""
-        model = demo_rank.network()
+        model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names)
         sampler = DistributedSampler(self.data, hvd.size(), hvd.rank(), shuffle=True, seed=0, drop_last=True)
@@ -82,61 +78,46 @@ class Job:
             sampler.set_epoch(epoch)
             for x, y in loader:
                 optimizer.zero_grad()
-                self.gradient(model, x, y)
+                pace.gradient(model, x, y)
                 optimizer.step()
-                yield float(GLOBAL_BATCH)
-
-    def by_hand(self, name: str, shares: Callable[[], list[int]]) -> Rounds:
-        """Horovod as it comes, with a split set by hand: the oracle."""
-        model = demo_rank.network()
-        names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
-        optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names, op=hvd.Sum)
-        order = np.random.default_rng(0)
-
-        def lists() -> Iterator[list[int]]:
-            for _ in itertools.count():
-                epoch = order.permutation(len(self.data))
-                for start in range(0, len(self.data) - GLOBAL_BATCH + 1, GLOBAL_BATCH):
-                    x = shares()
-                    begin = start + sum(x[: hvd.rank()])
-                    yield epoch[begin : begin + x[hvd.rank()]].tolist()
-
-        for x, y in DataLoader(self.data, batch_sampler=lists()):
-            optimizer.zero_grad()
-            self.gradient(model, x, y, scale=len(x) / GLOBAL_BATCH)
-            optimizer.step()
-            yield float(GLOBAL_BATCH)
-
-    def true_speeds(self, rounds: int = 6) -> list[float]:
-        """Samples per second of every rank, measured on batches of about its own share."""
-        model = demo_rank.network()
-        share = GLOBAL_BATCH // hvd.size()
-        x, y = self.data[:share]
-        seconds = []
-        for _ in range(rounds):
-            began = time.perf_counter()
-            self.gradient(model, x, y)
-            seconds.append(time.perf_counter() - began)
-        hvd.allreduce(torch.zeros(1), name="all have measured")
-        return hvd.allgather_object(share / float(np.median(seconds[1:])), name="speeds")
+                yield [GLOBAL_BATCH // hvd.size()] * hvd.size()
 
 
-def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, list[float]]:
-    """Samples per second of every turn of every scheme, the schemes in alternating order."""
-    found: dict[str, list[float]] = {name: [] for name in schemes}
+@dataclass
+class Turns:
+    """What one scheme did in its turns."""
+
+    rates: list[float] = field(default_factory=list)
+    """samples per second of each turn"""
+    divisions: list[list[int]] = field(default_factory=list)
+    """samples of each rank, of every round"""
+
+    def take(self, rounds: Rounds, count: int) -> None:
+        """One more turn of so many rounds."""
+        hvd.allreduce(torch.zeros(1), name="turn")
+        began = time.perf_counter()
+        done = [list(next(rounds)) for _ in range(count)]
+        self.rates.append(sum(map(sum, done)) / (time.perf_counter() - began))
+        self.divisions += done
+
+    def tell(self) -> dict:
+        """The rates, and the mean division of a round."""
+        rounds = len(self.divisions)
+        return {"rates": self.rates, "samples": [sum(of) / rounds for of in zip(*self.divisions, strict=True)]}
+
+
+def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
+    """Every turn of every scheme, the schemes in alternating order."""
+    found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
         for _ in range(warm_up.get(name, 4)):
             next(rounds)
         say(name)
     for cycle in range(cycles):
-        names = list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]
-        for name in names:
-            hvd.allreduce(torch.zeros(1), name="turn")
-            began = time.perf_counter()
-            samples = sum(next(schemes[name]) for _ in range(TURN.get(name, USUAL_TURN)))
-            found[name].append(samples / (time.perf_counter() - began))
+        for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
+            found[name].take(schemes[name], TURN.get(name, USUAL_TURN))
             say(name)
-    return found
+    return {name: of.tell() for name, of in found.items()}
 
 
 def say(what: str) -> None:
@@ -147,66 +128,68 @@ def say(what: str) -> None:
 def steady(job: Job, cycles: int) -> dict:
     """One pace for each rank, from beginning to end."""
     n = hvd.size()
-    speeds = job.true_speeds()
-    shares = [int(x) for x in proportional(speeds, GLOBAL_BATCH)]
-    adaptive = SelfAdaptive(total=PIECES * n)
+    oracle = job.oracle()
+    tuned = oracle.tune()
     per_epoch = len(job.data) // GLOBAL_BATCH
+    most = n * max(oracle.split)
     schemes = {
         "stock": job.stock("stock"),
-        "oracle": job.by_hand("oracle", lambda: shares),
+        "oracle": oracle.rounds,
         "lb-bsp": job.balanced(LBBSP())[0],
-        "self-adaptive": job.balanced(adaptive)[0],
-        "non-blocking": job.balanced(NonBlocking(STEPS), n * max(shares))[0],
+        "self-adaptive": job.balanced(SelfAdaptive(total=PIECES * n))[0],
+        "non-blocking": job.balanced(NonBlocking(STEPS), most)[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
     }
+    settings = {
+        "self-adaptive": f"total={PIECES * n} (default: {10 * n})",
+        "non-blocking": f"micro_batches={STEPS} (no default) and global_batch={most}",
+        "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
+    }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
-    return {"turns": found, "split": shares, "speeds": speeds, "weights": adaptive._weights}
+    in_turns = said(oracle.split, oracle.at_work(cycles * USUAL_TURN))
+    return {
+        "turns": found, "tuned": [tuned], "in_turns": in_turns, "settings": settings, "global_batch": GLOBAL_BATCH,
+    }  # fmt: skip
 
 
 def switching(job: Job, cycles: int) -> dict:
     """The slow rank is another one every 60 rounds; the oracle's split changes in the same round."""
     n, slow = hvd.size(), max(job.factors)
-    splits = []
+    oracle = job.oracle()
+    splits, tuned = [], []
     for victim in range(n):
         job.become(slow if hvd.rank() == victim else 1.0)
-        splits.append([int(x) for x in proportional(job.true_speeds(), GLOBAL_BATCH)])
-    victim = 0
-    schemes = {
-        "oracle": job.by_hand("oracle", lambda: splits[victim]),
-        "lb-bsp": job.balanced(LBBSP())[0],
-    }
-    found: dict[str, list[float]] = {name: [] for name in schemes}
+        tuned.append(oracle.tune())
+        splits.append(oracle.split)
+    schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(LBBSP())[0]}
+    found = {name: Turns() for name in schemes}
     for rounds in schemes.values():
         for _ in range(4):
             next(rounds)
     for cycle in range(cycles):
         victim = cycle % n
+        oracle.split = splits[victim]
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
             # Each scheme meets the change in the first round of its turn, used to the former victim.
             job.become(slow if hvd.rank() == victim else 1.0)
-            hvd.allreduce(torch.zeros(1), name="turn")
-            began = time.perf_counter()
-            samples = sum(next(schemes[name]) for _ in range(SWITCH))
-            found[name].append(samples / (time.perf_counter() - began))
+            found[name].take(schemes[name], SWITCH)
             say(name)
-    return {"turns": found, "split": splits}
+    return {"turns": {name: of.tell() for name, of in found.items()}, "tuned": tuned}
 
 
 def stability(job: Job, epochs: int) -> dict:
-    """Self-adaptive allocation from 9 : 1 on machines of 1 : 2."""
-    policy = SelfAdaptive(start=[9, 1] if hvd.size() == 2 else None, total=10 if hvd.size() == 2 else None)
+    """Self-adaptive allocation from 9 : 1 on machines of 1 : 2: the allocation in force in each epoch."""
+    policy = SelfAdaptive(start=[9, 1])
     rounds, balance = job.balanced(policy)
-    path = [list(policy._weights)]
-    stable_after = None
+    path: list[dict] = []
+    ran: list[int] = []
     while len(path) <= epochs:
-        next(rounds)
-        epoch = balance.balancer.finished.epoch
-        if epoch >= len(path):
-            path.append(list(policy._weights))
+        ran = next(rounds)
+        if balance.balancer.finished.epoch == len(path):
+            # The first round of an epoch settles what the epoch before has shown.
+            path.append({"counts": list(policy._weights), "stable": policy.stable})
             say("stability")
-            if stable_after is None and policy.stable:
-                stable_after = epoch
-    return {"path": path, "stable_after": stable_after}
+    return {"path": path, "division": ran}
 
 
 def main() -> None:

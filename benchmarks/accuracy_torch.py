@@ -1,10 +1,16 @@
 """Every scheme trains the same small model to the same accuracy, on real ranks of unequal speed.
 
-    python benchmarks/accuracy_torch.py [--write] [--ranks 3] [--seeds 3]
+    python benchmarks/accuracy_torch.py [--write] [--ranks 3] [--seeds 5]
 
 A network of one hidden layer on scikit-learn's digits, twelve epochs, the same hyper-parameters throughout; accuracy
 on the quarter held back, of the mean of all ranks' models. A scheme is as good as BSP if the difference of the means
-over the seeds is within the spread over the seeds (the larger of both schemes', from worst to best).
+over the seeds is within the seeds' spread, which is that of BSP, from its worst seed to its best, and the same for
+every scheme: a scheme's own spread is shown, and allows it nothing, or the less steady one would be held to less.
+A difference to either side counts.
+
+Five seeds and not three, because the least that three seeds differ by is often small by chance. For accuracies that
+scatter normally by s, the spread of n seeds is 1.7 s on average for three and 2.3 s for five, the difference of two
+means 0.8 s and 0.6 s: a scheme as good as BSP is beyond it with a probability of about 0.14 and 0.02.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
+ROUNDING = 1e-9  # accuracies are counts over the size of the test set, so that differences are often just the spread
 RANK = Path(__file__).with_name("_accuracy_rank.py")
 
 
@@ -24,24 +31,25 @@ def compare(outcome: dict[str, list[dict]]) -> tuple[list[str], list[str]]:
     spread = {name: max(of) - min(of) for name, of in accuracies.items()}
     mean = {name: statistics.mean(of) for name, of in accuracies.items()}
     rows = [
-        "| scheme | accuracy (mean) | of the seeds | minus BSP's | spread | rounds | each sample once an epoch |",
+        "| scheme | accuracy (mean) | of the seeds | minus BSP's | own spread | rounds | each sample once an epoch |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     amiss = []
+    allowed = spread["bsp"]
     for name, runs in outcome.items():
         difference = mean[name] - mean["bsp"]
-        allowed = max(spread[name], spread["bsp"])
         once = all(run["once"] for run in runs)
-        if abs(difference) > allowed:
-            amiss.append(f"{name} differs from BSP by {difference:+.4f}, spread {allowed:.4f}")
+        if abs(difference) > allowed + ROUNDING:
+            amiss.append(f"{name} differs from BSP by {difference:+.4f}, more than BSP's spread of {allowed:.4f}")
         if not once:
             amiss.append(f"{name} did not visit each sample once")
         seeds = ", ".join(f"{a:.4f}" for a in accuracies[name])
         rounds = round(statistics.mean(run["rounds"] for run in runs))
         rows.append(
-            f"| {name} | {mean[name]:.4f} | {seeds} | {difference:+.4f} | {allowed:.4f} | {rounds} | "
+            f"| {name} | {mean[name]:.4f} | {seeds} | {difference:+.4f} | {spread[name]:.4f} | {rounds} | "
             f"{'yes' if once else '**no**'} |"
         )
+    rows += ["", f"Target: a difference of at most BSP's own spread, {allowed:.4f}, and each sample once an epoch."]
     return rows, amiss
 
 
@@ -52,13 +60,15 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5, help="2 or more (default 5)")
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds must be at least 2: one seed has no spread")
     with Progress() as progress:
         task = progress.add_task("training", total=13 * options.seeds)
         result = launch(
-            RANK, options.ranks, [options.seeds], timeout_s=900, on_line=lambda rank, line: progress.advance(task)
+            RANK, options.ranks, [options.seeds], timeout_s=1800, on_line=lambda rank, line: progress.advance(task)
         )
     rows, amiss = compare(result.reports[0])
     head = f"Accuracy on held-back digits, {options.ranks} unequal ranks, {options.seeds} seeds."

@@ -9,7 +9,6 @@ progress.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import time
@@ -49,21 +48,55 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Pace:
-    """Lets a rank pay for its slowness between the forward and the backward pass, where the quota cannot be set.
+    """One gradient at a time, at the pace of a slow rank: the sleep goes between the forward and the backward pass.
 
-    It pays for the forward pass just done and for the backward pass to come, whose cost per sample it has measured.
+    Where the processor quota cannot be set, a rank f times slower is to take f c seconds for what takes a core c
+    seconds. If it waited for its core during w of them, because another rank has that core too, it has been slow
+    already for that long:
+
+        slept_s = (f - 1) c - w.
+
+    c is processor time of this thread, in which PyTorch runs the backward pass of a CPU as well. With wall time in
+    its place, two ranks on one core would each pay for the other.
+
+    The forward pass just done is paid for, and the backward pass to come at the price per sample of the last one;
+    what that was wrong by is settled in the next step. One object for each training: prices differ between them.
     """
 
     def __init__(self, slowness: SlowDown) -> None:
         self._slowness = slowness
+        self._owed_s = 0.0
         self._backward_s_per_sample = 0.0
 
-    @contextlib.contextmanager
-    def backward(self, samples: int, forward_s: float) -> Iterator[None]:
-        self._slowness.after_compute(forward_s + self._backward_s_per_sample * samples)
-        began = time.perf_counter()
-        yield
-        self._backward_s_per_sample = (time.perf_counter() - began) / samples
+    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
+        """Add that of ``scale`` times the mean loss."""
+        began = self._now()
+        loss = functional.cross_entropy(model(x), y) * scale
+        expected_s = self._backward_s_per_sample * len(x)
+        self._sleep(self._price_s(began) + expected_s)
+        began = self._now()
+        loss.backward()
+        price_s = self._price_s(began)
+        self._owed_s += price_s - expected_s
+        self._backward_s_per_sample = price_s / len(x)
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.thread_time()
+
+    def _price_s(self, began: tuple[float, float]) -> float:
+        wall_s, busy_s = (now - then for now, then in zip(self._now(), began, strict=True))
+        return self._slowness.factor * busy_s - wall_s
+
+    def _sleep(self, seconds: float) -> None:
+        if self._slowness.factor == 1:
+            self._owed_s = 0.0
+            return
+        self._owed_s += seconds
+        # `after_compute` knows a factor, not a wait: told of so much work, it sleeps just what is owed.
+        self._slowness.after_compute(max(self._owed_s, 0.0) / (self._slowness.factor - 1))
+        # A credit is for the next step only: else a rank that had to wait a long time would run at full speed later.
+        self._owed_s = max(min(self._owed_s, 0.0), -abs(seconds))
 
 
 class Rank:
@@ -75,17 +108,10 @@ class Rank:
         self.test = images(TEST_SAMPLES, seed=3)
         slow = hvd.rank() == hvd.size() - 1
         self.slowness = slow_down(options.slow if slow else 1.0)
-        self.pace = Pace(self.slowness)
 
     def say(self, **event: object) -> None:
         if hvd.rank() == 0:
             print(json.dumps(event), flush=True)
-
-    def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        began = time.perf_counter()
-        loss = functional.cross_entropy(model(x), y) * scale
-        with self.pace.backward(len(x), time.perf_counter() - began):
-            loss.backward()
 
     def finish(self, phase: str, model: torch.nn.Module, samples_per_s: float) -> None:
         """Tell how it went: throughput after the warm-up, loss on unseen data."""
@@ -97,7 +123,7 @@ class Rank:
     def balanced(self, policy: str) -> None:
         """The training loop of a user of hvd-hetero."""
         options = self.options
-        model = network()
+        model, pace = network(), Pace(self.slowness)
         telemetry = options.out / f"{policy}.jsonl"
         balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=SEED, stop_at=options.rounds)
@@ -105,7 +131,7 @@ class Rank:
         while balance.rounds < options.rounds:
             for x, y in loader:
                 optimizer.zero_grad()
-                self.gradient(model, x, y)
+                pace.gradient(model, x, y)
                 optimizer.step()
                 self.say(phase=policy, round=balance.rounds, batch=balance.plan)
         balance.close()
@@ -119,7 +145,7 @@ class Rank:
         split = demo_data.hand_set_split(options) if hvd.rank() == 0 else None
         shares = hvd.broadcast_object(split, root_rank=0, name="shares")
         lists = demo_data.hand_set_batches(options, shares, hvd.rank())
-        model = network()
+        model, pace = network(), Pace(self.slowness)
         optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters(), op=hvd.Sum)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         half = options.rounds // 2
@@ -130,7 +156,7 @@ class Rank:
             loader = DataLoader(self.data, batch_sampler=lists[first : first + half])
             for done, (x, y) in enumerate(loader, start=1):
                 optimizer.zero_grad()
-                self.gradient(model, x, y, scale=len(x) / options.global_batch)
+                pace.gradient(model, x, y, scale=len(x) / options.global_batch)
                 optimizer.step()
                 if done == WARM_UP_ROUNDS:
                     began = time.perf_counter()

@@ -1,0 +1,123 @@
+"""The oracle of `speed_torch.py`: stock Horovod, with the split that a careful person sets who knows the speeds."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import demo_rank
+import horovod.torch as hvd
+import numpy as np
+from torch.utils.data import DataLoader, TensorDataset
+
+from hvd_hetero.allocation import proportional
+from hvd_hetero.testing import SlowDown
+
+PASS, LEFT_OUT = 12, 3  # rounds of training at one split, and those of them that its times are not taken from
+PASSES = 8
+STILL = 0.02  # of its share, or one sample: less than what a rank's time scatters by
+
+
+class Oracle:
+    r"""Stock Horovod whose split is tuned by training and looking, and then stays.
+
+    With t_i the median seconds that rank i is at work in a round at the split x,
+
+        x_i <- X (x_i / t_i) / sum_j (x_j / t_j)
+
+    until no share moves by 2 % in two passes in a row: one alone may be chance, where the machine was disturbed. At
+    work is everything but waiting for others: fetching the batch, forward and backward pass, and the update. Such times
+    are those of real training, with Horovod's thread beside it and all ranks at work at the same moment, since each
+    round ends in an allreduce. Where that does not come to rest in so many passes, for the machine is not steady, the
+    split is the mean of the last half of them.
+    """
+
+    def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
+        self.split = [int(x) for x in proportional([1.0] * hvd.size(), global_batch)]
+        self._data, self._global_batch = data, global_batch
+        self._slowness = slowness
+        self._at_work_s: list[float] = []
+        self.rounds = self._train()
+
+    def tune(self) -> str:
+        """Find the split at the speeds of now; returns how that went."""
+        tried, rests = [], 0
+        for done in range(1, PASSES + 1):
+            seconds = self._at_work_of_a_pass()
+            tried.append(self.split)
+            divided = divide(self.split, seconds)
+            rests = rests + 1 if still(self.split, divided) else 0
+            if rests == 2:
+                return f"at rest after {done} passes of {PASS} rounds, {said(self.split, seconds)}"
+            if not rests:
+                self.split = divided
+        last = np.mean(tried[-PASSES // 2 :], axis=0)
+        self.split = [int(x) for x in proportional(last, self._global_batch)]
+        seconds = self._at_work_of_a_pass()
+        return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.split, seconds)}"
+
+    def at_work(self, last: int) -> list[float]:
+        """Median seconds that each rank was at work in the last rounds."""
+        mine = float(np.median(self._at_work_s[-last:]))
+        return hvd.allgather_object(mine, name="at work")
+
+    def _at_work_of_a_pass(self) -> list[float]:
+        for _ in range(PASS):
+            next(self.rounds)
+        return self.at_work(PASS - LEFT_OUT)
+
+    def _batches(self) -> Iterator[list[int]]:
+        order = np.random.default_rng(0)
+        for _ in itertools.count():
+            epoch = order.permutation(len(self._data))
+            for start in range(0, len(self._data) - self._global_batch + 1, self._global_batch):
+                begin = start + sum(self.split[: hvd.rank()])
+                yield epoch[begin : begin + self.split[hvd.rank()]].tolist()
+
+    def _train(self) -> Iterator[list[int]]:
+        model, pace = demo_rank.network(), demo_rank.Pace(self._slowness)
+        names = [(f"oracle.{n}", p) for n, p in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names, op=hvd.Sum)
+        batches = iter(DataLoader(self._data, batch_sampler=self._batches()))
+        while True:
+            began = time.perf_counter()
+            x, y = next(batches)
+            optimizer.zero_grad()
+            pace.gradient(model, x, y, scale=len(x) / self._global_batch)
+            computed = time.perf_counter()
+            # What `step` does by itself, in two, so that waiting for the others can be told from the update.
+            optimizer.synchronize()
+            agreed = time.perf_counter()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            self._at_work_s.append(computed - began + time.perf_counter() - agreed)
+            yield self.split
+
+
+def divide(split: list[int], at_work_s: list[float]) -> list[int]:
+    """The split at which all would take equally long, were time proportional to samples."""
+    speeds = [x / t for x, t in zip(split, at_work_s, strict=True)]
+    return [int(x) for x in proportional(speeds, sum(split), minimum=1)]
+
+
+def still(before: list[int], after: list[int]) -> bool:
+    """Whether no share has moved by what would be worth a word."""
+    return all(abs(a - b) <= max(1, STILL * b) for b, a in zip(before, after, strict=True))
+
+
+def excess(split: list[int], at_work_s: list[float]) -> float:
+    """How much longer the slowest rank takes than all would at the perfect split for the speeds of these times."""
+    speed = sum(x / t for x, t in zip(split, at_work_s, strict=True))
+    return max(at_work_s) * speed / sum(split) - 1
+
+
+def said(split: list[int], at_work_s: list[float]) -> str:
+    """One clause of a note: the split, the times at it, and the speeds that they show."""
+    speeds = np.divide(split, at_work_s)
+    times = ", ".join(f"{1e3 * t:.0f}" for t in at_work_s)
+    return (
+        f"{' : '.join(map(str, split))}, where ranks are at work for {times} ms a round, so at speeds of "
+        f"{' : '.join(f'{v:.2f}' for v in speeds / speeds.max())}, and "
+        f"{excess(split, at_work_s):.1%} longer than at the perfect split for these"
+    )

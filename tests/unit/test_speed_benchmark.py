@@ -1,0 +1,134 @@
+"""The speed benchmark's own judgement: that a miss cannot hide, and that what ran is what is told."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def speed():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        return importlib.import_module("speed_torch")
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    pytest.importorskip("horovod.torch")
+    root = Path(__file__).parents[2]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(root / "benchmarks"))
+        patched.syspath_prepend(str(root / "examples"))
+        return importlib.import_module("_speed_oracle")
+
+
+def outcome(**rates):
+    """Four turns of each scheme, of 100 samples a second where nothing else is said."""
+    schemes = ("stock", "oracle", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
+    turns = {name: {"rates": rates.get(name.replace("-", "_"), [100.0] * 4), "samples": [60, 36]} for name in schemes}
+    turns["elastic-bsp"]["samples"] = [200.4, 99.8]
+    return {"turns": turns, "tuned": ["60 : 36"], "in_turns": "60 : 36", "settings": {}, "global_batch": 96}
+
+
+def row(rows, name):
+    return next(line for line in rows if line.startswith(f"| {name} |"))
+
+
+def test_schemes_as_fast_as_the_oracle_miss_nothing(speed):
+    assert speed.steady(outcome())[1] == []
+
+
+@pytest.mark.parametrize(("name", "rate"), [("lb_bsp", 94.0), ("non_blocking", 87.0), ("elastic_bsp", 87.0)])
+def test_each_scheme_is_held_to_its_share_of_the_oracle(speed, name, rate):
+    rows, missed = speed.steady(outcome(**{name: [rate] * 4}))
+    assert len(missed) == 1
+    assert missed[0].startswith(name.replace("_", "-"))
+    assert "**missed**" in row(rows, name.replace("_", "-"))
+
+
+def test_self_adaptive_is_compared_with_lb_bsp_turn_by_turn(speed):
+    # Three of four turns are 5 % behind LB-BSP's of the same cycle, though the medians over all turns are equal.
+    lb_bsp, adaptive = [100.0, 110.0, 120.0, 90.0], [95.0, 104.5, 114.0, 130.0]
+    rows, missed = speed.steady(outcome(lb_bsp=lb_bsp, self_adaptive=adaptive))
+    assert len(missed) == 1
+    assert missed[0].startswith("self-adaptive")
+    assert "0.950" in row(rows, "self-adaptive")
+
+
+def test_a_scheme_of_equal_updates_that_outruns_the_fixed_oracle_is_pointed_out(speed):
+    rows, missed = speed.steady(outcome(lb_bsp=[110.0] * 4, self_adaptive=[110.0] * 4, elastic_bsp=[120.0] * 4))
+    notes = [line for line in rows if "the oracle is fixed" in line]
+    assert missed == []
+    assert len(notes) == 1
+    assert "lb-bsp and self-adaptive" in notes[0]
+    assert "elastic" not in notes[0]
+
+
+def test_the_table_tells_samples_of_an_update_and_of_each_rank(speed):
+    rows, _ = speed.steady(outcome())
+    assert row(rows, "lb-bsp").startswith("| lb-bsp | 96 | 60 : 36 |")
+    assert row(rows, "elastic-bsp").startswith("| elastic-bsp | 300 | 200 : 100 |")
+
+
+def path(*steps):
+    return [{"counts": counts, "stable": stable} for counts, stable in steps]
+
+
+def test_stable_is_what_stays_so_to_the_end(speed):
+    calm = path(([9, 1], False), ([7, 3], False), ([7, 3], True), ([7, 3], True))
+    assert speed.stable_since(calm) == 2
+    assert speed.stable_since([*calm, *path(([6, 4], False))]) is None
+    assert speed.stable_since([*calm, *path(([6, 4], False), ([6, 4], True))]) == 5
+
+
+def test_an_allocation_that_comes_to_rest_late_or_not_at_all_misses(speed):
+    late = [*path(*[([9, 1], False)] * 6), *path(([7, 3], True))]
+    for steps, missed in ((late, 1), (path(([9, 1], False)), 1), (path(([9, 1], False), ([7, 3], True)), 0)):
+        assert len(speed.stability({"path": steps, "division": [67, 29]})[1]) == missed
+
+
+def test_the_oracle_comes_to_equal_times_where_time_is_not_proportional_to_samples(oracle):
+    def at_work_s(split):
+        return [0.02 + x * s for x, s in zip(split, (0.001, 0.002, 0.003), strict=True)]
+
+    split = [128, 128, 128]
+    for _ in range(oracle.PASSES):
+        before, split = split, oracle.divide(split, at_work_s(split))
+    assert oracle.still(before, split)
+    assert sum(split) == 384
+    assert max(at_work_s(split)) <= 1.02 * min(at_work_s(split))
+
+
+def test_a_share_that_moves_by_more_than_two_per_cent_is_not_still(oracle):
+    assert oracle.still([300, 84], [299, 85])
+    assert oracle.still([300, 84], [306, 78]) is False
+
+
+def test_the_excess_is_what_a_perfect_split_would_save(oracle):
+    # Speeds of 2 and 1: at 64 : 32 all take 32, at 48 : 48 the slow one takes 48.
+    assert oracle.excess([64, 32], [32.0, 32.0]) == pytest.approx(0.0)
+    assert oracle.excess([48, 48], [24.0, 48.0]) == pytest.approx(0.5)
+
+
+class Tuned:
+    """An oracle without ranks: passes of training at given seconds per sample."""
+
+    def __init__(self, oracle, passes):
+        self.oracle = object.__new__(oracle.Oracle)
+        self.oracle.split, self.oracle._global_batch = [48, 48], 96
+        seconds = iter(passes)
+        self.oracle._at_work_of_a_pass = lambda: [x * s for x, s in zip(self.oracle.split, next(seconds), strict=True)]
+
+
+def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
+    # In the first pass something else slowed down the fast rank, so that the equal split looked right.
+    tuned = Tuned(oracle, [(1.0, 1.0), *[(0.5, 1.0)] * 7]).oracle
+    assert tuned.tune().startswith("at rest after 4 passes")
+    assert tuned.split == [64, 32]
+
+
+def test_an_oracle_without_rest_takes_the_mean_of_the_last_half(oracle):
+    tuned = Tuned(oracle, [*[(0.5, 1.0), (0.25, 1.0)] * 4, (0.5, 1.0)]).oracle
+    assert tuned.tune().startswith("not at rest after 8 passes")
+    assert tuned.split == [71, 25]  # the mean of 64 and 77

@@ -1,0 +1,73 @@
+"""What the accuracy and the overhead benchmark call good: rules that a bad result cannot pass."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+
+def module(name):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    return module("accuracy_torch")
+
+
+@pytest.fixture(scope="module")
+def overhead():
+    pytest.importorskip("torch")
+    return module("overhead_torch")
+
+
+def runs(*accuracies, once=True):
+    return [{"accuracy": a, "once": once, "rounds": 10} for a in accuracies]
+
+
+BSP = runs(0.96, 0.97, 0.965)  # a spread of 0.01, a mean of 0.965
+
+
+def test_a_scheme_that_scatters_widely_gets_no_allowance_for_it(accuracy):
+    # 0.03 below BSP on average, which its own spread of 0.09 would cover.
+    amiss = accuracy.compare({"bsp": BSP, "unsteady": runs(0.89, 0.935, 0.98)})[1]
+    assert len(amiss) == 1
+    assert amiss[0].startswith("unsteady differs from BSP by -0.0300")
+
+
+def test_a_difference_within_the_spread_of_bsp_is_none(accuracy):
+    rows, amiss = accuracy.compare({"bsp": BSP, "other": runs(0.957, 0.957, 0.957)})
+    assert amiss == []
+    assert "0.0100" in rows[-1]
+
+
+def test_a_difference_that_is_just_the_spread_passes_whatever_way_it_is_rounded(accuracy):
+    counts = [((436, 432), (438, 438)), ((430, 431), (431, 432)), ((400, 407), (407, 414))]  # right ones of 450
+    for bsp, other in counts:
+        assert (
+            accuracy.compare({"bsp": runs(*(n / 450 for n in bsp)), "other": runs(*(n / 450 for n in other))})[1] == []
+        )
+
+
+def test_a_sample_that_was_not_visited_is_amiss(accuracy):
+    amiss = accuracy.compare({"bsp": BSP, "other": runs(0.96, 0.97, 0.965, once=False)})[1]
+    assert amiss == ["other did not visit each sample once"]
+
+
+def test_the_error_of_a_median_is_that_of_the_normal_law(overhead):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    medians = np.median(rng.normal(1.0, 0.03, (4000, 48)), axis=1)
+    errors = [overhead.error(list(rng.normal(1.0, 0.03, 48)), 48) for _ in range(400)]
+    assert np.mean(errors) == pytest.approx(medians.std(), rel=0.05)
+
+
+def test_every_pair_counts_in_the_overhead(overhead):
+    # Half of the pairs from a time when the machine was not steady: the median is of all of them.
+    ratios = [1.0] * 10 + [1.1] * 12
+    rows, worst = overhead.table({"10 tensors": {"bsp": ratios, "lb-bsp": [1.0] * 22}}, 256)
+    assert worst == pytest.approx(1.1)
+    assert "| 10 tensors, 256 samples | 11 | 1.100 |" in "\n".join(rows)
