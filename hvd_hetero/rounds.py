@@ -153,8 +153,8 @@ class RoundReport:
     input_s: float
     """waiting for this rank's own data"""
     wait_s: float
-    """from the rank's last gradient to the end of the synchronisation, of the round *before* this one: the waiting of a
-    round is known only after the table of that round has left"""
+    """from the rank's last gradient to the end of the synchronisation, and in layers that talk to other ranks, of the
+    round *before* this one: the waiting of a round is known only after the table of that round has left"""
     samples_per_s: float
     """the speed that the rank predicts for itself"""
     cpu: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,18 @@ def test_batch_norm_over_unequal_batches_is_that_of_the_single_process(either):
     assert outcome["spread"] == 0.0
     assert outcome["moved"] > 0.1
     assert sum(min(shares) == 1 for shares in outcome["shares"]) >= 4, "ranks with a single sample took part"
+
+
+def test_lb_bsp_finds_the_slow_rank_behind_a_batch_norm_that_makes_all_wait_for_it(ranks):
+    outcome = ranks[0]["batch_norm_leaves_lb_bsp_its_eyes"]
+    fast, slow = (statistics.median(shares) for shares in zip(*outcome["plans"][-8:], strict=True))
+    assert 1.5 < fast / slow < 2.5
+    assert sum(outcome["plans"][-1]) == 24
+    equal = [r for r, plan in enumerate(outcome["plans"]) if plan == [12, 12] and r + 1 < len(outcome["plans"])]
+    fast_s, slow_s = zip(*(outcome["compute_s"][r] for r in equal), strict=True)
+    assert statistics.median(slow_s) > 1.6 * statistics.median(fast_s), "what each reports is its own"
+    waits = [outcome["wait_s"][r] for r in equal]  # told one round later
+    assert statistics.median(fast_s - slow_s for fast_s, slow_s in waits) > 32e-3, "of the 48 ms between them"
 
 
 @pytest.mark.parametrize("policy", ["non-blocking", "elastic-bsp", "self-adaptive", "static", "no data"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import torch_hooks
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
@@ -344,6 +345,31 @@ def batch_norm_over_all_ranks() -> dict:
     }
 
 
+def batch_norm_leaves_lb_bsp_its_eyes() -> dict:
+    """Rank 0 is twice as fast; each norm waits for the slow rank, in the forward and in the backward pass."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4),
+        torch.nn.Linear(4, 1),
+    ).double()  # fmt: skip
+    balance = LoadBalance(LBBSP(), global_batch=24)
+    model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
+    loader = BalancedLoader(TensorDataset(X[:24], Y[:24]), balance, stop_at=24)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
+    finished: list[FinishedRound] = []
+    balance.balancer.observer = finished.append
+    while balance.rounds < 24:
+        for x, y in loader:
+            time.sleep(len(x) * 4e-3 * (1 + hvd.rank()))  # far above what else takes time
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return {
+        "plans": [f.plan.samples for f in finished],
+        "compute_s": [f.table.figures("compute_s") for f in finished],
+        "wait_s": [f.table.figures("wait_s") for f in finished[1:]],
+    }
+
+
 def batch_norm_refusals() -> dict:
     def layer(policy: str | Policy) -> SyncBatchNorm:
         return SyncBatchNorm(3, balance=LoadBalance(policy, global_batch=24), name="norm")
@@ -404,7 +430,7 @@ def main() -> None:
         scenarios += [
             a_scaler_changes_nothing_where_nothing_overflows, an_infinity_on_one_rank_is_skipped_by_all,
             clipping_of_unscaled_gradients, a_scaler_that_is_disabled, a_scaler_resumes, scaler_refusals,
-            bfloat16_autocast, compression, a_gradient_that_shares_its_memory,
+            bfloat16_autocast, compression, a_gradient_that_shares_its_memory, batch_norm_leaves_lb_bsp_its_eyes,
         ]  # fmt: skip
     report({scenario.__name__: scenario() for scenario in scenarios})
 
