@@ -99,7 +99,13 @@ class SharedPermutation:
         return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
     def holds(self, samples: int) -> bool:
-        """Whether the next round can take so many samples of this epoch."""
+        """Whether a round can take so many samples of this epoch.
+
+        What is left may be too few for the next round only because samples are still to come back. With no round in
+        flight the pass is over then, as it is in a job that goes on, and the next one begins.
+        """
+        if self.remaining < samples and not self._open:
+            self.resume()
         return self.remaining >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
@@ -142,6 +148,7 @@ class SharedPermutation:
         assert not self._open, "rounds that are not settled may still return samples"
         if self._tails:
             self._put_back(self._tails[-1][0])
+        self._stops.clear()  # of the pass that is over
         return self.remaining > 0
 
     def _put_back(self, number: int) -> None:

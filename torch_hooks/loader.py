@@ -213,7 +213,7 @@ class BalancedLoader:
             self._require_a_round()
             self.epoch += 1
         self._order.lead = balance.balancer.lead
-        while self._order.remaining >= self._least:
+        while self._order.holds(self._least):
             over = yield from self._pass()
             if not over:
                 self._go_on_later()
