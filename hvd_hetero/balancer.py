@@ -21,7 +21,7 @@ factor ``weight = n_last / X`` follows at the end. Where the samples really used
 multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
-gradient is further multiplied by the share of its micro-batches that it did, and nobody multiplies by X / S.
+gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
 
 **The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
 plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.

@@ -343,6 +343,15 @@ def test_by_the_papers_rule_a_rank_that_stopped_early_weighs_less_and_nothing_ma
     assert weights == pytest.approx([10 / 120, 10 / 120 * 2 / 4, 10 / 120 * 1 / 4])
 
 
+def test_the_papers_rule_goes_by_samples_where_micro_batches_are_unequal():
+    job = Job(NonBlocking(4, scaling="n/N"), [400.0, 100.0], 12)
+    assert job.balancers[1].plan().sizes(1) == (1, 1, 2, 2)
+    weights = non_blocking_round(job, Board())
+    assert job.finished[-1].table.figures("samples") == [6, 2]
+    # Of the last micro-batch, in whose units the gradient is accumulated: 2 of 12, and 1 of 12 times 2 of 6 samples.
+    assert weights == pytest.approx([2 / 12, 1 / 12 * 2 / 6])
+
+
 def test_without_signals_everybody_does_everything():
     job = Job(NonBlocking(4), [400.0, 150.0], 80)
     job.round()
