@@ -9,7 +9,7 @@ A **round** is everything between two synchronisations. Let ``n`` be the number 
 The table needs no collective of its own. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
 vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever
 order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
-integers exactly up to 2^24; larger rounds are refused at construction.
+integers exactly up to 2^24; a global batch, or a superstep, that could be larger is refused at construction.
 
 A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly; the
 micro-batches of a rank differ in size by one sample at most.
@@ -71,7 +71,9 @@ class RoundPlan:
                     "each micro-batch needs at least one sample, and a rank without samples has none"
                 )
         if self.total > MAX_ROUND_SAMPLES:
-            raise ValueError(f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}")
+            raise ValueError(
+                f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}; lower global_batch"
+            )
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
