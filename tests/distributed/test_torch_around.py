@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,31 @@ def test_batch_norm_over_unequal_batches_is_that_of_the_single_process(either):
     assert outcome["spread"] == 0.0
     assert outcome["moved"] > 0.1
     assert sum(min(shares) == 1 for shares in outcome["shares"]) >= 4, "ranks with a single sample took part"
+
+
+@pytest.mark.parametrize(
+    "case", ["uneven", "several micro-batches", "pinned, by a worker", "shards", "nothing left on a rank"]
+)
+def test_samples_that_collate_fn_leaves_out_weigh_nothing(ranks, case):
+    outcome = ranks[0]["samples_left_out_by_collate_fn"][case]
+    assert outcome["difference"] < 1e-12
+    assert outcome["spread"] == 0.0
+    readable = [i for i in range(24) if i % 5]
+    counts = outcome["counts"]
+    if case == "nothing left on a rank":
+        assert sum(sorted(each) == [0, 1] for each in counts) >= 5, "such a rank took part all the same"
+        assert sorted(chain(*outcome["visits"][:12])) == readable
+    else:
+        assert len({sum(of_round) for of_round in counts}) > 1, "of an odd number, two rounds leave out unequally many"
+        for epoch in range(9):
+            assert sorted(chain(*outcome["visits"][2 * epoch : 2 * epoch + 2])) == readable
+
+
+def test_who_leaves_samples_out_must_say_so_and_may_not_where_rounds_end_early(ranks):
+    for rank in ranks:
+        early, silent = rank["samples_left_out_by_collate_fn"]["refused"]
+        assert re.match("ValueError: samples_of does not go with policy 'non-blocking'.*use policy='lb-bsp'", early)
+        assert re.match("ValueError: collate_fn must use all samples that it is given", silent)
 
 
 def test_lb_bsp_finds_the_slow_rank_behind_a_batch_norm_that_makes_all_wait_for_it(ranks):
