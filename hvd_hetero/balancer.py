@@ -45,6 +45,7 @@ from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.resources import ResourceMeter
 from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
@@ -349,8 +350,7 @@ class Balancer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+        require_version(state, "the balance", _STATE_VERSION)
         mine = {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
         if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
             raise ValueError(

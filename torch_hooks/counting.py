@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
+
+from hvd_hetero.allocation._checks import integer
 
 __all__ = ["Collate", "Counter"]
 
@@ -67,23 +68,15 @@ class Counter:
                     given, rows, _WAY_OUT,
                 )  # fmt: skip
             return given
-        samples = self._samples_of(batch)
-        if isinstance(samples, bool) or not isinstance(samples, Integral):
-            raise TypeError(
-                f"samples_of must return a whole number, got {samples!r}; return how many samples the batch holds"
-            )
-        if not 0 <= samples <= given:
-            raise ValueError(
-                f"samples_of must return from 0 to {given}, the samples that collate_fn was given, got {samples}; "
-                "return how many of them the batch holds"
-            )
+        way_out = f"return how many of the {given} samples that collate_fn was given the batch holds"
+        samples = integer("what samples_of returns", self._samples_of(batch), 0, given + 1, way_out=way_out)
         if not (samples or alone):
             raise ValueError(
                 f"collate_fn has left out all {given} samples of one of several micro-batches of a round, which leaves "
                 "nothing to weigh the others against; plan larger micro-batches, or let the dataset return another "
                 "sample in the place of one that it cannot read"
             )
-        return int(samples)
+        return samples
 
 
 def _rows(batch: Any, given: int) -> int:

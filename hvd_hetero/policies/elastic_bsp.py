@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.barriers import zipline
-from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.policies.base import Policy, checked_tolerance, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
@@ -69,12 +69,12 @@ class ElasticBSP(Policy):
     ) -> None:
         self.lookahead = integer("lookahead", lookahead, 1, way_out="give the number of iterations to predict")
         if updates not in ("accumulate", "local"):
-            raise ValueError(f"updates must be 'accumulate' or 'local', got {updates!r}")
-        if not 0 <= tolerance < 1:
-            raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
+            raise ValueError(
+                f"updates must be 'accumulate' or 'local', got {updates!r}; 'accumulate' gives the step of one process"
+            )
         self.updates = updates
         self.updates_locally = updates == "local"
-        self.tolerance = tolerance
+        self.tolerance = checked_tolerance(tolerance)
         self._predictor = predictor
         self._batches: tuple[int, ...] = ()
         self.predictor()  # a wrong name is an error here and not in the first round

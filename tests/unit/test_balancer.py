@@ -413,7 +413,7 @@ def test_a_resumed_balancer_plans_as_the_first_would_have():
         ({"policy": "bsp"}, r"of a training with \{'policy': 'bsp'\}, this one has \{'policy': 'lb-bsp'\}"),
         ({"global_batch": 7}, "'global_batch': 7"),
         ({"plans": []}, "make the loader with the same num_workers"),
-        ({"version": 0}, "state has version 0"),
+        ({"version": 0}, "state of the balance has version 0, .*resume with the version"),
     ],
 )
 def test_the_state_of_another_training_is_refused(change, message):

@@ -245,7 +245,7 @@ def test_local_updates_are_in_the_plan():
         (lambda: NonBlocking(8, scaling="fair"), "scaling must be 'unbiased' or 'n/N', got 'fair'"),
         (lambda: ElasticBSP(0), "lookahead must be at least 1"),
         (lambda: ElasticBSP(updates="async"), "updates must be 'accumulate' or 'local', got 'async'"),
-        (lambda: ElasticBSP(tolerance=2), "tolerance must be a share"),
+        (lambda: ElasticBSP(tolerance=2), r"tolerance must be a share in \[0, 1\), got 2; 0.02 leaves"),
         (lambda: ElasticBSP(predictor="emma"), "did you mean 'ema'"),
         (lambda: RoundPlan((1,), (1,), ends="last"), "ends must be 'all' or 'first', got 'last'"),
     ],

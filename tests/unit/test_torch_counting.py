@@ -28,10 +28,10 @@ def test_samples_that_are_none_need_somebody_who_counts():
 @pytest.mark.parametrize(
     ("returned", "alone", "message"),
     [
-        (4, True, "samples_of must return from 0 to 3, .* got 4; return how many"),
-        (-1, True, "samples_of must return from 0 to 3, .* got -1"),
-        (2.0, True, r"samples_of must return a whole number, got 2\.0; return"),
-        (True, True, "samples_of must return a whole number, got True"),
+        (4, True, "what samples_of returns must be at least 0 and below 4, got 4; return how many of the 3"),
+        (-1, True, "what samples_of returns must be at least 0, got -1"),
+        (2.0, True, r"what samples_of returns must be an integer, got 2\.0 .*return how many"),
+        (True, True, "what samples_of returns must be an integer, got True"),
         (0, False, "collate_fn has left out all 3 samples of one of several micro-batches.*larger micro-batches"),
     ],
 )

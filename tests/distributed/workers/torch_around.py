@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -491,7 +492,7 @@ def evaluation() -> dict:
     rank, size = hvd.rank(), hvd.size()
     part = torch.utils.data.Subset(TensorDataset(X, Y), range(rank, SAMPLES, size))
     mine = torch.stack([y for _, y in part])
-    averages = torch_hooks.average_by_samples({"y": mine.mean(), "y2": float((mine**2).mean())}, len(part))
+    averages = torch_hooks.average_by_samples({"y": mine.mean(), "y2": float((mine**2).mean())}, np.int64(len(part)))
     nothing = torch_hooks.average_by_samples(
         torch.full((2,), math.nan) if rank == 0 else torch.tensor([3.0, 5.0]), 0 if rank == 0 else 7
     )
