@@ -38,6 +38,15 @@ def test_on_four_ranks_a_ring_has_ranks_that_are_no_neighbours(outcome):
             assert case["strangers"] == ([[2, 0], [3, 1]] if outcome["ranks"] == 4 else []), name
 
 
+def test_d_psgd_takes_equal_parts_of_both_neighbours_and_of_itself(outcome):
+    n = outcome["ranks"]
+    near = [{rank, (rank + 1) % n, (rank - 1) % n} for rank in range(n)]
+    for name, case in outcome["cases"].items():
+        if "d-psgd" in name:
+            for row, members in zip(case["first_mix"], near, strict=True):
+                assert row == pytest.approx([(j in members) / len(members) for j in range(n)]), name
+
+
 def test_no_sample_is_visited_twice_before_all_were_visited_once(outcome):
     for name, case in outcome["cases"].items():
         samples = outcome["samples"]

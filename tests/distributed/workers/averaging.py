@@ -186,6 +186,7 @@ def main() -> None:
         expected = torch.stack([flat(m) for m in models])
         outcome[name] = {
             "difference": float((everywhere - expected).abs().max() / expected.abs().max()),
+            "first_mix": [] if mixing is None else [[mixing.row(i, 0).get(j, 0.0) for j in range(n)] for i in range(n)],
             "strangers": [] if mixing is None else strangers(mixing, n),
             "between_ranks": float((everywhere - everywhere[0]).abs().max()),
             "done": [[sum(map(len, part[r])) for part in parts] for r in range(ROUNDS)],
