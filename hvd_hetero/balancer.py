@@ -21,7 +21,7 @@ factor ``weight = n_last / X`` follows at the end. Where the samples really used
 multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
-gradient is further multiplied by the share of its micro-batches that it did, and nobody multiplies by X / S.
+gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
 
 **The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
 plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
@@ -45,6 +45,7 @@ from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.resources import ResourceMeter
 from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
@@ -349,8 +350,7 @@ class Balancer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+        require_version(state, "the balance", _STATE_VERSION)
         mine = {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
         if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
             raise ValueError(

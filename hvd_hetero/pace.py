@@ -1,7 +1,9 @@
 """What one rank measures of itself: how long it computes and waits for data, and what speed it expects next.
 
 A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
-data, since all of that moves with the samples. Waiting for the other ranks is in neither.
+data, since all of that moves with the samples. Waiting for the other ranks is in neither: not at the end of a round,
+and not inside a micro-batch, where a layer talks to them. Were it, a fast rank would seem as slow as the one it waits
+for.
 
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the compute time.
 It knows the time of a round only when the queue has come past it, which the synchronisation of that round ensures: so
@@ -11,7 +13,8 @@ there, what is reported and learned is the round before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,6 +69,12 @@ class Pace:
         """the round at hand"""
         self._before = _Round()
         self._apply_s = 0.0
+        self._running = False
+        """whether a micro-batch is at work"""
+        self._held_s = 0.0
+        """seconds that other ranks have held up this micro-batch"""
+        self._round_held_s = 0.0
+        """and the micro-batches done of this round; after `settle`, of the one before"""
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
         self._drivers_read_at = clock()
@@ -76,21 +85,42 @@ class Pace:
         self.round.input_s += input_s
         if self.stopwatch is not None:
             self.stopwatch.start()
+        self._running, self._held_s = True, 0.0
         self._began_at = self._clock()
         if not self.round.micro_batches:
             self._round_began_at = self._began_at
+            self._round_held_s = 0.0
 
     def done(self, samples: int) -> None:
         """The micro-batch is computed."""
+        self._running = False
         self.done_at = self._clock()
-        self.round.compute_s += self.done_at - self._began_at
+        self.round.compute_s += self.done_at - self._began_at - self._held_s
+        self._round_held_s += self._held_s
         self.round.samples += samples
         self.round.micro_batches += 1 if samples else 0
         if self.stopwatch is not None:
             self.stopwatch.stop()
 
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
+        if not self._running:
+            yield
+            return
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+        began_at = self._clock()
+        try:
+            yield
+        finally:
+            self._held_s += self._clock() - began_at
+            if self.stopwatch is not None:
+                self.stopwatch.start()
+
     def failed(self) -> None:
         """The micro-batch came to nothing; its time is lost, and says nothing about speed."""
+        self._running = False
         if self.stopwatch is not None:
             self.stopwatch.stop()
         self.round.disturbed = True
@@ -171,12 +201,13 @@ class Pace:
         device's time is the wait (too little by as much of the last update as ran before the round began).
         """
         if self.stopwatch is None:
-            return now - self.done_at
+            return now - self.done_at + self._round_held_s
         left_s = now - self._round_began_at - self._before.compute_s
         return max(left_s, 0.0) if math.isfinite(left_s) else math.nan
 
     def forget(self) -> None:
         """The round at hand never was."""
+        self._running = False
         if self.stopwatch is not None:
             self.stopwatch.read()
         self.round = _Round()

@@ -9,7 +9,7 @@ A **round** is everything between two synchronisations. Let ``n`` be the number 
 The table needs no collective of its own. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
 vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever
 order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
-integers exactly up to 2^24; larger rounds are refused at construction.
+integers exactly up to 2^24; a global batch, or a superstep, that could be larger is refused at construction.
 
 A plan holds samples per rank rather than samples per micro-batch, so that any total can be met exactly; the
 micro-batches of a rank differ in size by one sample at most.
@@ -71,7 +71,9 @@ class RoundPlan:
                     "each micro-batch needs at least one sample, and a rank without samples has none"
                 )
         if self.total > MAX_ROUND_SAMPLES:
-            raise ValueError(f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}")
+            raise ValueError(
+                f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}; lower global_batch"
+            )
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
@@ -153,8 +155,8 @@ class RoundReport:
     input_s: float
     """waiting for this rank's own data"""
     wait_s: float
-    """from the rank's last gradient to the end of the synchronisation, of the round *before* this one: the waiting of a
-    round is known only after the table of that round has left"""
+    """from the rank's last gradient to the end of the synchronisation, and in layers that talk to other ranks, of the
+    round *before* this one: the waiting of a round is known only after the table of that round has left"""
     samples_per_s: float
     """the speed that the rank predicts for itself"""
     cpu: float

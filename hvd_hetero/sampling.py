@@ -31,7 +31,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.states import require_version
 
 __all__ = ["SharedPermutation"]
 
@@ -57,12 +59,12 @@ class SharedPermutation:
 
     def __init__(self, length: int, *, shuffle: bool = False, seed: int = 0) -> None:
         if length < 1:
-            raise ValueError(f"the dataset must hold at least one sample, its length is {length}")
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}")
+            raise ValueError(
+                f"the dataset must hold at least one sample, its length is {length}; check what it was made from"
+            )
         self.length = length
         self.shuffle = shuffle
-        self.seed = seed
+        self.seed = integer("seed", seed, 0, 2**128, way_out="give a whole number, the same on every rank")
         self.lead = 0
         self.start(0)
 
@@ -99,7 +101,13 @@ class SharedPermutation:
         return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
     def holds(self, samples: int) -> bool:
-        """Whether the next round can take so many samples of this epoch."""
+        """Whether a round can take so many samples of this epoch.
+
+        What is left may be too few for the next round only because samples are still to come back. With no round in
+        flight the pass is over then, as it is in a job that goes on, and the next one begins.
+        """
+        if self.remaining < samples and not self._open:
+            self.resume()
         return self.remaining >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
@@ -142,6 +150,7 @@ class SharedPermutation:
         assert not self._open, "rounds that are not settled may still return samples"
         if self._tails:
             self._put_back(self._tails[-1][0])
+        self._stops.clear()  # of the pass that is over
         return self.remaining > 0
 
     def _put_back(self, number: int) -> None:
@@ -182,8 +191,7 @@ class SharedPermutation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another job stood in its epoch."""
-        if state.get("version") != _STATE_VERSION:
-            raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+        require_version(state, "the order of samples", _STATE_VERSION)
         mine = {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
         if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
             raise ValueError(

@@ -30,6 +30,7 @@ import numpy as np
 
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.states import require_version
 
 __all__ = ["ShardStream", "SharedStream"]
 
@@ -263,8 +264,7 @@ def _require(state: Mapping[str, Any], kind: str, readers: int) -> None:
     if state.get("stream") != kind:
         found = f"stream={state['stream']!r}" if "stream" in state else "data with random access"
         raise ValueError(f"the state is of {found}, this loader has stream={kind!r}; resume with the same kind of data")
-    if state.get("version") != _STATE_VERSION:
-        raise ValueError(f"state has version {state.get('version')}, this program reads version {_STATE_VERSION}")
+    require_version(state, "the stream", _STATE_VERSION)
     if state["readers"] != readers:
         raise ValueError(
             f"the state is of a stream read with num_workers={state['readers']}, this loader has "

@@ -9,7 +9,7 @@ mean of the models where it is, and the mean moves by eta (1 / n) sum_i (n / S) 
 allreduce, whatever the shares are. The ranks hold different models meanwhile; the result of a training is their mean.
 
 Differences from the paper: the factor n S_i / S, by which a rank's mean gradient weighs as much as its samples do (the
-paper's factor n_i / N is the option ``scaling="n/N"`` of ``NonBlocking``).
+paper's factor n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking``).
 """
 
 from __future__ import annotations

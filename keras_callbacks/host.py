@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "build",
     "build_optimizer",
     "check_compiled",
+    "check_layers",
     "follows_schedule",
     "gradients_pass_through",
     "hyper_parameters",
@@ -80,6 +82,23 @@ def check_compiled(model: Any) -> None:
         model.jit_compile = False  # it was "auto", most likely
 
 
+def check_layers(model: Any, policy: str) -> None:
+    """Refuse layers in which ranks wait for one another, unless all do the same anyway.
+
+    Their waiting is inside the graph, where nobody can tell it from computing: all ranks would seem equally fast.
+    """
+    if policy == "bsp":
+        return
+    waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
+    if waiting:
+        raise ValueError(
+            f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
+            "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "
+            "policy='bsp', a normalisation that needs no other rank, such as GroupNormalization, or "
+            "torch_hooks.SyncBatchNorm with a model in PyTorch"
+        )
+
+
 def _steps_per_execution(model: Any) -> int:
     steps = model.steps_per_execution if is_keras_3(model) else getattr(model, "_steps_per_execution", 1)
     return 1 if steps is None else int(steps)
@@ -90,7 +109,7 @@ def build(model: Any, sample: Callable[[], Any]) -> None:
 
     Keras 3 has built most models by now; others build in their first step only. They are called once here.
     """
-    if not model.weights or not all(layer.built for layer in model._flatten_layers()):
+    if not model.built or not model.weights or not all(layer.built for layer in model._flatten_layers()):
         batch = sample()
         model(batch[0] if isinstance(batch, tuple) else batch)
     build_optimizer(model.optimizer, model)

@@ -14,6 +14,9 @@ Per channel, let rank i hold n_i numbers x with mean m_i and sum of squared devi
 
 where the inner sums go over rank j's numbers. So two sums per channel travel, multiplied by S_j, and what a rank
 returns is this divided by its own S_i. The layers of PyTorch and of Horovod take all S_i as equal.
+
+**The time.** A rank waits in each such layer for the slowest, in the forward and in the backward pass. That is no work
+of its own (``hvd_hetero.pace``): counted as such, all ranks would seem equally fast, and any split would stay.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.pace import Pace
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.waiting import wait
 
@@ -108,7 +112,9 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         samples = self._samples()
         rows = input if input.dtype == torch.float64 else input.float()
-        out, mean, variance, count = _Normalise.apply(rows, samples, self.eps, self._name)  # type: ignore[no-untyped-call]
+        out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
+            rows, samples, self.eps, self._name, self._balance.balancer.pace
+        )
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))
         shape = (1, -1, *(1,) * (input.dim() - 2))
@@ -148,7 +154,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, samples: int, eps: float, name: str
+        ctx: Any, x: torch.Tensor, samples: int, eps: float, name: str, pace: Pace
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         dims = [d for d in range(x.dim()) if d != 1]
         here = x.numel() // x.size(1)
@@ -156,7 +162,8 @@ class _Normalise(torch.autograd.Function):
         if here:
             variance, mean = torch.var_mean(x, dims, correction=0)
             row = torch.cat([mean, variance * here, row.new_tensor([here])])
-        table = wait(hvd.allgather_async(row[None], name=f"{name}.statistics"), _NOT_KNOWN_S, _NOT_KNOWN_S)
+        with pace.held_up():
+            table = wait(hvd.allgather_async(row[None], name=f"{name}.statistics"), _NOT_KNOWN_S, _NOT_KNOWN_S)
         means, squares = table[:, :-1].chunk(2, dim=1)
         counts = table[:, -1:]
         count = counts.sum()
@@ -165,22 +172,23 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         y = (x - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(y, scale, count)
-        ctx.dims, ctx.samples, ctx.name = dims, samples, name
+        ctx.dims, ctx.samples, ctx.name, ctx.pace = dims, samples, name, pace
         ctx.mark_non_differentiable(mean, variance, count)
         return y, mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None, None]:
         y, scale, count = ctx.saved_tensors
         g = gradients[0]
         assert g is not None
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
         sums = sums * ctx.samples if ctx.samples else torch.zeros_like(sums)
-        handle = hvd.allreduce_async(sums, name=f"{ctx.name}.gradient", op=hvd.Sum)
-        sums = wait(handle, _NOT_KNOWN_S, _NOT_KNOWN_S)
+        with ctx.pace.held_up():
+            handle = hvd.allreduce_async(sums, name=f"{ctx.name}.gradient", op=hvd.Sum)
+            sums = wait(handle, _NOT_KNOWN_S, _NOT_KNOWN_S)
         mean, mean_y = (sums / (count * max(ctx.samples, 1))).chunk(2)
-        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None
+        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None, None
 
 
 def _along(per_channel: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import horovod.torch as hvd
 import torch
 
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
@@ -27,8 +28,9 @@ def average_by_samples(values: Values, samples: int) -> Values:
 
         part = torch.utils.data.Subset(test, range(hvd.rank(), len(test), hvd.size()))
     """
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
-        raise ValueError(f"samples must be a whole number that is not negative, got {samples!r}")
+    samples = integer(
+        "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
+    )
     named = values if isinstance(values, Mapping) else {"": values}
     tensors = [torch.as_tensor(named[name], dtype=torch.float64).detach().cpu() for name in sorted(named)]
     shapes = (

@@ -7,7 +7,6 @@ import logging
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_hetero.agreement import WaysOut
+from hvd_hetero.allocation._checks import integer
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.out_of_memory import is_out_of_memory
@@ -122,10 +122,7 @@ class LoadBalance:
         whatever was planned (``batch_size`` tells the plan); 0 is allowed, and then a loss of zero must still be
         propagated, so that this rank takes part in the synchronisation.
         """
-        if isinstance(samples, bool) or not isinstance(samples, Integral):
-            raise TypeError(f"samples must be a whole number, got {samples!r}")
-        if samples < 0:
-            raise ValueError(f"samples must not be negative, got {samples}")
+        samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self.balancer.plan()
         if plan.ends == "first" or plan.local:
             raise ValueError(
@@ -137,7 +134,7 @@ class LoadBalance:
                 f"policy {self.policy.name!r} learns when an epoch ends, and batch() has none; give it every=…, in "
                 "rounds, or use a BalancedLoader"
             )
-        self.begin(MicroBatch(self.balancer.plan(), int(samples)))
+        self.begin(MicroBatch(self.balancer.plan(), samples))
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
         """A micro-batch begins (the loader's way of saying so); ``cramped``: right after one that did not fit."""
@@ -238,7 +235,10 @@ class LoadBalance:
         """Take up where another job left off; before the first round, and on every rank."""
         paces = state["paces"]
         if len(paces) != hvd.size():
-            raise ValueError(f"the state is of {len(paces)} ranks, this job has {hvd.size()}; launch as many")
+            raise ValueError(
+                f"the state is of {len(paces)} ranks, this job has {hvd.size()}; launch as many, or "
+                "begin anew with the model's parameters alone"
+            )
         self.balancer.load_state_dict({**state, "pace": paces[hvd.rank()]})
 
     def close(self) -> None:

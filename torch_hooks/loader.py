@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import horovod.torch as hvd
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.sampling import SharedPermutation
 from hvd_hetero.streams import ShardStream, SharedStream
+from torch_hooks.counting import Collate, Counter
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.streams import ReadSamples, stream_order
 
@@ -63,6 +64,10 @@ class BalancedLoader:
         effect in the next round, also with worker processes, among which the dataset must share out its samples by
         ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random order must come
         from a seed that all ranks have. To resume, a stream is read again from its front.
+    samples_of
+        Needed where ``collate_fn`` leaves samples out, such as those that cannot be read: a function that says how many
+        samples a batch holds. Gradients are weighted by these, and what is left out counts as visited. Not for rounds
+        that end early ("non-blocking").
     collate_fn, num_workers, prefetch_factor, loader_options
         As in ``DataLoader``. Of a stream, worker processes read samples and the main process collates them.
     """
@@ -78,6 +83,7 @@ class BalancedLoader:
         stop_at: int | None = None,
         stream: Literal["whole", "shard"] | None = None,
         rounds_per_epoch: int | None = None,
+        samples_of: Callable[[Any], int] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -107,11 +113,17 @@ class BalancedLoader:
                 "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, and a whole "
                 "stream alike on every rank"
             )
+        if samples_of is not None and balance.balancer.plan().ends == "first":
+            raise ValueError(
+                f"samples_of does not go with policy {balance.policy.name!r}, which tells by the number of samples "
+                "done where a rank has stopped; let the dataset return another sample in the place of one that it "
+                "cannot read, or use policy='lb-bsp'"
+            )
         self._length = _length(dataset) if stream != "shard" else None
         if drop_last and self._length is not None and self._length < balance.balancer.global_batch:
             raise ValueError(
                 f"drop_last leaves no round at all: the dataset has {self._length} samples and global_batch is "
-                f"{balance.balancer.global_batch}"
+                f"{balance.balancer.global_batch}; lower global_batch, or leave drop_last out"
             )
         self.epoch = 0
         self.drop_last = drop_last
@@ -125,7 +137,8 @@ class BalancedLoader:
         self._resumes = False
         self._settled = 0
         self._rounds_per_epoch = rounds_per_epoch
-        self._collate = collate_fn or default_collate
+        self._collate = Collate(collate_fn, counted=samples_of is not None)
+        self._count = Counter(samples_of, own_collate=collate_fn is not None)
         self._order: SharedPermutation | SharedStream | ShardStream
         loader_options |= {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
         if isinstance(dataset, IterableDataset):
@@ -142,7 +155,7 @@ class BalancedLoader:
         self._loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=_SampleLists(self._sample_lists),
-            collate_fn=_CollateUnlessEmpty(self._collate),
+            collate_fn=self._collate,
             **loader_options,
         )
 
@@ -213,7 +226,7 @@ class BalancedLoader:
             self._require_a_round()
             self.epoch += 1
         self._order.lead = balance.balancer.lead
-        while self._order.remaining >= self._least:
+        while self._order.holds(self._least):
             over = yield from self._pass()
             if not over:
                 self._go_on_later()
@@ -264,6 +277,9 @@ class BalancedLoader:
                 yield from self._in_parts(work, indices, limit)
                 self._settle()
                 continue
+            if work.samples:
+                alone = work.last and not balance.balancer.in_round
+                work = replace(work, samples=self._count(batch, work.samples, alone=alone))
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
@@ -285,7 +301,9 @@ class BalancedLoader:
         """Note what was done of the round that has just finished, if one has."""
         finished = self._balance.balancer.finished
         if finished is not None and finished.round == self._settled and self._order.in_flight:
-            self._order.settle(finished.table.figures("samples"))
+            # Whoever was to do all samples has done with all, also with those that collate_fn has left out.
+            all_done = finished.plan.ends == "all"
+            self._order.settle(finished.plan.samples if all_done else finished.table.figures("samples"))
             self._settled += 1
 
     def _in_parts(self, work: MicroBatch, indices: list[Any], parts: int, few: int | None = None) -> Iterator[Any]:
@@ -302,9 +320,12 @@ class BalancedLoader:
                 waiting.appendleft(part[size:])
                 part = part[:size]
             last = work.last and not waiting
-            self._balance.begin(replace(work, samples=len(part), last=last), cramped=few is not None)
+            batch = self._collate(self._fetch(part))
+            samples = self._count(batch, len(part), alone=False)
+            self._balance.begin(replace(work, samples=samples, last=last), cramped=few is not None)
             few = None
-            yield self._collate(self._fetch(part))
+            yield batch
+            del batch
             if smaller := self._balance.take_parts():
                 waiting.appendleft(part)
                 parts, few = smaller, _FEW
@@ -360,13 +381,3 @@ class _SampleLists:
 
     def __iter__(self) -> Iterator[list[Any]]:
         return self._generate()
-
-
-class _CollateUnlessEmpty:
-    """Collates as told; no samples make no batch. A class, so that it reaches worker processes however they start."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._collate(samples) if len(samples) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -99,6 +100,16 @@ def checked_micro_batch(size: int | None) -> int | None:
     if size is None:
         return None
     return integer("max_micro_batch", size, 1, way_out="give a whole number of samples, or None for no limit")
+
+
+def checked_tolerance(tolerance: float) -> float:
+    """The share of a round that is not worth a change, if it is one."""
+    way_out = "0.02 leaves two hundredths alone, and 0 follows everything"
+    if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
+        raise TypeError(f"tolerance must be a number, a share in [0, 1), got {tolerance!r}; {way_out}")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}; {way_out}")
+    return float(tolerance)
 
 
 def comparable_speeds(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.barriers import zipline
-from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.policies.base import Policy, checked_tolerance, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 
 __all__ = ["ElasticBSP"]
 
@@ -69,12 +69,12 @@ class ElasticBSP(Policy):
     ) -> None:
         self.lookahead = integer("lookahead", lookahead, 1, way_out="give the number of iterations to predict")
         if updates not in ("accumulate", "local"):
-            raise ValueError(f"updates must be 'accumulate' or 'local', got {updates!r}")
-        if not 0 <= tolerance < 1:
-            raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
+            raise ValueError(
+                f"updates must be 'accumulate' or 'local', got {updates!r}; 'accumulate' gives the step of one process"
+            )
         self.updates = updates
         self.updates_locally = updates == "local"
-        self.tolerance = tolerance
+        self.tolerance = checked_tolerance(tolerance)
         self._predictor = predictor
         self._batches: tuple[int, ...] = ()
         self.predictor()  # a wrong name is an error here and not in the first round
@@ -85,6 +85,12 @@ class ElasticBSP(Policy):
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """One iteration each."""
+        if self.lookahead * global_batch > MAX_ROUND_SAMPLES:
+            raise ValueError(
+                f"lookahead times global_batch, the samples of the longest superstep, must be at most "
+                f"{MAX_ROUND_SAMPLES}; got lookahead={self.lookahead} with global_batch={global_batch}: use "
+                f"lookahead={max(MAX_ROUND_SAMPLES // global_batch, 1)} or less, or lower global_batch"
+            )
         self._batches = equal_plan(workers, global_batch).samples
         return self._plan(np.ones(workers, dtype=np.int64))
 
@@ -111,12 +117,12 @@ class ElasticBSP(Policy):
         # The earliest barrier that is as good: barriers become good once their time is long enough for their wait, so
         # try each time at which the slowest rank may end an iteration, and let the others take their last end before.
         slowest = ends[int(iteration_ns.argmax())]
-        permille = round(self.tolerance * 1000)
+        share, whole = self.tolerance.as_integer_ratio()  # exactly what was given, so that all stays integer
         for time in slowest.tolist():
             tau: npt.NDArray[np.int64] = np.clip(time // iteration_ns, 1, self.lookahead)
             chosen = tau * iteration_ns
             wait = int(chosen.max() - chosen.min())
-            if (wait - int(best.wait)) * 1000 <= permille * time:
+            if (wait - int(best.wait)) * whole <= share * time:
                 return tau
         return best.index + 1
 

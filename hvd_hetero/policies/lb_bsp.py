@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.device import DeviceProfile
-from hvd_hetero.policies.base import Policy, checked_micro_batch, comparable_speeds
+from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance, comparable_speeds
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.prediction import Predictor, Steady, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -74,14 +74,14 @@ class LBBSP(Policy):
         device: Literal["cpu", "gpu"] = "cpu",
     ) -> None:
         if device not in ("cpu", "gpu"):
-            raise ValueError(f"device must be 'cpu' or 'gpu', got {device!r}")
+            raise ValueError(
+                f"device must be 'cpu' or 'gpu', got {device!r}; use 'gpu' for what saturates and runs out of memory"
+            )
         self.device = device
         samples = "give a whole number of samples"
         self.minimum = integer("minimum", minimum, 1, way_out=f"{samples}; with 1 every rank's speed stays known")
         self.multiple_of = integer("multiple_of", multiple_of, 1, way_out=f"{samples}; 1 asks for no multiple")
-        if not 0 <= tolerance < 1:
-            raise ValueError(f"tolerance must be a share in [0, 1), got {tolerance}")
-        self.tolerance = tolerance
+        self.tolerance = checked_tolerance(tolerance)
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self._equal = RoundPlan((), ())
@@ -90,7 +90,7 @@ class LBBSP(Policy):
             self._curves = DeviceShares(
                 minimum=self.minimum,
                 multiple_of=self.multiple_of,
-                tolerance=tolerance,
+                tolerance=self.tolerance,
                 max_micro_batch=self.max_micro_batch,
             )
         self.predictor()  # a wrong name is an error here and not in the first round

@@ -21,12 +21,14 @@ class NonBlocking(Policy):
     **Scaling.** With G_i the sum of the gradients of the samples that rank i did,
 
         unbiased:    g = (1 / S) sum_i G_i             the mean over all samples done, whoever did them
-        n/N:         g = (1 / X) sum_i (n_i / N) G_i   the paper's rule (section 3.2 and Eq. 19)
+        n/N:         g = (1 / X) sum_i (S_i / x_i) G_i the paper's rule (section 3.2 and Eq. 19)
 
-    The paper shrinks the learning rate of rank i by n_i / N, and its gradient is a sum over n_i micro-batches, so what
-    a slow rank saw weighs (n_i / N)^2 against a fast rank's: samples count less for having been computed slowly, and
-    the step is shorter. Where the data are spread evenly, that costs speed and no more; where slow ranks hold data of
-    their own, it also turns the optimum away from them. Hence unbiased is the default.
+    The paper shrinks the learning rate of rank i by n_i / N, which is S_i / x_i where micro-batches are equal, as all
+    its are. Where x_i is no multiple of N they differ by a sample, and the share is that of samples: 1/6, and not 1/4,
+    after the first of (1, 1, 2, 2). The gradient of rank i is a sum over n_i micro-batches, so what a slow rank saw
+    weighs (n_i / N)^2 against a fast rank's: samples count less for having been computed slowly, and the step is
+    shorter. Where the data are spread evenly, that costs speed and no more; where slow ranks hold data of their own, it
+    also turns the optimum away from them. Hence unbiased is the default.
 
     Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every
     sample once (the paper shuffles, and hopes); the round that takes the last samples of an epoch ends when all are
@@ -40,7 +42,9 @@ class NonBlocking(Policy):
     def __init__(self, micro_batches: int = 8, *, scaling: Literal["unbiased", "n/N"] = "unbiased") -> None:
         self.micro_batches = integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank")
         if scaling not in ("unbiased", "n/N"):
-            raise ValueError(f"scaling must be 'unbiased' or 'n/N', got {scaling!r}")
+            raise ValueError(
+                f"scaling must be 'unbiased' or 'n/N', got {scaling!r}; with 'unbiased' all samples weigh the same"
+            )
         self.scaling = scaling
         self.weighs_twice = scaling == "n/N"
 

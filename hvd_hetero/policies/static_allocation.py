@@ -55,7 +55,7 @@ class StaticAllocation(Policy):
         if global_batch < sum(self.weights):
             raise ValueError(
                 f"global_batch must be at least the sum of the weights, {sum(self.weights)}, so that each micro-batch "
-                f"holds a sample; got {global_batch}"
+                f"holds a sample; got {global_batch}: raise global_batch, or give smaller weights in the same ratio"
             )
         # Every rank with a weight w gets at least w samples: one for each of its micro-batches.
         samples = proportional(self.weights, global_batch, minimum=self.weights)

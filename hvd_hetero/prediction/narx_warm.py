@@ -29,7 +29,10 @@ def start_of(warm_start: str | Mapping[str, Any] | None) -> tuple[float, ...] | 
     if isinstance(state, str):
         raise ValueError(f'warm_start: must be "shipped", None or a state of NARX, got {state!r}')
     if (named := (state.get("predictor"), state.get("version"))) != (NAME, VERSION):
-        raise ValueError(f"warm_start: must be the state of a narx predictor, version {VERSION}, got {named}")
+        raise ValueError(
+            f"warm_start: must be the state of a narx predictor, version {VERSION}, got {named}; give what "
+            "state_dict() of one has returned"
+        )
     return checked(state["parameters"])
 
 

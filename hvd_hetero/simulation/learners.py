@@ -1,13 +1,13 @@
 r"""What the ranks of a simulated training do with the samples of a round: the update rules of production, in numpy.
 
-With S_i samples done by rank i of the x_i planned (n_i micro-batches of N), S = sum S_i, G_i its mean gradient:
+With S_i samples done by rank i of the x_i planned S = sum S_i, G_i its mean gradient:
 
     allreduce    ω <- ω - η sum_i (S_i / S) G_i                     (BSP, LB-BSP, static, self-adaptive, non-blocking,
                                                                      ElasticBSP that accumulates): exact, whatever S_i
-    n/N          ω <- ω - η sum_i (n_i / N) (S_i / X) G_i           (non-blocking-sgd, Algorithms 1 and 3 as printed)
+    n/N          ω <- ω - η sum_i (S_i / x_i) (S_i / X) G_i         (non-blocking-sgd, Algorithms 1 and 3 as printed)
     local        rank i does a step after every micro-batch; then ω <- sum_i (S_i / S) ω_i
     neighbours   ω_i <- sum_p W_ip ω_p - η n (S_i / S) G_i(ω_i)     (D-PSGD, MATCHA; Algorithm 2), or with the factor
-                                                                     (n_i / N) (S_i / x_i) of the paper for n (S_i / S)
+                                                                     (S_i / x_i)^2 of the paper for n (S_i / S)
 
 W is that of production, ``hvd_hetero.synchronisation``.
 On a complete graph whose W is the mean, "neighbours" is "allreduce". The averages of D-PSGD are judged, as in the
@@ -93,7 +93,7 @@ class Allreduce(RoundLearner):
         step = np.zeros_like(self._parameters)
         for rank, mine in enumerate(samples):
             if len(mine):
-                weight = done[rank] / plan.micro_batches[rank] * len(mine) / plan.total
+                weight = len(mine) / plan.samples[rank] * len(mine) / plan.total
                 step += weight * self.problem.gradient(self._parameters, mine)
         self._parameters = self._parameters - rate * step
 
@@ -150,7 +150,7 @@ class Neighbours(RoundLearner):
             if len(mine):
                 factor = len(mine) * len(samples) / total
                 if self.weighs_twice:
-                    factor = done[rank] / plan.micro_batches[rank] * len(mine) / plan.samples[rank]
+                    factor = (len(mine) / plan.samples[rank]) ** 2
                 steps[rank] = factor * self.problem.gradient(self._models[rank], mine)
         self._models = self._mixing.matrix(self.updates) @ self._models - rate * steps
 

@@ -121,7 +121,7 @@ def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
         ("two backward passes", "RoundStateError: the gradient of '.*' was computed twice"),
         ("zero_grad too late", r"RoundStateError: zero_grad\(\) came after backward\(\)"),
         ("no step", r"RoundStateError: the next batch was asked for before .* Call optimizer.step\(\) once for every"),
-        ("negative samples", "ValueError: samples must not be negative, got -1"),
+        ("negative samples", "ValueError: samples must be at least 0, got -1; give the number of samples"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(ranks, attempt, message):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import statistics
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,43 @@ def test_batch_norm_over_unequal_batches_is_that_of_the_single_process(either):
     assert sum(min(shares) == 1 for shares in outcome["shares"]) >= 4, "ranks with a single sample took part"
 
 
+@pytest.mark.parametrize(
+    "case", ["uneven", "several micro-batches", "pinned, by a worker", "shards", "nothing left on a rank"]
+)
+def test_samples_that_collate_fn_leaves_out_weigh_nothing(ranks, case):
+    outcome = ranks[0]["samples_left_out_by_collate_fn"][case]
+    assert outcome["difference"] < 1e-12
+    assert outcome["spread"] == 0.0
+    readable = [i for i in range(24) if i % 5]
+    counts = outcome["counts"]
+    if case == "nothing left on a rank":
+        assert sum(sorted(each) == [0, 1] for each in counts) >= 5, "such a rank took part all the same"
+        assert sorted(chain(*outcome["visits"][:12])) == readable
+    else:
+        assert len({sum(of_round) for of_round in counts}) > 1, "of an odd number, two rounds leave out unequally many"
+        for epoch in range(9):
+            assert sorted(chain(*outcome["visits"][2 * epoch : 2 * epoch + 2])) == readable
+
+
+def test_who_leaves_samples_out_must_say_so_and_may_not_where_rounds_end_early(ranks):
+    for rank in ranks:
+        early, silent = rank["samples_left_out_by_collate_fn"]["refused"]
+        assert re.match("ValueError: samples_of does not go with policy 'non-blocking'.*use policy='lb-bsp'", early)
+        assert re.match("ValueError: collate_fn must use all samples that it is given", silent)
+
+
+def test_lb_bsp_finds_the_slow_rank_behind_a_batch_norm_that_makes_all_wait_for_it(ranks):
+    outcome = ranks[0]["batch_norm_leaves_lb_bsp_its_eyes"]
+    fast, slow = (statistics.median(shares) for shares in zip(*outcome["plans"][-8:], strict=True))
+    assert 1.5 < fast / slow < 2.5
+    assert sum(outcome["plans"][-1]) == 24
+    equal = [r for r, plan in enumerate(outcome["plans"]) if plan == [12, 12] and r + 1 < len(outcome["plans"])]
+    fast_s, slow_s = zip(*(outcome["compute_s"][r] for r in equal), strict=True)
+    assert statistics.median(slow_s) > 1.6 * statistics.median(fast_s), "what each reports is its own"
+    waits = [outcome["wait_s"][r] for r in equal]  # told one round later
+    assert statistics.median(fast_s - slow_s for fast_s, slow_s in waits) > 32e-3, "of the 48 ms between them"
+
+
 @pytest.mark.parametrize("policy", ["non-blocking", "elastic-bsp", "self-adaptive", "static", "no data"])
 def test_batch_norm_refuses_policies_whose_ranks_do_unequal_micro_batches(either, policy):
     name = "static" if policy == "no data" else policy
@@ -138,4 +177,4 @@ def test_evaluation_is_averaged_by_samples(either):
         assert outcome["nothing"] == [3.0, 5.0], "the NaN of a rank without samples stays out"
         assert re.match("HeteroError: the ranks average values of different names", outcome["names"])
         assert re.match("ValueError: samples is 0 on every rank", outcome["no samples"])
-        assert re.match("ValueError: samples must be a whole number that is not negative", outcome["negative"])
+        assert re.match("ValueError: samples must be at least 0, got -1; give the number", outcome["negative"])

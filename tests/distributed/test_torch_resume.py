@@ -15,7 +15,7 @@ CASES = [
     f"{policy}, {data}"
     for policy in ("lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
     for data in ("0 workers", "2 workers", "whole stream", "shards")
-]
+] + ["non-blocking, whole rounds"]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,10 @@ def test_both_jobs_together_visit_each_sample_once(jobs, case):
             continue  # parts of the data, which go on from epoch to epoch: test_torch_streams.py
         for epoch in range(max(epochs)):  # the last one is left in the middle
             visited = sorted(i for r, of in zip(visits, epochs, strict=True) if of == epoch for i in r)
-            assert visited == list(range(41))
+            if "whole rounds" in case:
+                assert len(set(visited)) == len(visited) > 41 - 12
+            else:
+                assert visited == list(range(41))
 
 
 def test_the_hard_cases_did_occur(jobs):

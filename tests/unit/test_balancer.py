@@ -71,6 +71,53 @@ def test_computing_is_timed_without_waiting_and_waiting_is_told_one_round_later(
     assert job.finished[1].elapsed_s == pytest.approx(0.51)
 
 
+def test_waiting_for_others_inside_a_micro_batch_is_waiting_and_not_computing():
+    """A layer that talks to other ranks keeps the fast one waiting until the slow one is there."""
+    job = Job(LBBSP("memoryless", tolerance=0.0), [200.0, 100.0], 120)
+    for _ in range(3):
+        vectors = []
+        plan = job.balancers[0].plan()
+        forward_s = [x / speed / 2 for x, speed in zip(plan.samples, job.speeds, strict=True)]
+        for balancer, clock, mine_s, x in zip(job.balancers, job.clocks, forward_s, plan.samples, strict=True):
+            balancer.begin(MicroBatch(plan, x))
+            clock.now += mine_s
+            with balancer.pace.held_up():
+                clock.now += max(forward_s) - mine_s + 0.0625
+            clock.now += mine_s  # backward
+            vectors.append(balancer.report())
+            with balancer.pace.held_up():  # the micro-batch is over: it is waiting as it is
+                clock.now += 0.03125
+        end = max(clock.now for clock in job.clocks)
+        for clock in job.clocks:
+            clock.now = end
+        for balancer in job.balancers:
+            balancer.agree(sum(vectors))
+    assert [f.plan.samples for f in job.finished] == [(60, 60), (60, 60), (80, 40)], "after the round of warming up"
+    table = job.finished[2].table
+    assert table.column("compute_s") == pytest.approx([0.4, 0.4])
+    assert table.column("wait_s") == pytest.approx([0.3 + 0.09375, 0.09375]), "of the round before"
+
+
+def test_a_micro_batch_that_failed_takes_its_waiting_along():
+    clock = Clock()
+    balancer = Balancer(BSP(), 0, 1, 8, clock=clock)
+    tables = []
+    balancer.observer = lambda finished: tables.append(finished.table)
+    for fails in (True, False):
+        if fails:
+            balancer.begin(MicroBatch(balancer.plan(), 8))
+            with balancer.pace.held_up():
+                clock.now += 8.0
+            balancer.out_of_memory()
+        balancer.begin(MicroBatch(balancer.plan(), 8))
+        clock.now += 1.0
+        vector = balancer.report()
+        clock.now += 0.5
+        balancer.agree(vector)
+    assert tables[1].figures("wait_s") == [0.5]
+    assert [t.figures("compute_s") for t in tables] == [[1.0], [1.0]]
+
+
 def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
@@ -296,6 +343,15 @@ def test_by_the_papers_rule_a_rank_that_stopped_early_weighs_less_and_nothing_ma
     assert weights == pytest.approx([10 / 120, 10 / 120 * 2 / 4, 10 / 120 * 1 / 4])
 
 
+def test_the_papers_rule_goes_by_samples_where_micro_batches_are_unequal():
+    job = Job(NonBlocking(4, scaling="n/N"), [400.0, 100.0], 12)
+    assert job.balancers[1].plan().sizes(1) == (1, 1, 2, 2)
+    weights = non_blocking_round(job, Board())
+    assert job.finished[-1].table.figures("samples") == [6, 2]
+    # Of the last micro-batch, in whose units the gradient is accumulated: 2 of 12, and 1 of 12 times 2 of 6 samples.
+    assert weights == pytest.approx([2 / 12, 1 / 12 * 2 / 6])
+
+
 def test_without_signals_everybody_does_everything():
     job = Job(NonBlocking(4), [400.0, 150.0], 80)
     job.round()
@@ -357,7 +413,7 @@ def test_a_resumed_balancer_plans_as_the_first_would_have():
         ({"policy": "bsp"}, r"of a training with \{'policy': 'bsp'\}, this one has \{'policy': 'lb-bsp'\}"),
         ({"global_batch": 7}, "'global_batch': 7"),
         ({"plans": []}, "make the loader with the same num_workers"),
-        ({"version": 0}, "state has version 0"),
+        ({"version": 0}, "state of the balance has version 0, .*resume with the version"),
     ],
 )
 def test_the_state_of_another_training_is_refused(change, message):

@@ -127,6 +127,28 @@ def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_wit
     assert tables[3].column("samples_per_s")[0] == pytest.approx(8 / 0.7625 * 0.8 + 8 / 0.9625 * 0.2, rel=0.02)
 
 
+def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
+    device = Device()
+    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
+    balancer.pace.stopwatch = watch(device)
+    tables = []
+    balancer.observer = lambda finished: tables.append(finished.table)
+    for _ in range(3):
+        balancer.begin(MicroBatch(balancer.plan(), 8))
+        device.launch(0.5)
+        with balancer.pace.held_up():
+            device.launch(2.0)  # the collective of a layer, for which the host waits
+            device.synchronise()
+        device.launch(0.25)
+        vector = balancer.report()
+        with balancer.pace.held_up():
+            device.launch(0.125)  # starts nothing that is over
+        device.synchronise()
+        balancer.agree(vector)
+    assert [t.figures("compute_s")[0] for t in tables] == pytest.approx([0.0, 0.75, 0.75], abs=1e-3)
+    assert [t.figures("wait_s")[0] for t in tables[1:]] == pytest.approx([2.125] * 2, abs=1e-3)
+
+
 def test_a_time_that_is_not_known_teaches_nothing():
     device = Device()
     balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)

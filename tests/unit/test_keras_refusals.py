@@ -73,6 +73,24 @@ def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
         fit(network(times=2))
 
 
+def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ():
+    class Norm(hvd.SyncBatchNormalization):
+        def __init__(self):  # Horovod's own fails in Keras 3
+            keras.layers.BatchNormalization.__init__(self, name="norm")
+
+        def call(self, inputs, training=None):
+            return inputs
+
+    def model():
+        made = keras.Sequential([keras.layers.Dense(2), keras.Sequential([Norm()]), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        return made
+
+    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm: .*'bsp'"):
+        fit(model(), "lb-bsp")
+    assert fit(model(), "bsp")[1].rounds == 2
+
+
 def test_an_update_outside_of_fit_is_refused_until_the_optimizer_is_released():
     model, balance, _ = fit()
     gradients = [tf.zeros_like(v) for v in model.trainable_variables]

@@ -104,7 +104,7 @@ def test_lb_bsp_keeps_minimum_and_multiple():
     [
         (lambda: LBBSP(minimum=0), "minimum must be at least 1.*got 0"),
         (lambda: LBBSP(multiple_of=0), "multiple_of must be at least 1, got 0"),
-        (lambda: LBBSP(tolerance=1.5), "tolerance must be a share.*got 1.5"),
+        (lambda: LBBSP(tolerance=1.5), "tolerance must be a share.*got 1.5; 0.02 leaves"),
         (lambda: LBBSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),
         (lambda: LBBSP(predictor="emma"), "did you mean 'ema'"),
         (lambda: BSP(max_micro_batch=0), "max_micro_batch must be at least 1, got 0.*None for no limit"),

@@ -249,6 +249,23 @@ def test_without_tolerance_the_barrier_is_ziplines():
     assert policy.next(plan, predicted(plan, [7.0, 5.0])).micro_batches == (7, 5)
 
 
+@pytest.mark.parametrize(("tolerance", "iterations"), [(0.0104, (1, 1)), (0.0096, (100, 101))])
+def test_the_tolerance_is_taken_as_it_is_given(tolerance, iterations):
+    """100 : 101 wait a hundredth of the first iteration for each other; to whole thousandths both would be one."""
+    policy = ElasticBSP(101, tolerance=tolerance)
+    plan = policy.first(2, 2)
+    assert policy.next(plan, predicted(plan, [100.0, 101.0])).micro_batches == iterations
+
+
+def test_a_superstep_that_no_table_could_count_is_refused_at_construction():
+    assert ElasticBSP(240).first(2, 69905).total == 69905
+    with pytest.raises(
+        ValueError,
+        match=r"lookahead times global_batch.*at most 16777216; got lookahead=240 with .*70000: use lookahead=239",
+    ):
+        ElasticBSP(240).first(2, 70000)
+
+
 @pytest.mark.parametrize("unknown", [float("nan"), 0.0, float("inf"), -1.0])
 def test_a_rank_without_a_usable_speed_leaves_the_superstep_as_it_was(unknown):
     policy = ElasticBSP()
@@ -277,7 +294,7 @@ def test_local_updates_are_in_the_plan():
         (lambda: NonBlocking(8, scaling="fair"), "scaling must be 'unbiased' or 'n/N', got 'fair'"),
         (lambda: ElasticBSP(0), "lookahead must be at least 1"),
         (lambda: ElasticBSP(updates="async"), "updates must be 'accumulate' or 'local', got 'async'"),
-        (lambda: ElasticBSP(tolerance=2), "tolerance must be a share"),
+        (lambda: ElasticBSP(tolerance=2), r"tolerance must be a share in \[0, 1\), got 2; 0.02 leaves"),
         (lambda: ElasticBSP(predictor="emma"), "did you mean 'ema'"),
         (lambda: RoundPlan((1,), (1,), ends="last"), "ends must be 'all' or 'first', got 'last'"),
     ],

@@ -134,15 +134,16 @@ def with_local_updates(models: Models, steps: Steps, parts: list[Rounds], mixing
 
 
 def with_the_papers_rate(models: Models, steps: Steps, parts: list[Rounds], mixing: Any) -> None:
-    """g = (1 / X) sum_i (n_i / N) G_i, every round planned for the global batch but those at the end of an epoch."""
-    each = 4
+    """g = (1 / X) sum_i (S_i / x_i) G_i, every round planned for the global batch but those at the end of an epoch."""
+    each = GLOBAL_BATCH // len(models)
     left = SAMPLES
     for r in range(ROUNDS):
         planned = min(GLOBAL_BATCH, left)
         whole = planned == GLOBAL_BATCH
         for rank, model in enumerate(models):
-            assigned = each if whole else len(parts[rank][r])
-            gradient(model, parts[rank][r], len(parts[rank][r]) / max(assigned, 1) / planned)
+            done = sum(map(len, parts[rank][r]))
+            assigned = each if whole else done
+            gradient(model, parts[rank][r], done / max(assigned, 1) / planned)
         for tensors in zip(*(m.parameters() for m in models), strict=True):
             total = sum(p.grad for p in tensors)
             for p in tensors:
@@ -151,6 +152,12 @@ def with_the_papers_rate(models: Models, steps: Steps, parts: list[Rounds], mixi
             step.step()
         left -= sum(len(i) for part in parts for i in part[r])
         left = left or SAMPLES
+
+
+def strangers(mixing: Any, n: int) -> list[tuple[int, int]]:
+    """Pairs of ranks that never take anything from each other, whatever links a round has."""
+    met = {(i, j) for r in range(ROUNDS) for i in range(n) for j in mixing.row(i, r)}
+    return [(i, j) for i in range(n) for j in range(i) if not {(i, j), (j, i)} & met]
 
 
 def main() -> None:
@@ -167,7 +174,7 @@ def main() -> None:
         "non-blocking, matcha": (NonBlocking(4), half, sgd, with_neighbours),
         "elastic-bsp, local, momentum": (ElasticBSP(4, updates="local"), "allreduce", sgd, with_local_updates),
         "elastic-bsp, local, adam": (ElasticBSP(4, updates="local"), "allreduce", adam, with_local_updates),
-        "non-blocking, n/N": (NonBlocking(4, scaling="n/N"), "allreduce", sgd, with_the_papers_rate),
+        "non-blocking, n/N": (NonBlocking(5, scaling="n/N"), "allreduce", sgd, with_the_papers_rate),
     }
     outcome = {}
     for name, (policy, sync, make, oracle) in cases.items():
@@ -179,12 +186,14 @@ def main() -> None:
         expected = torch.stack([flat(m) for m in models])
         outcome[name] = {
             "difference": float((everywhere - expected).abs().max() / expected.abs().max()),
+            "first_mix": [] if mixing is None else [[mixing.row(i, 0).get(j, 0.0) for j in range(n)] for i in range(n)],
+            "strangers": [] if mixing is None else strangers(mixing, n),
             "between_ranks": float((everywhere - everywhere[0]).abs().max()),
             "done": [[sum(map(len, part[r])) for part in parts] for r in range(ROUNDS)],
             "visited": [[i for part in parts for m in part[r] for i in m] for r in range(ROUNDS)],
         }
     if hvd.rank() == 0:
-        report({"samples": SAMPLES, "cases": outcome})
+        report({"samples": SAMPLES, "ranks": n, "cases": outcome})
 
 
 if __name__ == "__main__":

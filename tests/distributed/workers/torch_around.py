@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import torch_hooks
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
@@ -344,6 +346,115 @@ def batch_norm_over_all_ranks() -> dict:
     }
 
 
+def batch_norm_leaves_lb_bsp_its_eyes() -> dict:
+    """Rank 0 is twice as fast; each norm waits for the slow rank, in the forward and in the backward pass."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4),
+        torch.nn.Linear(4, 1),
+    ).double()  # fmt: skip
+    balance = LoadBalance(LBBSP(), global_batch=24)
+    model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
+    loader = BalancedLoader(TensorDataset(X[:24], Y[:24]), balance, stop_at=24)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
+    finished: list[FinishedRound] = []
+    balance.balancer.observer = finished.append
+    while balance.rounds < 24:
+        for x, y in loader:
+            time.sleep(len(x) * 4e-3 * (1 + hvd.rank()))  # far above what else takes time
+            optimizer.zero_grad()
+            functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return {
+        "plans": [f.plan.samples for f in finished],
+        "compute_s": [f.table.figures("compute_s") for f in finished],
+        "wait_s": [f.table.figures("wait_s") for f in finished[1:]],
+    }
+
+
+class Unreadable(torch.utils.data.Dataset):
+    """Sequences of one to six numbers; every fifth cannot be read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+        return (X[i, : 1 + i % 6], Y[i], i) if i % 5 else None
+
+
+class UnreadableShard(torch.utils.data.IterableDataset):
+    """The same, a part for each rank."""
+
+    def __iter__(self):
+        return (Unreadable()[i] for i in range(hvd.rank(), 24, hvd.size()))
+
+
+def padded(samples: list) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Those that can be read, filled up with zeros."""
+    read = [sample for sample in samples if sample is not None]
+    rows = torch.zeros(len(read), max((len(x) for x, _, _ in read), default=0), dtype=X.dtype)
+    for row, (x, _, _) in zip(rows, read, strict=True):
+        row[: len(x)] = x
+    lengths = torch.tensor([len(x) for x, _, _ in read], dtype=X.dtype)
+    targets = torch.stack([y for _, y, _ in read]) if read else Y[:0]
+    return rows, lengths, targets, torch.tensor([i for _, _, i in read], dtype=torch.int64)
+
+
+def samples_left_out_by_collate_fn() -> dict:
+    """Batches of one's own making, in pinned memory or not: as one process that has the samples that were read."""
+
+    def run(policy: Policy, global_batch: int, dataset: Any = None, **options: Any) -> dict:
+        rounds = 18
+        torch.manual_seed(2)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        start = copy.deepcopy(model)
+        balance = LoadBalance(policy, global_batch=global_batch)
+        loader = BalancedLoader(
+            dataset or Unreadable(), balance, stop_at=rounds, collate_fn=padded,
+            samples_of=lambda batch: len(batch[3]), **options,
+        )  # fmt: skip
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), balance, model.named_parameters()
+        )
+        seen: list[list[int]] = [[] for _ in range(rounds)]
+        while balance.rounds < rounds:
+            for x, lengths, y, index in loader:
+                seen[balance.rounds] += index.tolist()
+                optimizer.zero_grad()
+                functional.mse_loss(model(torch.stack([x.sum(1), lengths], 1)), y).backward()
+                optimizer.step()
+        parts = hvd.allgather_object(seen)
+        alone = start
+        single = torch.optim.SGD(alone.parameters(), lr=0.05, momentum=0.9)
+        for r in range(rounds):
+            index = [i for part in parts for i in part[r]]
+            features = torch.stack([torch.stack([X[i, : 1 + i % 6].sum(), torch.tensor(1.0 + i % 6)]) for i in index])
+            single.zero_grad()
+            functional.mse_loss(alone(features), Y[index]).backward()
+            single.step()
+        return {
+            "difference": difference(model, alone),
+            "spread": spread(model),
+            "visits": [[i for part in parts for i in part[r]] for r in range(rounds)],
+            "counts": [[len(part[r]) for part in parts] for r in range(rounds)],
+        }
+
+    def policies_that_count() -> None:
+        BalancedLoader(TensorDataset(X), LoadBalance(NonBlocking(2), global_batch=12), samples_of=len)
+
+    def nobody_counts() -> None:
+        balance = LoadBalance("bsp", global_batch=24)
+        next(iter(BalancedLoader(Unreadable(), balance, collate_fn=padded)))
+
+    return {
+        "uneven": run(Uneven(), 12, shuffle=True),
+        "several micro-batches": run(StaticAllocation([1, 2]), 12),
+        "pinned, by a worker": run(BSP(), 12, shuffle=True, num_workers=1, pin_memory=True),
+        "shards": run(BSP(), 12, UnreadableShard(), stream="shard", rounds_per_epoch=2),
+        "nothing left on a rank": run(BSP(), 2),
+        "refused": [refusal(policies_that_count), refusal(nobody_counts)],
+    }
+
+
 def batch_norm_refusals() -> dict:
     def layer(policy: str | Policy) -> SyncBatchNorm:
         return SyncBatchNorm(3, balance=LoadBalance(policy, global_batch=24), name="norm")
@@ -381,7 +492,7 @@ def evaluation() -> dict:
     rank, size = hvd.rank(), hvd.size()
     part = torch.utils.data.Subset(TensorDataset(X, Y), range(rank, SAMPLES, size))
     mine = torch.stack([y for _, y in part])
-    averages = torch_hooks.average_by_samples({"y": mine.mean(), "y2": float((mine**2).mean())}, len(part))
+    averages = torch_hooks.average_by_samples({"y": mine.mean(), "y2": float((mine**2).mean())}, np.int64(len(part)))
     nothing = torch_hooks.average_by_samples(
         torch.full((2,), math.nan) if rank == 0 else torch.tensor([3.0, 5.0]), 0 if rank == 0 else 7
     )
@@ -404,7 +515,8 @@ def main() -> None:
         scenarios += [
             a_scaler_changes_nothing_where_nothing_overflows, an_infinity_on_one_rank_is_skipped_by_all,
             clipping_of_unscaled_gradients, a_scaler_that_is_disabled, a_scaler_resumes, scaler_refusals,
-            bfloat16_autocast, compression, a_gradient_that_shares_its_memory,
+            bfloat16_autocast, compression, a_gradient_that_shares_its_memory, batch_norm_leaves_lb_bsp_its_eyes,
+            samples_left_out_by_collate_fn,
         ]  # fmt: skip
     report({scenario.__name__: scenario() for scenario in scenarios})
 

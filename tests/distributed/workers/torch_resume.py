@@ -88,6 +88,10 @@ class Stream(IterableDataset):
 DATA: dict[str, Callable[[LoadBalance], BalancedLoader]] = {
     "0 workers": lambda balance: BalancedLoader(Samples(), balance, shuffle=True, seed=4),
     "2 workers": lambda balance: BalancedLoader(Samples(), balance, shuffle=True, seed=4, num_workers=2),
+    # Where what is left at the end of a pass makes a round only together with samples that are still to come back.
+    "whole rounds": lambda balance: BalancedLoader(
+        Samples(), balance, shuffle=True, seed=4, num_workers=1, drop_last=True
+    ),
     "whole stream": lambda balance: BalancedLoader(Stream(), balance, stream="whole"),
     "shards": lambda balance: BalancedLoader(
         Stream(hvd.size(), hvd.rank()), balance, stream="shard", rounds_per_epoch=4
@@ -165,7 +169,9 @@ def main() -> None:
     for policy in POLICIES:
         for data in DATA:
             case = f"{policy}, {data}"
-            stops = range(1, ROUNDS) if data == "0 workers" else (1, 3, 6)
+            if data == "whole rounds" and policy != "non-blocking":
+                continue
+            stops = range(1, ROUNDS) if data in ("0 workers", "whole rounds") else (1, 3, 6)
             if mode == "save":
                 job = Job(policy, data, clock)
                 job.run(ROUNDS)
