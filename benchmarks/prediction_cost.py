@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from train_narx import TRACES, Series, read
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting, narx_network
+from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Predictor, Reverting, narx_network
 
 COST_TARGET_US, WAIT_TARGET_US, LEAST_TRAININGS, ROUNDS = 50.0, 1000.0, 5, 1500
 
@@ -74,11 +74,12 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
     "Memoryless": Memoryless,
     "EMA": EMA,
     "Reverting": Reverting,
+    "Carried": Carried,
     "Mixture": Mixture,
     "NARX": NARX,
     "NARX, never training": untrained,
     "Mixture with NARX": lambda: Mixture(drivers=True),
-    "Mixture with NARX, never training": lambda: Mixture([Memoryless(), EMA(0.5), Reverting(), untrained()]),
+    "Mixture with NARX, never training": lambda: Mixture([Memoryless(), EMA(0.5), Carried(), untrained()]),
 }
 
 

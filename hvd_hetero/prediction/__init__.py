@@ -2,6 +2,7 @@
 
 from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.carried import Carried
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
@@ -18,6 +19,7 @@ __all__ = [
     "LSTM",
     "NARX",
     "PREDICTORS",
+    "Carried",
     "Memoryless",
     "Mixture",
     "Predictor",

@@ -4,10 +4,18 @@ The members' forecasts and the measurement are taken as logarithms of speeds (so
 positive speeds is positive) and weighed by `ExpertWeights`, which states the bound.
 
 Members: memoryless, EMA 0.5, EMA 0.2 and `Reverting`: a grid over how much of the last change is believed, and one
-that learns it. With ``drivers``, NARX takes the place of EMA 0.2, which it is itself while the CPU is not known.
+that learns it. With ``drivers``, NARX takes the place of EMA 0.2, and `Carried` that of `Reverting`, which they are
+themselves while the CPU is not known.
 
-The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.7: a change of the
-CPU is the one thing that hurts the others much, and comes before anything could be learnt about it.
+Two weights. A round in which the CPU jumps (`prediction.jumps`) has an error out of all proportion, which says nothing
+about quiet rounds, and of which quiet rounds say nothing. So the rounds of a jump, and the H after it, have weights of
+their own, and each kind of round learns from its kind alone. With one set of weights for both, jumps counted with a
+limit, and members that know of them were believed only after many.
+
+The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.9 in the rounds of
+jumps: a change of the CPU is the one thing that hurts the others much, and comes before anything could be learnt about
+it. H = 4 (at 0 members that are slow to take in a jump keep their weight, 2 is about as good) and the 0.9 are
+arbitrary.
 
 On independent noise the forecast scatters more than that of EMA 0.2 at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much). A prior that starts
@@ -24,25 +32,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.carried import Carried
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.expert_weights import SHARE, ExpertWeights
+from hvd_hetero.prediction.jumps import Jumps
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.narx import NARX
 from hvd_hetero.prediction.reverting import Reverting
 
-_TRUST = 0.7  # in members that use drivers; at 0.5 the first change costs too much, at 0.95 useless drivers do
+_TRUST = 0.9  # in members that use drivers, where these jump; at 0.7 it is up to 0.6 % worse on recorded series
+_AFTER = 4  # H
 
 
 class Mixture(Predictor):
     """Predicts by the weighted geometric mean of its members.
 
-    ``drivers`` makes NARX a member, trained in the background or, without ``background``, inside ``update``;
-    ``members`` replaces them all; ``share`` is α, 0 for the best member of all time.
+    ``drivers`` makes NARX a member, trained in the background or, without ``background``, inside ``update``, and
+    `Carried`; ``members`` replaces them all; ``share`` is α, 0 for the best member of all time.
     """
 
     name = "mixture"
-    version: ClassVar[int] = 2
-    reads: ClassVar[tuple[int, ...]] = (1,)  # its members, not its weights: they were learnt in another way
+    version: ClassVar[int] = 3
+    reads: ClassVar[tuple[int, ...]] = (1, 2)  # of 1 its members, not its weights: they were learnt in another way
 
     def __init__(
         self,
@@ -58,7 +69,8 @@ class Mixture(Predictor):
         if members is not None and drivers:
             raise ValueError("drivers: chooses among the default members, so it cannot be given together with members")
         if members is None:
-            members = (Memoryless(), EMA(0.5), Reverting(), NARX(background=background) if drivers else EMA(0.2))
+            others = (Carried(), NARX(background=background)) if drivers else (Reverting(), EMA(0.2))
+            members = (Memoryless(), EMA(0.5), *others)
         self.members = tuple(members)
         if not self.members or any(not isinstance(m, Predictor) for m in self.members):
             raise ValueError(f"members: must be one predictor or more, got {members!r}")
@@ -66,25 +78,36 @@ class Mixture(Predictor):
             raise ValueError("members: must be different objects, since each holds its own history")
         self.uses_drivers = any(m.uses_drivers for m in self.members)
         self.experts = ExpertWeights(_prior([False] * len(self.members)), float(share))
+        self.shaken = self.experts
+        """the weights in rounds of a jump, and right after one"""
+        self._jumps, self._quiet = Jumps(), _AFTER  # and the rounds since the last one, as far as they matter
         self._said: list[float] | None = None
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each member counts for in the next forecast; they sum to 1."""
-        return self.experts.weights
+        """What each member counts for in the next forecast, if the CPU does not jump; they sum to 1."""
+        return self._experts_for(math.nan).weights
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         if self.rounds == 0:
-            prior = _prior([m.uses_drivers and not math.isnan(cpu) for m in self.members])
-            self.experts = ExpertWeights(prior, self.experts.share)
+            self.shaken = ExpertWeights(
+                _prior([m.uses_drivers and not math.isnan(cpu) for m in self.members]), self.experts.share
+            )
         else:
-            self.experts.learn(self._logs(cpu, memory), math.log(speed))
+            self._experts_for(cpu).learn(self._logs(cpu, memory), math.log(speed))
+        if self.uses_drivers:
+            self._quiet = 0 if self._jumps.of(cpu) else min(self._quiet + 1, _AFTER)
+            self._jumps.learn(cpu)
         for member in self.members:
             member.update(speed, cpu, memory)
         self._said = None
 
+    def _experts_for(self, cpu: float) -> ExpertWeights:
+        """The weights that count in a round with this reading."""
+        return self.shaken if self._quiet < _AFTER or self._jumps.of(cpu) else self.experts
+
     def _forecast(self, cpu: float, memory: float) -> float:
-        pairs = zip(self.weights, self._logs(cpu, memory), strict=True)
+        pairs = zip(self._experts_for(cpu).weights, self._logs(cpu, memory), strict=True)
         return math.exp(sum(w * y for w, y in pairs if w > 0.0))
 
     def _logs(self, cpu: float, memory: float) -> list[float]:
@@ -94,7 +117,13 @@ class Mixture(Predictor):
         return self._said
 
     def _state(self) -> dict[str, Any]:
-        return {"members": [member.state_dict() for member in self.members], "experts": self.experts.state()}
+        return {
+            "members": [member.state_dict() for member in self.members],
+            "experts": self.experts.state(),
+            "shaken": self.shaken.state(),
+            "jumps": self._jumps.state(),
+            "quiet": self._quiet,
+        }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         saved = [member["predictor"] for member in state["members"]]
@@ -104,12 +133,18 @@ class Mixture(Predictor):
                 f"state: members must be {mine}, got {saved}; build the mixture with the members it was saved with"
             )
         prior = state["prior"] if state["version"] == 1 else state["experts"]["prior"]
-        experts = ExpertWeights(prior, self.experts.share)
+        experts, shaken = ExpertWeights(prior, self.experts.share), ExpertWeights(prior, self.experts.share)
+        jumps, quiet = Jumps(), _AFTER
         if state["version"] > 1:
             experts.restore(state["experts"])
+        if state["version"] > 2:
+            shaken.restore(state["shaken"])
+            jumps.restore(state["jumps"])
+            quiet = min(max(int(state["quiet"]), 0), _AFTER)
         for member, one in zip(self.members, state["members"], strict=True):
             member.load_state_dict(one)
-        self.experts, self._said = experts, None
+        self.experts, self.shaken, self._said = experts, shaken, None
+        self._jumps, self._quiet = jumps, quiet
 
 
 def _prior(informed: Sequence[bool]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.carried import Carried
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
@@ -20,7 +21,7 @@ from hvd_hetero.prediction.reverting import Reverting
 from hvd_hetero.prediction.simple_rnn import SimpleRNN
 
 PREDICTORS: dict[str, type[Predictor]] = {
-    cls.name: cls for cls in (Memoryless, EMA, Reverting, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
+    cls.name: cls for cls in (Memoryless, EMA, Reverting, Carried, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
 }
 
 

@@ -86,7 +86,7 @@ class Steady(Predictor):
     def _judge(self, error: float, missed: float) -> None:
         """Compare what was forecast with what came."""
         self._errors.append(error)
-        self._noise = _noise(self._errors)
+        self._noise = scatter_of(self._errors)
         limit = _LIMIT * self._noise * self._noise
         self._by_prediction = _FORGET * self._by_prediction + min(error * error, limit)
         self._by_average = _FORGET * self._by_average + min(missed * missed, limit)
@@ -117,9 +117,10 @@ class Steady(Predictor):
         self._level, self._age = level, age
         self._by_prediction, self._by_average = judged
         self._errors = deque(errors, maxlen=_ERRORS)
-        self._noise = _noise(errors)
+        self._noise = scatter_of(errors)
         self._said = None
 
 
-def _noise(errors: Collection[float]) -> float:
+def scatter_of(errors: Collection[float]) -> float:
+    """σ: the median of |errors|, which few large ones do not move, as a standard deviation; 0 of less than three."""
     return sorted(errors)[len(errors) // 2] / _NORMAL if len(errors) >= _ENOUGH else 0.0

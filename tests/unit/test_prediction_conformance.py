@@ -16,6 +16,7 @@ from hvd_hetero.prediction import (
     LSTM,
     NARX,
     PREDICTORS,
+    Carried,
     Memoryless,
     Mixture,
     Predictor,
@@ -29,12 +30,13 @@ MAKERS = {
     "memoryless": Memoryless,
     "ema": EMA,
     "reverting": Reverting,
+    "carried": Carried,
     "arima": lambda: ARIMA(window=60, refit_every=30),
     "simple_rnn": lambda: SimpleRNN(window=40, retrain_every=20, steps=5),
     "lstm": lambda: LSTM(window=40, retrain_every=20, steps=5),
     "narx": lambda: NARX(warm_start=None, rounds_from_scratch=30, retrain_every=20, window=60, background=False),
     "mixture": lambda: Mixture(
-        [Memoryless(), EMA(0.5), Reverting(), NARX(retrain_every=20, window=60, background=False)]
+        [Memoryless(), EMA(0.5), Carried(), NARX(retrain_every=20, window=60, background=False)]
     ),
 }
 NEEDS = {"arima": "statsmodels", "simple_rnn": "torch", "lstm": "torch"}
@@ -168,7 +170,7 @@ def test_any_speeds_give_finite_positive_forecasts(name, speeds):
         assert forecast > 0
 
 
-@pytest.mark.parametrize("name", ["memoryless", "ema", "reverting", "narx", "mixture"])
+@pytest.mark.parametrize("name", ["memoryless", "ema", "reverting", "carried", "narx", "mixture"])
 def test_the_largest_speeds_there_are_give_finite_forecasts(name):
     """The baselines are left out: numpy warns of their sums."""
     p = MAKERS[name]()
@@ -215,7 +217,7 @@ def test_the_registry_builds_it_by_name_by_class_and_leaves_an_object_alone(name
 
 
 def test_a_typo_is_an_error_that_offers_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'narks'; did you mean 'narx'\? known are arima, ema"):
+    with pytest.raises(ValueError, match=r"'narks'; did you mean 'narx'\? known are arima, carried, ema"):
         predictor("narks")
     with pytest.raises(ValueError, match="known are") as caught:
         predictor("qqqqqqq")

@@ -1,11 +1,12 @@
 """The mixture of predictors: what it is made of, and that it is about as good as the best of its members."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting, predictor
+from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Reverting, predictor
 
 
 def rms(errors):
@@ -97,10 +98,10 @@ def test_on_equal_machines_its_forecast_scatters_less_than_emas_after_some_round
     assert rms(ours[:, 100:]) <= 0.8 * rms(ema[:, 100:])
 
 
-def test_by_name_it_needs_no_drivers_and_with_them_narx_is_a_member():
+def test_by_name_it_needs_no_drivers_and_with_them_two_members_read_them():
     plain, driven = predictor("mixture"), predictor("mixture", drivers=True, background=False)
     assert [m.name for m in plain.members] == ["memoryless", "ema", "reverting", "ema"]
-    assert [m.name for m in driven.members] == ["memoryless", "ema", "reverting", "narx"]
+    assert [m.name for m in driven.members] == ["memoryless", "ema", "carried", "narx"]
     assert not plain.uses_drivers
     assert driven.uses_drivers
     assert not driven.members[3]._background
@@ -168,7 +169,8 @@ def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_kn
     known, unknown = (Mixture([EMA(), NARX(background=False), Memoryless()]) for _ in range(2))
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
-    assert known.weights == pytest.approx((0.15, 0.7, 0.15))
+    assert known.shaken.weights == pytest.approx((0.05, 0.9, 0.05))
+    assert known.weights == pytest.approx((1 / 3,) * 3)
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
@@ -184,3 +186,57 @@ def test_drivers_that_mean_nothing_cost_little_in_the_end():
         plain.update(v)
     ours, theirs = np.sqrt(np.mean(np.array(errors[300:]) ** 2, axis=0))
     assert ours < 1.1 * theirs
+
+
+def jumping(rounds=1200, seed=2):
+    """A CPU that jumps every 40 rounds, speeds that follow it at once, and readings that scatter by a hundredth."""
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(rng.choice([0.3, 0.5, 0.9], rounds // 40), 40)
+    cpus = np.clip(levels + rng.normal(0, 0.01, rounds), 0.01, 1.0)
+    return list(zip((100 * levels * np.exp(rng.normal(0, 0.02, rounds))).tolist(), cpus.tolist(), strict=True))
+
+
+def squares(p, rows):
+    found = []
+    for k, (speed, cpu) in enumerate(rows):
+        found.append(math.log(p.predict(cpu) / speed) ** 2 if k else 0.0)
+        p.update(speed, cpu)
+    return np.array(found)
+
+
+def test_members_that_know_of_jumps_count_in_jumps_and_others_between_them():
+    """Better than any member: NARX has the driver's scatter in quiet rounds, the others are late in jumps."""
+    rows = jumping()
+    ours = squares(Mixture(drivers=True, background=False), rows)[200:].mean()
+    blind = squares(Mixture(), rows)[200:].mean()
+    members = [squares(p, rows)[200:].mean() for p in (*singles(), NARX(background=False), Carried())]
+    assert ours < 1.04 * min(members)
+    assert ours < 0.2 * blind
+
+
+def test_weights_of_jumps_and_of_quiet_rounds_are_learnt_apart():
+    mixture, rows = Mixture(drivers=True, background=False), jumping()
+    for speed, cpu in rows[:421]:  # 20 rounds after a jump
+        mixture.update(speed, cpu)
+    quiet, shaken = mixture.experts.weights, mixture.shaken.weights
+    mixture.update(*rows[421])
+    assert mixture.shaken.weights == shaken
+    assert mixture.experts.weights != quiet
+    quiet = mixture.experts.weights
+    assert sum(mixture.shaken.weights[2:]) > 0.9
+    mixture.update(30.0, 0.02)  # a jump
+    assert mixture.experts.weights == quiet
+    assert mixture.shaken.weights != shaken
+
+
+def test_a_state_in_the_middle_of_a_jump_goes_on_as_it_would_have():
+    rows = jumping(480)
+    one = Mixture(drivers=True, background=False)
+    for speed, cpu in rows[:242]:
+        one.update(speed, cpu)
+    two = Mixture(drivers=True, background=False)
+    two.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    for speed, cpu in rows[242:]:
+        assert one.predict(cpu) == two.predict(cpu)
+        one.update(speed, cpu)
+        two.update(speed, cpu)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
+from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Reverting
 from hvd_hetero.prediction.narx_warm import shipped
 
 TRACES = sorted((Path(__file__).parents[1] / "data" / "traces").glob("series_*.csv"))
@@ -51,6 +51,6 @@ def test_narx_as_shipped_beats_ema_on_every_series_it_has_not_seen(path):
 @pytest.mark.parametrize("drivers", [True, False])
 def test_the_mixture_is_at_most_a_fiftieth_worse_than_its_best_member(path, drivers):
     series = read(path) if drivers else [(v, math.nan, math.nan) for v, _, _ in read(path)]
-    members = [Memoryless(), EMA(), EMA(0.5), Reverting(), NARX(background=False)]
-    mixture = Mixture([Memoryless(), EMA(0.5), Reverting(), NARX(background=False)])
+    members = [Memoryless(), EMA(), EMA(0.5), Reverting(), NARX(background=False), Carried()]
+    mixture = Mixture(drivers=True, background=False)
     assert rmse(mixture, series) <= 1.02 * min(rmse(p, series) for p in members)
