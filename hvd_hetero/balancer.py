@@ -49,7 +49,7 @@ from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

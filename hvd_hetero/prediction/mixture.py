@@ -141,8 +141,14 @@ class Mixture(Predictor):
             shaken.restore(state["shaken"])
             jumps.restore(state["jumps"])
             quiet = min(max(int(state["quiet"]), 0), _AFTER)
-        for member, one in zip(self.members, state["members"], strict=True):
-            member.load_state_dict(one)
+        kept = [member.state_dict() for member in self.members]
+        try:
+            for member, one in zip(self.members, state["members"], strict=True):
+                member.load_state_dict(one)
+        except Exception:
+            for member, one in zip(self.members, kept, strict=True):
+                member.load_state_dict(one)
+            raise
         self.experts, self.shaken, self._said = experts, shaken, None
         self._jumps, self._quiet = jumps, quiet
 

@@ -188,6 +188,20 @@ def test_drivers_that_mean_nothing_cost_little_in_the_end():
     assert ours < 1.1 * theirs
 
 
+def test_a_state_is_loaded_as_a_whole_or_not_at_all():
+    mixture = Mixture(drivers=True, background=False)
+    for speed, cpu in jumping(120):
+        mixture.update(speed, cpu)
+    state = mixture.state_dict()
+    for number in range(4):
+        other = Mixture(drivers=True, background=False)
+        broken = json.loads(json.dumps(state))
+        broken["members"][number]["last"] = -1.0
+        with pytest.raises(ValueError, match="last must be a positive speed"):
+            other.load_state_dict(broken)
+        assert [member.rounds for member in other.members] == [0] * 4
+
+
 def jumping(rounds=1200, seed=2):
     """A CPU that jumps every 40 rounds, speeds that follow it at once, and readings that scatter by a hundredth."""
     rng = np.random.default_rng(seed)
