@@ -164,7 +164,7 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
     ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for repeat in range(REPEATS):
         for pair in range(pairs):
-            # The order alternates too, so that a drift of the machine favours nobody: each is as often stock's neighbour.
+            # The order alternates too, so that a drift of the machine favours nobody; each is as often beside stock.
             turn = KINDS[:: 1 if pair // 2 % 2 else -1]
             order = [*turn, "stock"] if pair % 2 else ["stock", *turn]
             took = {kind: kinds[kind].block() for kind in order}

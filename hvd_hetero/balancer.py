@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.agreement import WaysOut, require_agreement
+from hvd_hetero.anticipation import Anticipation
 from hvd_hetero.credence import Credence
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.pace import Pace
@@ -122,6 +123,8 @@ class Balancer:
         """the latest round agreed"""
         self.pace = Pace(policy, clock, meter)
         self._credence = Credence(rank, workers) if policy.measures else None
+        self._end = Anticipation() if policy.anticipates else None
+        self._finishes = True
         self._clock = clock
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
@@ -214,11 +217,18 @@ class Balancer:
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
-        """Whether another rank has finished the round, so that the micro-batch just computed is this rank's last."""
+        """Whether another rank has finished the round, or is about to: the micro-batch just computed is the last."""
         if self._state is not _State.COMPUTING or self._work.last or self._work.plan.ends != "first":
             return False
-        if self.signals is None or not self.signals.raised(self.rounds):
+        if self.signals is None:
             return False
+        if not self.signals.raised(self.rounds):
+            # Work that is queued runs behind the clock, which then tells nothing of how far it is.
+            if self._end is None or self.pace.stopwatch is not None:
+                return False
+            if not self._end.ends_before(self.pace.elapsed_s, self.pace.round.micro_batches + 1):
+                return False
+            self._finishes = False
         if self.policy.weighs_twice:
             done = self.pace.round.samples + self._work.samples
             self._weight *= done / self._work.plan.samples[self.rank]
@@ -255,7 +265,7 @@ class Balancer:
         work = self._work
         self.pace.done(work.samples)
         self._state = _State.SYNCHRONISING
-        if work.plan.ends == "first" and self.signals is not None:
+        if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         self.pace.learn(short=work.plan.total < self._plans[0].total)
         return RoundReport(
@@ -305,6 +315,9 @@ class Balancer:
         self._plans.append(plan)
         self._plans.popleft()
         self.finished = finished
+        if self._end is not None and finished.plan.ends == "first":
+            self._end.learn(finished)
+        self._finishes = True
         if self.observer is not None:
             self.observer(finished)
         self.rounds += 1

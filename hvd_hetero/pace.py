@@ -80,6 +80,11 @@ class Pace:
         self._drivers_read_at = clock()
         self._began_at = self._round_began_at = self.done_at = clock()
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the round at hand began."""
+        return self._clock() - self._round_began_at
+
     def begin(self, input_s: float) -> None:
         """A micro-batch is at hand after waiting for it; computing starts now."""
         self.round.input_s += input_s

@@ -91,7 +91,7 @@ class Costs:
         self._rounds += tells
 
     def end_period(self, least: int = 1) -> bool:
-        """Learn from the period, if every rank was timed in so many rounds of it; else it goes on, and this is False."""
+        """Learn from the period, if every rank was timed in so many rounds of it; else it goes on: False."""
         if self._rounds.min() < least:
             return False
         cost = self._costs / self._rounds
@@ -137,7 +137,7 @@ class Costs:
             )
         ended = float(state["ended"])
         if not 0.0 <= ended < math.inf:
-            raise ValueError(f"state: ended must be a number of periods, got {ended}; resume from a state that is whole")
+            raise ValueError(f"state: ended must be a number of periods, got {ended}; resume from a whole state")
         self._ended = ended
         for name, column in columns.items():
             setattr(self, f"_{name}", column)

@@ -209,7 +209,7 @@ class LBBSP(Policy):
 
 
 def _near_best(shares: Sequence[int], speeds: Sequence[float], uncertain: Sequence[float], tolerance: float) -> bool:
-    """Whether no split is sooner by more than ``tolerance`` and each rank's uncertainty; False where a speed is unknown.
+    """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is not known.
 
     None is sooner than X / sum v. For few ranks in plain floats, since most rounds end here and each function of numpy
     costs some ten microseconds between two steps: products, quotients and exactly rounded sums are the same on every

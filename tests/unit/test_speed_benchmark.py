@@ -28,7 +28,14 @@ def outcome(**rates):
     schemes = ("stock", "oracle", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
     turns = {name: {"rates": rates.get(name.replace("-", "_"), [100.0] * 4), "samples": [60, 36]} for name in schemes}
     turns["elastic-bsp"]["samples"] = [200.4, 99.8]
-    return {"turns": turns, "tuned": ["60 : 36"], "in_turns": "60 : 36", "off": 0.01, "settings": {}, "global_batch": 96}
+    return {
+        "turns": turns,
+        "tuned": ["60 : 36"],
+        "in_turns": "60 : 36",
+        "off": 0.01,
+        "settings": {},
+        "global_batch": 96,
+    }
 
 
 def row(rows, name):
