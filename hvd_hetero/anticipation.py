@@ -36,6 +36,14 @@ class Anticipation:
         done = zip(table.busy_s.tolist(), table.figures("micro_batches"), planned, strict=True)
         self._length_s = min((busy_s for busy_s, k, full in done if k >= full > 0), default=math.nan)
 
+    def state(self) -> float | None:
+        """Plain data."""
+        return None if math.isnan(self._length_s) else self._length_s
+
+    def restore(self, state: float | None) -> None:
+        """Take it back."""
+        self._length_s = math.nan if state is None else float(state)
+
     def ends_before(self, elapsed_s: float, done: int) -> bool:
         """Whether the round will end before the middle of another micro-batch, after so many in this time."""
         return elapsed_s + 0.5 * elapsed_s / done > self._length_s

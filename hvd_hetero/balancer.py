@@ -358,6 +358,7 @@ class Balancer:
             ],
             "kept": self.policy.state_dict(),
             "pace": self.pace.state_dict(),
+            "expects": None if self._end is None else self._end.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -377,6 +378,8 @@ class Balancer:
             )
         self.policy.load_state_dict(state["kept"])
         self.pace.load_state_dict(state["pace"])
+        if self._end is not None:
+            self._end.restore(state["expects"])
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )
