@@ -270,7 +270,7 @@ class Balancer:
         """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
 
         The estimate is the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come
-        waits only for the transfer. NaN where there was no such round.
+        waits only for the transfer. NaN where there was no such round, or where layers waited in it, too.
         """
         self._expect(_State.SYNCHRONISING)
         self.pace.rest()
@@ -294,7 +294,8 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.pace.done_at
-        self._transfer_s = table.transfer_s
+        # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
+        self._transfer_s = float("nan") if self.pace.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         credible = finished
         if self._credence is not None and (believed := self._credence(self.rounds, table)) is not table:
