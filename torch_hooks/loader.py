@@ -274,7 +274,7 @@ class BalancedLoader:
             limit = balance.balancer.pace.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
-                yield from self._in_parts(work, indices, limit)
+                yield from self._in_parts(work, indices, limit, asked_at)
                 self._settle()
                 continue
             if work.samples:
@@ -291,7 +291,7 @@ class BalancedLoader:
                     raise
                 if parts := balance.take_parts():
                     del batch
-                    yield from self._in_parts(work, indices, parts, _FEW)
+                    yield from self._in_parts(work, indices, parts, time.perf_counter(), _FEW)
             else:
                 balance.idle_round()
             self._settle()
@@ -306,11 +306,14 @@ class BalancedLoader:
             self._order.settle(finished.plan.samples if all_done else finished.table.figures("samples"))
             self._settled += 1
 
-    def _in_parts(self, work: MicroBatch, indices: list[Any], parts: int, few: int | None = None) -> Iterator[Any]:
+    def _in_parts(
+        self, work: MicroBatch, indices: list[Any], parts: int, asked_at: float, few: int | None = None
+    ) -> Iterator[Any]:
         """The samples of a micro-batch that does not fit, in smaller ones of at most ``parts``.
 
         The first of them has ``few``: the names in the loop's body still hold the graph of the failed attempt, until
-        the body binds them anew, which a small part does before memory runs short again.
+        the body binds them anew, which a small part does before memory runs short again. ``asked_at``: when the rank
+        began to wait for them.
         """
         waiting = deque([indices])
         while waiting and work.round == self._balance.rounds:
@@ -322,13 +325,15 @@ class BalancedLoader:
             last = work.last and not waiting
             batch = self._collate(self._fetch(part))
             samples = self._count(batch, len(part), alone=False)
-            self._balance.begin(replace(work, samples=samples, last=last), cramped=few is not None)
+            waited_s = time.perf_counter() - asked_at
+            self._balance.begin(replace(work, samples=samples, last=last), waited_s, cramped=few is not None)
             few = None
             yield batch
             del batch
             if smaller := self._balance.take_parts():
                 waiting.appendleft(part)
                 parts, few = smaller, _FEW
+            asked_at = time.perf_counter()
 
     def _fetch(self, indices: list[Any]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks
