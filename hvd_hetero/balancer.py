@@ -17,8 +17,8 @@ tensor, calls no collective and owns no clock: the clock is handed to it, and th
 round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
 rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
 frameworks accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one
-factor ``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody
-multiplies the sum by ``X / S`` afterwards; S is in the table.
+factor ``weight = n_last / X`` follows at the end, n_last being of the last micro-batch that held any. Where the samples
+really used, S, are not the X planned, everybody multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
@@ -203,7 +203,8 @@ class Balancer:
         self.expect_next()
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
-        self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
+        if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
+            self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
         self._state = _State.COMPUTING
         self.pace.begin(input_s)
 

@@ -149,7 +149,7 @@ class LoadBalance:
         self.optimizer.begin_micro_batch()
 
     def idle_round(self) -> None:
-        """Take part in a round without data (the loader's doing, where the loop's body does not run)."""
+        """End a round without data (the loader's doing, where the loop's body does not run)."""
         assert self.optimizer is not None, "begin() has checked it"
         self.optimizer.idle_round()
 

@@ -37,7 +37,8 @@ class BalancedLoader:
     as many rounds ahead (the papers' non-blocking batch-size update): a change of speed shows in the batches that much
     later. Use the same numbers on every rank. Without workers plans take effect in the next round.
 
-    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it.
+    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it. Nor is
+    it for a micro-batch in which ``collate_fn`` has left nothing; where that is the last one, the round ends there.
 
     ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank. Under
     policies whose rounds differ in size, non-blocking and elastic ones, an epoch may take more rounds or fewer.
@@ -259,9 +260,11 @@ class BalancedLoader:
         self._pending.clear()
         batches = iter(self._loader)
         self._settled = balance.rounds
+        skipped_s = 0.0
         while self.stop_at is None or balance.rounds < self.stop_at:
             balance.balancer.expect_next()
-            asked_at = time.perf_counter()
+            asked_at = time.perf_counter() - skipped_s
+            skipped_s = 0.0
             try:
                 batch = next(batches)
             except StopIteration:
@@ -269,6 +272,11 @@ class BalancedLoader:
             work, indices = self._pending.popleft()
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
+            if work.samples:
+                work = replace(work, samples=self._count(batch, work.samples))
+                if not (work.samples or work.last):
+                    skipped_s = time.perf_counter() - asked_at
+                    continue  # collate_fn has left out all of it; the last one is needed to end the round
             if self.between_rounds is not None and not balance.balancer.in_round:
                 self.between_rounds()
             limit = balance.balancer.pace.limit
@@ -277,9 +285,6 @@ class BalancedLoader:
                 yield from self._in_parts(work, indices, limit, asked_at)
                 self._settle()
                 continue
-            if work.samples:
-                alone = work.last and not balance.balancer.in_round
-                work = replace(work, samples=self._count(batch, work.samples, alone=alone))
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
@@ -324,9 +329,14 @@ class BalancedLoader:
                 part = part[:size]
             last = work.last and not waiting
             batch = self._collate(self._fetch(part))
-            samples = self._count(batch, len(part), alone=False)
+            samples = self._count(batch, len(part))
+            if not (samples or last):
+                continue
             waited_s = time.perf_counter() - asked_at
             self._balance.begin(replace(work, samples=samples, last=last), waited_s, cramped=few is not None)
+            if not samples:
+                self._balance.idle_round()
+                return
             few = None
             yield batch
             del batch
