@@ -57,8 +57,8 @@ class Counter:
         self._samples_of = samples_of
         self._looks = own_collate and samples_of is None
 
-    def __call__(self, batch: Any, given: int) -> int:
-        """Of so many."""
+    def __call__(self, batch: Any, given: int, *, required: bool) -> int:
+        """``required``: whether other ranks would wait for ever if this one had nothing to do."""
         if self._samples_of is None:
             if self._looks and (rows := _rows(batch, given)):
                 self._looks = False
@@ -69,7 +69,15 @@ class Counter:
                 )  # fmt: skip
             return given
         way_out = f"return how many of the {given} samples that collate_fn was given the batch holds"
-        return integer("what samples_of returns", self._samples_of(batch), 0, given + 1, way_out=way_out)
+        samples = integer("what samples_of returns", self._samples_of(batch), 0, given + 1, way_out=way_out)
+        if required and not samples:
+            raise ValueError(
+                "what samples_of returns must be at least 1 with SyncBatchNorm, in which other ranks wait for this, "
+                f"got 0 of {given} samples; let the dataset return another sample in the place of one that it "
+                "cannot read, give each rank more samples, or use a normalisation that needs no other rank, such as "
+                "GroupNorm"
+            )
+        return samples
 
 
 def _rows(batch: Any, given: int) -> int:

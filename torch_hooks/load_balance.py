@@ -89,6 +89,8 @@ class LoadBalance:
         self.prefix = self._training.prefix
         self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None
+        self.waits_in_layers = False
+        """whether layers wait for other ranks, so that none may leave out a micro-batch"""
         self._parts = 0
         self._cramped = False
         self._survives = False

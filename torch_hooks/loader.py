@@ -273,7 +273,7 @@ class BalancedLoader:
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
             if work.samples:
-                work = replace(work, samples=self._count(batch, work.samples))
+                work = replace(work, samples=self._count(batch, work.samples, required=balance.waits_in_layers))
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
@@ -329,7 +329,7 @@ class BalancedLoader:
                 part = part[:size]
             last = work.last and not waiting
             batch = self._collate(self._fetch(part))
-            samples = self._count(batch, len(part))
+            samples = self._count(batch, len(part), required=self._balance.waits_in_layers)
             if not (samples or last):
                 continue
             waited_s = time.perf_counter() - asked_at
