@@ -17,8 +17,8 @@ tensor, calls no collective and owns no clock: the clock is handed to it, and th
 round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
 rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
 frameworks accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one
-factor ``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody
-multiplies the sum by ``X / S`` afterwards; S is in the table.
+factor ``weight = n_last / X`` follows at the end, n_last being of the last micro-batch that held any. Where the samples
+really used, S, are not the X planned, everybody multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
@@ -206,7 +206,8 @@ class Balancer:
         self.expect_next()
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
-        self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
+        if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
+            self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
         self._state = _State.COMPUTING
         self.pace.begin(input_s)
 
@@ -280,7 +281,7 @@ class Balancer:
         """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
 
         The estimate is the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come
-        waits only for the transfer. NaN where there was no such round.
+        waits only for the transfer. NaN where there was no such round, or where layers waited in it, too.
         """
         self._expect(_State.SYNCHRONISING)
         self.pace.rest()
@@ -304,7 +305,8 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.pace.done_at
-        self._transfer_s = table.transfer_s
+        # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
+        self._transfer_s = float("nan") if self.pace.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         credible = finished
         if self._credence is not None and (believed := self._credence(self.rounds, table)) is not table:

@@ -199,6 +199,11 @@ class Pace:
             self._before = self.round
         self.round = _Round()
 
+    @property
+    def was_held_up(self) -> bool:
+        """Whether layers made this rank wait for others in the round that is over."""
+        return self._round_held_s > 0
+
     def waited(self, now: float) -> float:
         """After ``settle``: how long others, and the transfer, kept this rank waiting in the round that is over.
 

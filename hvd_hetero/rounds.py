@@ -246,7 +246,7 @@ class RoundTable:
 
     @property
     def transfer_s(self) -> float:
-        """Seconds of the transfer alone in the round before: the wait of who came last. NaN where it is not known."""
+        """Seconds of transfers alone in the round before, in layers, too: the wait of who came last. NaN: not known."""
         waits = self.figures("wait_s")
         return math.nan if any(map(math.isnan, waits)) else min(waits)
 

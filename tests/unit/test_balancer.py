@@ -118,6 +118,22 @@ def test_a_micro_batch_that_failed_takes_its_waiting_along():
     assert [t.figures("compute_s") for t in tables] == [[1.0], [1.0]]
 
 
+@pytest.mark.parametrize(("in_layers_s", "transfer_s"), [(0.0, 0.5), (0.25, float("nan"))])
+def test_the_transfer_to_come_is_the_shortest_wait_before_unless_layers_waited_too(in_layers_s, transfer_s):
+    clock = Clock()
+    balancer = Balancer(BSP(), 0, 1, 8, clock=clock)
+    for _ in range(3):
+        balancer.begin(MicroBatch(balancer.plan(), 8))
+        with balancer.pace.held_up():
+            clock.now += in_layers_s
+        clock.now += 1.0
+        vector = balancer.report()
+        expected = balancer.waiting()
+        clock.now += 0.5
+        balancer.agree(vector)
+    assert expected == pytest.approx((0.5, transfer_s), nan_ok=True)
+
+
 def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
