@@ -170,7 +170,7 @@ def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_kn
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
     assert known.shaken.weights == pytest.approx((0.05, 0.9, 0.05))
-    assert known.weights == pytest.approx((1 / 3,) * 3)
+    assert known.weights == pytest.approx((0.1, 0.8, 0.1))
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
