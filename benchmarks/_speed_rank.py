@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import demo_rank
 import horovod.torch as hvd
 import torch
-from _speed_oracle import Oracle, said
+from _speed_oracle import Oracle, excess, said
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
@@ -146,9 +146,11 @@ def steady(job: Job, cycles: int) -> dict:
         "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
     }
     found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
-    in_turns = said(oracle.split, oracle.at_work(cycles * USUAL_TURN))
+    at_work_s = oracle.at_work(cycles * USUAL_TURN)
+    in_turns, off = said(oracle.split, at_work_s), excess(oracle.split, at_work_s)
     return {
-        "turns": found, "tuned": [tuned], "in_turns": in_turns, "settings": settings, "global_batch": GLOBAL_BATCH,
+        "turns": found, "tuned": [tuned], "in_turns": in_turns, "off": off, "settings": settings,
+        "global_batch": GLOBAL_BATCH,
     }  # fmt: skip
 
 

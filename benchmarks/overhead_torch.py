@@ -164,8 +164,9 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
     ratios: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for repeat in range(REPEATS):
         for pair in range(pairs):
-            # The order alternates too, so that a drift of the machine favours nobody.
-            order = [*KINDS, "stock"] if pair % 2 else ["stock", *KINDS[:: 1 if pair % 4 else -1]]
+            # The order alternates too, so that a drift of the machine favours nobody; each is as often beside stock.
+            turn = KINDS[:: 1 if pair // 2 % 2 else -1]
+            order = [*turn, "stock"] if pair % 2 else ["stock", *turn]
             took = {kind: kinds[kind].block() for kind in order}
             for kind in KINDS:
                 ratios[kind].append(took[kind] / took["stock"])
@@ -177,25 +178,25 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
     report(ratios)
 
 
-def table(ratios: dict[str, dict[str, list[float]]], batch: int) -> tuple[list[str], float]:
-    """A row for each network, and the largest median."""
+def table(ratios: dict[str, dict[str, list[float]]], batch: int) -> tuple[list[str], float, float]:
+    """A row for each network, the largest median, and the largest error of one."""
     rows = [
         "Step time over stock Horovod's; two equal ranks, alternating blocks of one run.",
         "",
         "| network | pairs | BSP (median) | error | quartiles | LB-BSP (median) | error | quartiles |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    worst = 0.0
+    worst = unsure = 0.0
     for name, of in ratios.items():
         pairs = len(of[KINDS[0]]) // 2
         cells = [f"{name}, {samples_of(name, batch)} samples", f"{pairs}"]
         for kind in KINDS:
             low, middle, high = statistics.quantiles(of[kind], n=4)
-            worst = max(worst, middle)
+            worst, unsure = max(worst, middle), max(unsure, error(of[kind], pairs))
             cells += [f"{middle:.3f}", f"{error(of[kind], pairs):.3f}", f"{low:.3f} to {high:.3f}"]
         rows.append(f"| {' | '.join(cells)} |")
     rows += ["", f"All pairs count; as many again, twice at most, where the error of a median was above {ERROR}."]
-    return rows, worst
+    return rows, worst, unsure
 
 
 def main() -> int:
@@ -230,15 +231,17 @@ def main() -> int:
             )  # fmt: skip
             progress.update(tasks[name], total=progress.tasks[tasks[name]].completed)
             ratios[name] = {kind: result.reports[0][kind] + result.reports[1][kind] for kind in KINDS}
-    rows, worst = table(ratios, options.batch)
+    rows, worst, unsure = table(ratios, options.batch)
     verdict = "met" if worst <= TARGET else "**missed**"
+    if unsure > ERROR:
+        verdict = f"**undecided**, for an error of {unsure:.4f} is above {ERROR}"
     text = "\n".join([*rows, "", f"Target: at most {TARGET} in each row; the largest is {worst:.4f}: {verdict}."])
     print(text)
     if options.write:
         usual = options.batch == USUAL
         command = f"overhead_torch.py --pairs {options.pairs}" + ("" if usual else f" --batch {options.batch}")
         write_result("overhead_torch" + ("" if usual else f"_{options.batch}"), text, command)
-    return 0 if worst <= TARGET else 1
+    return 0 if worst <= TARGET and unsure <= ERROR else 1
 
 
 if __name__ == "__main__":

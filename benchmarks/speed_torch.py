@@ -58,6 +58,7 @@ TITLES = {
     "stability": "Self-adaptive allocation from 9 : 1 on ranks of 1 : 1/2",
 }
 AHEAD = 1.03  # of the oracle: more than such a scheme can owe to anything but the oracle's being fixed
+WRONG = 0.02  # longer than at a perfect split: with such an oracle, being near it means little
 FIXED = ("stock", "oracle")
 OF_LB_BSP = 0.97
 AT_LEAST = {"lb-bsp": 0.95, "non-blocking": 0.88, "elastic-bsp": 0.88}
@@ -98,6 +99,8 @@ def steady(outcome: dict) -> tuple[list[str], list[str]]:
             f"| {name} | {sum(samples):.0f} | {division} | {ratio:.3f} | {low:.3f} to {high:.3f} | {over_stock:.2f} | "
             f"{target}{'' if met else ' (**missed**)'} |"
         )
+    if outcome["off"] > WRONG:
+        missed.append(f"an oracle to compare with: its split was {outcome['off']:.1%} off in its turns; run it again")
     rows += ["", *oracle_notes(outcome)]
     if ahead:
         rows.append(

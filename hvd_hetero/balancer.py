@@ -17,8 +17,8 @@ tensor, calls no collective and owns no clock: the clock is handed to it, and th
 round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
 rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
 frameworks accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one
-factor ``weight = n_last / X`` follows at the end. Where the samples really used, S, are not the X planned, everybody
-multiplies the sum by ``X / S`` afterwards; S is in the table.
+factor ``weight = n_last / X`` follows at the end, n_last being of the last micro-batch that held any. Where the samples
+really used, S, are not the X planned, everybody multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
@@ -39,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.agreement import WaysOut, require_agreement
+from hvd_hetero.anticipation import Anticipation
 from hvd_hetero.credence import Credence
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.pace import Pace
@@ -49,7 +50,7 @@ from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class Balancer:
         """the latest round agreed"""
         self.pace = Pace(policy, clock, meter)
         self._credence = Credence(rank, workers) if policy.measures else None
+        self._end = Anticipation() if policy.anticipates else None
+        self._finishes = True
         self._clock = clock
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
@@ -203,7 +206,8 @@ class Balancer:
         self.expect_next()
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
-        self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
+        if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
+            self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
         self._state = _State.COMPUTING
         self.pace.begin(input_s)
 
@@ -214,11 +218,18 @@ class Balancer:
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
-        """Whether another rank has finished the round, so that the micro-batch just computed is this rank's last."""
+        """Whether another rank has finished the round, or is about to: the micro-batch just computed is the last."""
         if self._state is not _State.COMPUTING or self._work.last or self._work.plan.ends != "first":
             return False
-        if self.signals is None or not self.signals.raised(self.rounds):
+        if self.signals is None:
             return False
+        if not self.signals.raised(self.rounds):
+            # Work that is queued runs behind the clock, which then tells nothing of how far it is.
+            if self._end is None or self.pace.stopwatch is not None:
+                return False
+            if not self._end.ends_before(self.pace.elapsed_s, self.pace.round.micro_batches + 1):
+                return False
+            self._finishes = False
         if self.policy.weighs_twice:
             done = self.pace.round.samples + self._work.samples
             self._weight *= done / self._work.plan.samples[self.rank]
@@ -255,7 +266,7 @@ class Balancer:
         work = self._work
         self.pace.done(work.samples)
         self._state = _State.SYNCHRONISING
-        if work.plan.ends == "first" and self.signals is not None:
+        if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         self.pace.learn(short=work.plan.total < self._plans[0].total)
         return RoundReport(
@@ -270,7 +281,7 @@ class Balancer:
         """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
 
         The estimate is the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come
-        waits only for the transfer. NaN where there was no such round.
+        waits only for the transfer. NaN where there was no such round, or where layers waited in it, too.
         """
         self._expect(_State.SYNCHRONISING)
         self.pace.rest()
@@ -294,7 +305,8 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.pace.done_at
-        self._transfer_s = table.transfer_s
+        # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
+        self._transfer_s = float("nan") if self.pace.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         credible = finished
         if self._credence is not None and (believed := self._credence(self.rounds, table)) is not table:
@@ -305,6 +317,9 @@ class Balancer:
         self._plans.append(plan)
         self._plans.popleft()
         self.finished = finished
+        if self._end is not None and finished.plan.ends == "first":
+            self._end.learn(finished)
+        self._finishes = True
         if self.observer is not None:
             self.observer(finished)
         self.rounds += 1
@@ -345,6 +360,7 @@ class Balancer:
             ],
             "kept": self.policy.state_dict(),
             "pace": self.pace.state_dict(),
+            "expects": None if self._end is None else self._end.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -364,6 +380,8 @@ class Balancer:
             )
         self.policy.load_state_dict(state["kept"])
         self.pace.load_state_dict(state["pace"])
+        if self._end is not None:
+            self._end.restore(state["expects"])
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )

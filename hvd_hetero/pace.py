@@ -80,6 +80,11 @@ class Pace:
         self._drivers_read_at = clock()
         self._began_at = self._round_began_at = self.done_at = clock()
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the round at hand began."""
+        return self._clock() - self._round_began_at
+
     def begin(self, input_s: float) -> None:
         """A micro-batch is at hand after waiting for it; computing starts now."""
         self.round.input_s += input_s
@@ -193,6 +198,11 @@ class Pace:
             self.round.compute_s = self.stopwatch.read()
             self._before = self.round
         self.round = _Round()
+
+    @property
+    def was_held_up(self) -> bool:
+        """Whether layers made this rank wait for others in the round that is over."""
+        return self._round_held_s > 0
 
     def waited(self, now: float) -> float:
         """After ``settle``: how long others, and the transfer, kept this rank waiting in the round that is over.

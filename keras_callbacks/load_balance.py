@@ -140,6 +140,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own."""
+        host.check_layers(model, self.policy.name)
         own = set(host.names_of(host.plain(v for layer in self.local_layers for v in layer.weights)))
         weights = [v for v in host.plain(model.weights) if v._unique_id not in own]
         together = self.mixing is None and not self.policy.updates_locally
@@ -171,7 +172,6 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
                     former.release()  # it trained this model, or this optimizer, before
         host.check_compiled(model)
-        host.check_layers(model, self.policy.name)
         if self.policy.measures and tf.config.get_visible_devices("GPU"):
             raise ValueError(
                 f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "

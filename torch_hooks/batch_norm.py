@@ -49,8 +49,9 @@ class SyncBatchNorm(_BatchNorm):
     Under one micro-batch per rank that is the whole round, so training is that of one process with the global batch.
     Under k of them, the j-th of every rank are normalised together.
 
-    Every rank must run each of these layers equally often in each round; policies that do not see to it are refused. A
-    micro-batch done again for want of memory (``surviving_out_of_memory``) does not.
+    Every rank must run each of these layers equally often in each round; policies that do not see to it are refused,
+    and so is a micro-batch in which ``collate_fn`` has left nothing. One done again for want of memory
+    (``surviving_out_of_memory``) does not.
 
     Parameters
     ----------
@@ -77,6 +78,7 @@ class SyncBatchNorm(_BatchNorm):
         policy, plan = balance.policy, balance.balancer.plan()
         if policy.name in _UNEVEN or len(set(plan.micro_batches)) > 1 or not all(plan.micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
+        balance.waits_in_layers = hvd.size() > 1
         self._balance = balance
         self._name = f"{balance.prefix}.{name}"
 

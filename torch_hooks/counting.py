@@ -57,8 +57,8 @@ class Counter:
         self._samples_of = samples_of
         self._looks = own_collate and samples_of is None
 
-    def __call__(self, batch: Any, given: int, *, alone: bool) -> int:
-        """``alone``: whether the batch is all that its rank does in the round, so that it may also hold nothing."""
+    def __call__(self, batch: Any, given: int, *, required: bool) -> int:
+        """``required``: whether other ranks would wait for ever if this one had nothing to do."""
         if self._samples_of is None:
             if self._looks and (rows := _rows(batch, given)):
                 self._looks = False
@@ -70,11 +70,12 @@ class Counter:
             return given
         way_out = f"return how many of the {given} samples that collate_fn was given the batch holds"
         samples = integer("what samples_of returns", self._samples_of(batch), 0, given + 1, way_out=way_out)
-        if not (samples or alone):
+        if required and not samples:
             raise ValueError(
-                f"collate_fn has left out all {given} samples of one of several micro-batches of a round, which leaves "
-                "nothing to weigh the others against; plan larger micro-batches, or let the dataset return another "
-                "sample in the place of one that it cannot read"
+                "what samples_of returns must be at least 1 with SyncBatchNorm, in which other ranks wait for this, "
+                f"got 0 of {given} samples; let the dataset return another sample in the place of one that it "
+                "cannot read, give each rank more samples, or use a normalisation that needs no other rank, such as "
+                "GroupNorm"
             )
         return samples
 

@@ -89,6 +89,8 @@ class LoadBalance:
         self.prefix = self._training.prefix
         self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None
+        self.waits_in_layers = False
+        """whether layers wait for other ranks, so that none may leave out a micro-batch"""
         self._parts = 0
         self._cramped = False
         self._survives = False
@@ -149,7 +151,7 @@ class LoadBalance:
         self.optimizer.begin_micro_batch()
 
     def idle_round(self) -> None:
-        """Take part in a round without data (the loader's doing, where the loop's body does not run)."""
+        """End a round without data (the loader's doing, where the loop's body does not run)."""
         assert self.optimizer is not None, "begin() has checked it"
         self.optimizer.idle_round()
 

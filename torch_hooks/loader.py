@@ -37,7 +37,8 @@ class BalancedLoader:
     as many rounds ahead (the papers' non-blocking batch-size update): a change of speed shows in the batches that much
     later. Use the same numbers on every rank. Without workers plans take effect in the next round.
 
-    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it.
+    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it. Nor is
+    it for a micro-batch in which ``collate_fn`` has left nothing; where that is the last one, the round ends there.
 
     ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank. Under
     policies whose rounds differ in size, non-blocking and elastic ones, an epoch may take more rounds or fewer.
@@ -259,9 +260,11 @@ class BalancedLoader:
         self._pending.clear()
         batches = iter(self._loader)
         self._settled = balance.rounds
+        skipped_s = 0.0
         while self.stop_at is None or balance.rounds < self.stop_at:
             balance.balancer.expect_next()
-            asked_at = time.perf_counter()
+            asked_at = time.perf_counter() - skipped_s
+            skipped_s = 0.0
             try:
                 batch = next(batches)
             except StopIteration:
@@ -269,17 +272,19 @@ class BalancedLoader:
             work, indices = self._pending.popleft()
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
+            if work.samples:
+                work = replace(work, samples=self._count(batch, work.samples, required=balance.waits_in_layers))
+                if not (work.samples or work.last):
+                    skipped_s = time.perf_counter() - asked_at
+                    continue  # collate_fn has left out all of it; the last one is needed to end the round
             if self.between_rounds is not None and not balance.balancer.in_round:
                 self.between_rounds()
             limit = balance.balancer.pace.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
-                yield from self._in_parts(work, indices, limit)
+                yield from self._in_parts(work, indices, limit, asked_at)
                 self._settle()
                 continue
-            if work.samples:
-                alone = work.last and not balance.balancer.in_round
-                work = replace(work, samples=self._count(batch, work.samples, alone=alone))
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
                 try:
@@ -291,7 +296,7 @@ class BalancedLoader:
                     raise
                 if parts := balance.take_parts():
                     del batch
-                    yield from self._in_parts(work, indices, parts, _FEW)
+                    yield from self._in_parts(work, indices, parts, time.perf_counter(), _FEW)
             else:
                 balance.idle_round()
             self._settle()
@@ -306,11 +311,14 @@ class BalancedLoader:
             self._order.settle(finished.plan.samples if all_done else finished.table.figures("samples"))
             self._settled += 1
 
-    def _in_parts(self, work: MicroBatch, indices: list[Any], parts: int, few: int | None = None) -> Iterator[Any]:
+    def _in_parts(
+        self, work: MicroBatch, indices: list[Any], parts: int, asked_at: float, few: int | None = None
+    ) -> Iterator[Any]:
         """The samples of a micro-batch that does not fit, in smaller ones of at most ``parts``.
 
         The first of them has ``few``: the names in the loop's body still hold the graph of the failed attempt, until
-        the body binds them anew, which a small part does before memory runs short again.
+        the body binds them anew, which a small part does before memory runs short again. ``asked_at``: when the rank
+        began to wait for them.
         """
         waiting = deque([indices])
         while waiting and work.round == self._balance.rounds:
@@ -321,14 +329,21 @@ class BalancedLoader:
                 part = part[:size]
             last = work.last and not waiting
             batch = self._collate(self._fetch(part))
-            samples = self._count(batch, len(part), alone=False)
-            self._balance.begin(replace(work, samples=samples, last=last), cramped=few is not None)
+            samples = self._count(batch, len(part), required=self._balance.waits_in_layers)
+            if not (samples or last):
+                continue
+            waited_s = time.perf_counter() - asked_at
+            self._balance.begin(replace(work, samples=samples, last=last), waited_s, cramped=few is not None)
+            if not samples:
+                self._balance.idle_round()
+                return
             few = None
             yield batch
             del batch
             if smaller := self._balance.take_parts():
                 waiting.appendleft(part)
                 parts, few = smaller, _FEW
+            asked_at = time.perf_counter()
 
     def _fetch(self, indices: list[Any]) -> list[Any]:
         many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks

@@ -200,8 +200,8 @@ class DistributedOptimizer(WrappedOptimizer):
             self._inner.zero_grad()
 
     def idle_round(self) -> None:
-        """Take part in a round without data: contribute zeros, then update as everybody does."""
-        self._inner.zero_grad()
+        """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
+        self.zero_grad()
         if self._scaler is None:
             self.step()
         else:

@@ -42,6 +42,9 @@ class Policy(ABC):
     keeps_total: ClassVar[bool] = True
     """whether every round but the last of an epoch has the same samples, so that their number is known beforehand"""
 
+    anticipates: bool = False
+    """whether a rank stops where it expects another one to end the round soon (``hvd_hetero.anticipation``)"""
+
     weighs_twice: bool = False
     """whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)"""
 

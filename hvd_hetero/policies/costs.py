@@ -5,16 +5,21 @@ e_i = s_i / sqrt(K_i), with s_i² the relative variance of rounds, averaged over
 common moves no share, so periods are compared without it:
 
     g = median_i c_i / C_i,     u_i = c_i / g
-    C_i <- C_i + (u_i - C_i) / m_i,   m_i <- min(m_i + 1, 8)    where |u_i / C_i - 1| <= z e_i sqrt(2 + 1 / m_i)
-    C_i <- u_i,                       m_i <- 1                  else: it has moved
+    C_i <- C_i + (u_i - C_i) / m_i,  m_i <- min(m_i + 1, 8)   where (u_i / C_i - 1)² <= z² (e_i² (1 + 1 / m_i) + G)
+    C_i <- u_i,                      m_i <- 1                 else: it has moved
 
-So a cost that only scatters is known better with every period, and one that moves is that of its last period. Taking
-chance for a move loses the average of that rank and nothing else, and with z = sqrt(2 ln 100 n) happens to one of the n
-in a hundredth of the periods at most (if rounds scatter normally; the 2 is for g, which scatters, too).
+with G = 2 sum_j e_j² / n², about the variance of g. So a cost that only scatters is known better with every period, and
+one that moves is that of its last period. Taking chance for a move loses the average of that rank and nothing else, and
+with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods at most, if rounds scatter normally.
 
-Who has acted upon costs that were averages of M_i periods, and compares them with those of now, has to expect a change
-of 2 e_i sqrt(1 / M_i - 1 / m_i) by chance (``chance``: two standard deviations). The 100, the 8 and the two are
-arbitrary.
+Who has acted upon costs and compares them with those of now has to expect a change by chance. In units of e_i²: let V_i
+be the variance of C_i, V'_i what it was then, a_i the weight that the costs of then still have in C_i, and q_i the
+variance of the rest. With 1/m_i as above,
+
+    V_i <- (1 - 1/m_i)² V_i + 1/m_i²      a_i <- (1 - 1/m_i) a_i      q_i <- (1 - 1/m_i)² q_i + 1/m_i²
+
+and the change has the variance q_i + (1 - a_i)² V'_i (for plain means of M and m periods, 1/M - 1/m). `Costs.chance` is
+two standard deviations of it; a cost that moves begins anew. The 100, the 8 and the two are arbitrary.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """
@@ -45,7 +50,8 @@ class Costs:
         self._periods = np.zeros(workers)  # m_i
         self._variance = np.zeros(workers)  # s_i²
         self._error = np.zeros(workers)  # e_i
-        self._marked = np.zeros(workers)  # m_i at the mark
+        self._doubt = np.ones(workers)  # V_i
+        self.mark()
         self._ended = 0.0  # periods
         # Of no more digits than logarithms have in common on all processors.
         self._chance = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
@@ -63,13 +69,13 @@ class Costs:
 
     @property
     def chance(self) -> Floats:
-        """The shares by which averages may have changed since the mark without a move, as two standard deviations."""
-        news = 1.0 / np.maximum(self._marked, 1.0) - 1.0 / np.maximum(self._periods, 1.0)
-        return 2.0 * self._error * np.sqrt(np.maximum(news, 0.0))
+        """The shares by which averages may have changed since the mark without a move."""
+        replaced = 1.0 - self._kept
+        return 2.0 * self._error * np.sqrt(self._news + replaced * replaced * self._marked)
 
     def mark(self) -> None:
         """The costs as they are now are acted upon."""
-        self._marked = self._periods
+        self._kept, self._news, self._marked = np.ones(len(self._doubt)), np.zeros(len(self._doubt)), self._doubt
 
     def restart(self) -> None:
         """What costs were says nothing any more, but for how much they scatter."""
@@ -84,23 +90,34 @@ class Costs:
         self._squares += cost * cost
         self._rounds += tells
 
-    def end_period(self) -> bool:
-        """Learn from the period, if every rank was timed in it; else it goes on, and the answer is False."""
-        if not self._rounds.all():
+    def end_period(self, least: int = 1) -> bool:
+        """Learn from the period, if every rank was timed in so many rounds of it; else it goes on: False."""
+        if self._rounds.min() < least:
             return False
         cost = self._costs / self._rounds
-        variance = np.maximum(self._squares / self._rounds / (cost * cost) - 1.0, 0.0)
-        self._ended += 1.0
-        self._variance = self._variance + (variance - self._variance) / min(self._ended, _LONGEST)
+        if self._rounds.min() > 1:  # one round does not scatter
+            mean_square = self._squares / self._rounds / (cost * cost)
+            variance = np.maximum(mean_square - 1.0, 0.0) * self._rounds / (self._rounds - 1.0)
+            self._ended += 1.0
+            self._variance = self._variance + (variance - self._variance) / min(self._ended, _LONGEST)
         self._error = np.sqrt(self._variance / self._rounds)
         self._forget_period()
         if not self.known:
-            self._level, self._periods = cost, np.ones(len(cost))
+            self._level, self._periods, self._doubt = cost, np.ones(len(cost)), np.ones(len(cost))
+            self.mark()
             return True
         cost = cost / np.median(cost / self._level)
-        stays = np.abs(cost / self._level - 1.0) <= self._chance * self._error * np.sqrt(2.0 + 1.0 / self._periods)
+        change, e2 = cost / self._level - 1.0, self._error * self._error
+        of_median = 2.0 * math.fsum(e2.tolist()) / len(cost) ** 2
+        stays = change * change <= self._chance * self._chance * (e2 * (1.0 + 1.0 / self._periods) + of_median)
         self._periods = np.where(stays, np.minimum(self._periods + 1.0, _LONGEST), 1.0)
-        self._level = self._level + (cost - self._level) / self._periods
+        new = 1.0 / self._periods
+        old = 1.0 - new
+        self._level = self._level + (cost - self._level) * new
+        self._doubt = old * old * self._doubt + new * new
+        self._kept = np.where(stays, old * self._kept, 1.0)
+        self._news = np.where(stays, old * old * self._news + new * new, 0.0)
+        self._marked = np.where(stays, self._marked, self._doubt)
         return True
 
     def _forget_period(self) -> None:
@@ -118,9 +135,15 @@ class Costs:
                 f"state: {', '.join(_COLUMNS)} must each hold {len(self._level)} finite numbers, 0 or more, got {state}"
                 "; resume with the number of ranks that saved it"
             )
-        self._ended = float(state["ended"])
+        ended = float(state["ended"])
+        if not 0.0 <= ended < math.inf:
+            raise ValueError(f"state: ended must be a number of periods, got {ended}; resume from a whole state")
+        self._ended = ended
         for name, column in columns.items():
             setattr(self, f"_{name}", column)
 
 
-_COLUMNS = ("level", "periods", "variance", "error", "marked", "costs", "squares", "rounds")
+_COLUMNS = (
+    *("level", "periods", "variance", "error", "doubt", "kept", "news", "marked"),
+    *("costs", "squares", "rounds"),
+)

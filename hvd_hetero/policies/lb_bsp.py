@@ -19,6 +19,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
+_FEW = 64  # ranks, for which a loop takes no longer than numpy (arbitrary, between 30 and 100)
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
 
 
@@ -37,7 +38,8 @@ class LBBSP(Policy):
     predictor
         The name of a predictor, or an object; every rank is a process of its own and has its own. With
         ``Mixture(drivers=True)`` the CPU and memory that are available are read before every round, and a change that
-        they tell is in the plan of its first round.
+        they tell is in the plan of its first round; where plans are fixed some rounds ahead (``num_workers`` of the
+        loader, ``prefetch`` in Keras), it comes as many rounds later.
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
@@ -126,10 +128,10 @@ class LBBSP(Policy):
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         speeds_now, uncertain_now = table.figures("samples_per_s"), table.figures("uncertainty")
         if plan.samples != self._equal.samples and _near_best(
-            self._equal.samples, speeds_now, [_BACK * self.tolerance] * len(speeds_now)
+            self._equal.samples, speeds_now, [0.0] * len(speeds_now), _BACK * self.tolerance
         ):
             return self._equal
-        if _near_best(plan.samples, speeds_now, [max(self.tolerance, u) for u in uncertain_now]):
+        if _near_best(plan.samples, speeds_now, uncertain_now, self.tolerance):
             return plan
         shares = np.asarray(plan.samples, dtype=np.int64)
         speeds, uncertain = comparable_speeds(table.column("samples_per_s")), table.column("uncertainty")
@@ -143,7 +145,7 @@ class LBBSP(Policy):
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
-        if self._curves is not None or _near_best(plan.samples, speeds, [self.tolerance] * len(speeds)):
+        if self._curves is not None or _near_best(plan.samples, speeds, [0.0] * len(speeds), self.tolerance):
             return plan
         comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
         if (comparable > 0).sum() < 2:
@@ -202,19 +204,26 @@ class LBBSP(Policy):
     ) -> bool:
         # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
         times = (shares << 38) // speeds
-        each = zip(times.tolist(), uncertain.tolist(), strict=True)
-        surely_s: int = max(time - int(time * max(self.tolerance, share)) for time, share in each)
+        surely_s = int((times - (times * np.maximum(uncertain, self.tolerance)).astype(np.int64)).max())
         next_s = int(((wanted << 38) // speeds).max())
         return next_s < surely_s
 
 
-def _near_best(shares: Sequence[int], speeds: Sequence[float], tolerances: Sequence[float]) -> bool:
-    """Whether no split is sooner by more than these shares of the round; False where a speed is not known.
+def _near_best(shares: Sequence[int], speeds: Sequence[float], uncertain: Sequence[float], tolerance: float) -> bool:
+    """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is not known.
 
-    None is sooner than X / sum v. Plain floats, for most rounds end here: products, quotients and exactly rounded sums
-    are the same on every processor.
+    None is sooner than X / sum v. For few ranks in plain floats, since most rounds end here and each function of numpy
+    costs some ten microseconds between two steps: products, quotients and exactly rounded sums are the same on every
+    processor, either way.
     """
-    if not all(0.0 < v < math.inf for v in speeds):
-        return False
-    latest_s = max(x / v * (1.0 - share) for x, v, share in zip(shares, speeds, tolerances, strict=True))
+    if len(speeds) > _FEW:
+        v = np.array(speeds)
+        if not ((v > 0.0) & (v < math.inf)).all():
+            return False
+        latest_s = float((np.array(shares) / v * (1.0 - np.maximum(uncertain, tolerance))).max())
+    else:
+        if not all(0.0 < v < math.inf for v in speeds):
+            return False
+        each = zip(shares, speeds, uncertain, strict=True)
+        latest_s = max(x / v * (1.0 - max(share, tolerance)) for x, v, share in each)
     return sum(shares) / math.fsum(speeds) >= latest_s

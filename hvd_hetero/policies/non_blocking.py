@@ -15,8 +15,10 @@ class NonBlocking(Policy):
     r"""Every rank may do up to N micro-batches; when the first has done N, all stop (non-blocking-sgd, Algorithm 1).
 
     Rank i is given ``x_i = X / n`` samples in N micro-batches and does ``n_i <= N`` of them, ``S_i <= x_i`` samples;
-    ``S = sum S_i``. A rank stops at the end of the micro-batch at hand, so it never waits longer than the slowest
-    rank needs for one, and does at least one. A round thus lasts as long as its fastest rank needs.
+    ``S = sum S_i``. A rank stops at the end of the micro-batch at hand, and does at least one. A round thus lasts as
+    long as its fastest rank needs, and what the others then still need for one micro-batch. To make that short, a rank
+    does not begin a micro-batch of which it expects to do more than half after the others are done
+    (``hvd_hetero.anticipation``).
 
     **Scaling.** With G_i the sum of the gradients of the samples that rank i did,
 
@@ -32,20 +34,28 @@ class NonBlocking(Policy):
 
     Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every
     sample once (the paper shuffles, and hopes); the round that takes the last samples of an epoch ends when all are
-    done. Gradients are means over samples where the paper adds, which only names the learning rate differently.
+    done. There, a rank stops for the signal alone (``anticipates=False``, and what the simulator has). Gradients are
+    means over samples where the paper adds, which only names the learning rate differently.
     """
 
     name: ClassVar[str] = "non-blocking"
     measures: ClassVar[bool] = False
     keeps_total: ClassVar[bool] = False
 
-    def __init__(self, micro_batches: int = 8, *, scaling: Literal["unbiased", "n/N"] = "unbiased") -> None:
+    def __init__(
+        self,
+        micro_batches: int = 8,
+        *,
+        scaling: Literal["unbiased", "n/N"] = "unbiased",
+        anticipates: bool = True,
+    ) -> None:
         self.micro_batches = integer("micro_batches", micro_batches, 1, way_out="give the micro-batches of one rank")
         if scaling not in ("unbiased", "n/N"):
             raise ValueError(
                 f"scaling must be 'unbiased' or 'n/N', got {scaling!r}; with 'unbiased' all samples weigh the same"
             )
         self.scaling = scaling
+        self.anticipates = anticipates
         self.weighs_twice = scaling == "n/N"
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:

@@ -17,6 +17,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["SelfAdaptive"]
 
+_ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
 
 
@@ -131,7 +132,8 @@ class SelfAdaptive(Policy):
         period = finished.epoch if self.every is None else finished.round // self.every
         if period != self._period:
             self._period = period
-            if self._costs.end_period():
+            # Whether a cost has moved is told by how rounds scatter, which takes some.
+            if self._costs.end_period(least=_ENOUGH if self._shares else 1):
                 self._reallocate()
         self._costs.take(finished.table)
         return self._plan()
@@ -194,11 +196,12 @@ class SelfAdaptive(Policy):
                 f"the state allocates {state['weights']}, this training {self._weights}; resume with the same total "
                 "and number of ranks"
             )
+        weights, shares = [int(w) for w in state["weights"]], [int(x) for x in state["shares"]]
+        history = [[int(w) for w in each] for each in state["history"]]
+        period, stable = int(state["period"]), bool(state["stable"])
         self._costs.restore(state["costs"])
-        self._weights = [int(w) for w in state["weights"]]
-        self._history = [[int(w) for w in each] for each in state["history"]]
-        self._shares, self._stable = [int(x) for x in state["shares"]], bool(state["stable"])
-        self._period = int(state["period"])
+        self._weights, self._shares, self._history = weights, shares, history
+        self._period, self._stable = period, stable
 
 
 def _lateness(seconds: npt.NDArray[np.float64]) -> float:

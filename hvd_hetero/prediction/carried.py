@@ -107,11 +107,15 @@ class Carried(Predictor):
         jumps = Jumps()
         jumps.restore(state["jumps"])
         lowest, highest = map(float, state["range"] or (math.inf, -math.inf))
-        earlier = math.nan
-        if state["before"] is not None:
-            self.of.load_state_dict(state["before"])
-            earlier = math.log(self.of.predict())
-        self.of.load_state_dict(state["of"])
+        earlier, kept = math.nan, self.of.state_dict()
+        try:
+            if state["before"] is not None:
+                self.of.load_state_dict(state["before"])
+                earlier = math.log(self.of.predict())
+            self.of.load_state_dict(state["of"])
+        except Exception:
+            self.of.load_state_dict(kept)
+            raise
         self._jumps, self._before, self._earlier = jumps, state["before"], earlier
         self._carried, self._explained, self._squares = carried, explained, squares
         self._lowest, self._highest = lowest, highest

@@ -1,6 +1,6 @@
 r"""What the ranks of a simulated training do with the samples of a round: the update rules of production, in numpy.
 
-With S_i samples done by rank i of the x_i planned S = sum S_i, G_i its mean gradient:
+With S_i samples done by rank i of the x_i planned, S = sum S_i, G_i its mean gradient:
 
     allreduce    ω <- ω - η sum_i (S_i / S) G_i                     (BSP, LB-BSP, static, self-adaptive, non-blocking,
                                                                      ElasticBSP that accumulates): exact, whatever S_i

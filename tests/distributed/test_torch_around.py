@@ -110,7 +110,15 @@ def test_batch_norm_over_unequal_batches_is_that_of_the_single_process(either):
 
 
 @pytest.mark.parametrize(
-    "case", ["uneven", "several micro-batches", "pinned, by a worker", "shards", "nothing left on a rank"]
+    "case",
+    [
+        "uneven",
+        "several micro-batches",
+        "pinned, by a worker",
+        "shards",
+        "nothing left on a rank",
+        "nothing left of a micro-batch",
+    ],
 )
 def test_samples_that_collate_fn_leaves_out_weigh_nothing(ranks, case):
     outcome = ranks[0]["samples_left_out_by_collate_fn"][case]
@@ -160,6 +168,7 @@ def test_batch_norm_refuses_policies_whose_ranks_do_unequal_micro_batches(either
         ("outside", r"RoundStateError: SyncBatchNorm ran in training mode outside of a batch.*model.eval\(\)"),
         ("one-dimensional", "ValueError: input must have at least 2 dimensions"),
         ("later", "HeteroError: round 1 has 1, 2(, 2)? micro-batches under policy 'sometimes-more'"),
+        ("nothing left", "ValueError: what samples_of returns must be at least 1 with SyncBatchNorm.*got 0 of "),
         ("evaluates", "nothing was refused"),
     ],
 )

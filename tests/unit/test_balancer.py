@@ -118,6 +118,22 @@ def test_a_micro_batch_that_failed_takes_its_waiting_along():
     assert [t.figures("compute_s") for t in tables] == [[1.0], [1.0]]
 
 
+@pytest.mark.parametrize(("in_layers_s", "transfer_s"), [(0.0, 0.5), (0.25, float("nan"))])
+def test_the_transfer_to_come_is_the_shortest_wait_before_unless_layers_waited_too(in_layers_s, transfer_s):
+    clock = Clock()
+    balancer = Balancer(BSP(), 0, 1, 8, clock=clock)
+    for _ in range(3):
+        balancer.begin(MicroBatch(balancer.plan(), 8))
+        with balancer.pace.held_up():
+            clock.now += in_layers_s
+        clock.now += 1.0
+        vector = balancer.report()
+        expected = balancer.waiting()
+        clock.now += 0.5
+        balancer.agree(vector)
+    assert expected == pytest.approx((0.5, transfer_s), nan_ok=True)
+
+
 def test_waiting_for_data_and_applying_the_update_count_as_work_but_apart():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
@@ -335,6 +351,38 @@ def test_when_the_first_rank_is_done_the_others_stop_after_the_micro_batch_at_ha
     assert table.column("samples").tolist() == [40, 20, 10]
     assert table.column("micro_batches").tolist() == [4, 2, 1]
     assert weights == pytest.approx([10 / 70] * 3), "each sample weighs the same, whoever did it"
+
+
+def test_a_micro_batch_that_would_keep_the_first_rank_waiting_is_not_begun():
+    """At first the second micro-batch of rank 1 is done soon after rank 0 is, then long after it."""
+    job = Job(NonBlocking(4), [400.0, 160.0, 90.0], 120)
+    board = Board()
+    non_blocking_round(job, board)
+    non_blocking_round(job, board)
+    assert job.finished[1].table.column("samples").tolist() == [40, 20, 10]
+    job.speeds[1] = 120.0  # its second micro-batch would end at 0.167 s, and the round at 0.1
+    non_blocking_round(job, board)
+    assert job.finished[2].table.column("samples").tolist() == [40, 10, 10]
+
+
+def test_a_rank_that_expects_the_end_too_early_does_not_end_the_round_and_expects_nothing_of_the_next():
+    job = Job(NonBlocking(4), [400.0, 150.0], 80)
+    board = Board()
+    non_blocking_round(job, board)
+    job.speeds = [100.0, 100.0]  # all at once slower than the last round's end
+    non_blocking_round(job, board)
+    assert job.finished[1].table.column("micro_batches").tolist() == [1, 1]
+    assert not board.raised(1)
+    non_blocking_round(job, board)
+    assert job.finished[2].table.column("micro_batches").tolist() == [4, 4]
+
+
+def test_the_papers_rule_waits_for_the_signal():
+    job = Job(NonBlocking(4, anticipates=False), [400.0, 120.0], 80)
+    board = Board()
+    for number in range(3):
+        non_blocking_round(job, board)
+        assert job.finished[number].table.column("samples").tolist() == [40, 20]
 
 
 def test_by_the_papers_rule_a_rank_that_stopped_early_weighs_less_and_nothing_makes_up_for_it():

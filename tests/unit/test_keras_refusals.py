@@ -88,6 +88,8 @@ def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ()
 
     with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm: .*'bsp'"):
         fit(model(), "lb-bsp")
+    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm"):
+        LoadBalance("lb-bsp", global_batch=4).start(model(), keras.optimizers.SGD())  # for a loop of one's own
     assert fit(model(), "bsp")[1].rounds == 2
 
 

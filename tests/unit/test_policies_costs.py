@@ -57,6 +57,22 @@ def test_a_change_that_all_have_in_common_changes_nothing():
         assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2, 0.4])
 
 
+def test_a_steady_rank_does_not_seem_to_move_with_one_that_scatters_much():
+    rng, costs, moved = np.random.default_rng(3), Costs(2), 0
+    for _ in range(300):
+        period(costs, np.exp(rng.normal(size=(20, 2)) * (0.005, 0.1)), samples=(10, 10))
+        moved += bool((costs.state()["periods"][0] == 1) and costs.known)
+    assert moved <= 6
+
+
+def test_a_period_can_be_asked_to_go_on_until_there_are_enough_rounds():
+    costs = Costs(2)
+    for expected in (False, False, True, False):
+        costs.take(table((1.0, 2.0), (10, 10)))
+        assert costs.end_period(least=3) is expected
+    assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2])
+
+
 def test_over_many_periods_the_average_is_of_eight():
     rng, costs, errors = np.random.default_rng(0), Costs(3), []
     for _ in range(400):
@@ -86,14 +102,15 @@ def test_a_state_of_other_ranks_is_refused():
         Costs(3).restore(costs.state() | {"level": [-1.0, 1.0, 1.0]})
 
 
-def test_what_averages_may_change_by_after_they_were_acted_upon_is_told():
+@pytest.mark.parametrize(("marked", "periods"), [(1, 1), (2, 4), (12, 3), (12, 20)])
+def test_what_averages_may_change_by_after_they_were_acted_upon_is_told(marked, periods):
     rng = np.random.default_rng(1)
     ends = []
     for _ in range(300):
         costs = Costs(8)
-        for number in range(6):
+        for number in range(marked + periods):
             period(costs, np.exp(0.05 * rng.normal(size=(20, 8))), samples=(10,) * 8)
-            if number == 1:
+            if number == marked - 1:
                 costs.mark()
                 before = costs.per_sample
                 assert costs.chance.tolist() == [0.0] * 8

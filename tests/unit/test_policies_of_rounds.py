@@ -135,15 +135,17 @@ def test_a_rank_that_drifts_slowly_to_a_tenth_is_followed_all_the_way():
     assert max(size for rank in range(2) for size in cluster.plans[-1].sizes(rank)) <= 100, "as large as before"
 
 
-@pytest.mark.parametrize(("noise", "workers"), [(0.005, 2), (0.05, 2), (0.03, 32)])
-def test_at_rest_noise_moves_next_to_nothing(noise, workers):
+@pytest.mark.parametrize(
+    ("noise", "workers", "rounds"), [(0.005, 2, 20), (0.05, 2, 20), (0.03, 32, 20), (0.05, 2, 1), (0.05, 2, 2)]
+)
+def test_at_rest_noise_moves_next_to_nothing(noise, workers, rounds):
     policy = SelfAdaptive(10 * workers)
     cluster = Cluster(policy, [100.0, 200.0] * (workers // 2), 1000 * workers, noise=noise)
-    cluster.epochs(8, rounds=20)
+    cluster.epochs(8, rounds=rounds)
     moved = []
     for epoch in range(8, 48):
         before = cluster.plans[-1]
-        cluster.epochs(1, rounds=20, start=epoch)
+        cluster.epochs(1, rounds=rounds, start=epoch)
         moved.append(cluster.plans[-1] != before)
     assert sum(moved) <= 1
     assert lateness(cluster) < 1.02

@@ -154,6 +154,8 @@ def test_a_state_is_loaded_as_a_whole_or_not_at_all():
     for _ in range(9):
         predictor.update(100.0, 0.5)
     state = predictor.state_dict()
+    with pytest.raises(ValueError, match="last must be a positive speed"):
+        other.load_state_dict(state | {"of": state["of"] | {"last": 0.0}})
     for wrong in ({"mean": [0.0, 3]}, {"mean": [0.5, 0]}, {"distances": [-1.0]}, {"distances": [0.1] * 99}):
         with pytest.raises(ValueError, match=r"mean must be in \(0, 1\] .* at most 20 numbers"):
             other.load_state_dict(state | {"jumps": state["jumps"] | wrong})

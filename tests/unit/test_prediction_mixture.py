@@ -170,7 +170,7 @@ def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_kn
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
     assert known.shaken.weights == pytest.approx((0.05, 0.9, 0.05))
-    assert known.weights == pytest.approx((1 / 3,) * 3)
+    assert known.weights == pytest.approx((0.1, 0.8, 0.1))
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
@@ -186,6 +186,20 @@ def test_drivers_that_mean_nothing_cost_little_in_the_end():
         plain.update(v)
     ours, theirs = np.sqrt(np.mean(np.array(errors[300:]) ** 2, axis=0))
     assert ours < 1.1 * theirs
+
+
+def test_a_state_is_loaded_as_a_whole_or_not_at_all():
+    mixture = Mixture(drivers=True, background=False)
+    for speed, cpu in jumping(120):
+        mixture.update(speed, cpu)
+    state = mixture.state_dict()
+    for number in range(4):
+        other = Mixture(drivers=True, background=False)
+        broken = json.loads(json.dumps(state))
+        broken["members"][number]["last"] = -1.0
+        with pytest.raises(ValueError, match="last must be a positive speed"):
+            other.load_state_dict(broken)
+        assert [member.rounds for member in other.members] == [0] * 4
 
 
 def jumping(rounds=1200, seed=2):

@@ -28,7 +28,14 @@ def outcome(**rates):
     schemes = ("stock", "oracle", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
     turns = {name: {"rates": rates.get(name.replace("-", "_"), [100.0] * 4), "samples": [60, 36]} for name in schemes}
     turns["elastic-bsp"]["samples"] = [200.4, 99.8]
-    return {"turns": turns, "tuned": ["60 : 36"], "in_turns": "60 : 36", "settings": {}, "global_batch": 96}
+    return {
+        "turns": turns,
+        "tuned": ["60 : 36"],
+        "in_turns": "60 : 36",
+        "off": 0.01,
+        "settings": {},
+        "global_batch": 96,
+    }
 
 
 def row(rows, name):
@@ -126,6 +133,11 @@ def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
     tuned = Tuned(oracle, [(1.0, 1.0), *[(0.5, 1.0)] * 7]).oracle
     assert tuned.tune().startswith("at rest after 4 passes")
     assert tuned.split == [64, 32]
+
+
+def test_an_oracle_whose_split_was_wrong_meets_nothing(speed):
+    assert speed.steady(outcome())[1] == []
+    assert "its split was 2.5% off in its turns" in speed.steady(outcome() | {"off": 0.025})[1][0]
 
 
 def test_an_oracle_without_rest_takes_the_mean_of_the_last_half(oracle):

@@ -68,6 +68,7 @@ def test_the_error_of_a_median_is_that_of_the_normal_law(overhead):
 def test_every_pair_counts_in_the_overhead(overhead):
     # Half of the pairs from a time when the machine was not steady: the median is of all of them.
     ratios = [1.0] * 10 + [1.1] * 12
-    rows, worst = overhead.table({"10 tensors": {"bsp": ratios, "lb-bsp": [1.0] * 22}}, 256)
+    rows, worst, unsure = overhead.table({"10 tensors": {"bsp": ratios, "lb-bsp": [1.0] * 22}}, 256)
     assert worst == pytest.approx(1.1)
+    assert unsure == pytest.approx(overhead.error(ratios, 11))
     assert "| 10 tensors, 256 samples | 11 | 1.100 |" in "\n".join(rows)

@@ -22,26 +22,28 @@ def test_samples_that_are_none_need_somebody_who_counts():
     with pytest.raises(ValueError, match=r"collate_fn must use all.* 1 of 3 are None here; .*samples_of=lambda batch"):
         Collate(skip, counted=False)(samples)
     assert len(Collate(skip, counted=True)(samples)) == 2
-    assert Counter(len, own_collate=True)(skip(samples), 3, alone=True) == 2
+    assert Counter(len, own_collate=True)(skip(samples), 3, required=True) == 2
 
 
 @pytest.mark.parametrize(
-    ("returned", "alone", "message"),
+    ("returned", "message"),
     [
-        (4, True, "what samples_of returns must be at least 0 and below 4, got 4; return how many of the 3"),
-        (-1, True, "what samples_of returns must be at least 0, got -1"),
-        (2.0, True, r"what samples_of returns must be an integer, got 2\.0 .*return how many"),
-        (True, True, "what samples_of returns must be an integer, got True"),
-        (0, False, "collate_fn has left out all 3 samples of one of several micro-batches.*larger micro-batches"),
+        (4, "what samples_of returns must be at least 0 and below 4, got 4; return how many of the 3"),
+        (-1, "what samples_of returns must be at least 0, got -1"),
+        (2.0, r"what samples_of returns must be an integer, got 2\.0 .*return how many"),
+        (True, "what samples_of returns must be an integer, got True"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(returned, alone, message):
+def test_numbers_that_cannot_be_are_refused(returned, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        Counter(lambda batch: returned, own_collate=True)([], 3, alone=alone)
+        Counter(lambda batch: returned, own_collate=True)([], 3, required=False)
 
 
-def test_a_batch_that_is_all_of_a_round_may_hold_nothing():
-    assert Counter(lambda batch: 0, own_collate=True)([], 3, alone=True) == 0
+def test_a_batch_may_hold_nothing_but_where_other_ranks_wait_for_it_in_a_layer():
+    nothing = Counter(lambda batch: 0, own_collate=True)
+    assert nothing([], 3, required=False) == 0
+    with pytest.raises(ValueError, match=r"must be at least 1 with SyncBatchNorm.*got 0 of 3 samples; .*GroupNorm"):
+        nothing([], 3, required=True)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_a_batch_that_is_all_of_a_round_may_hold_nothing():
 def test_tensors_with_fewer_rows_than_samples_are_pointed_at_once(batch, suspicious, caplog):
     counter = Counter(None, own_collate=True)
     with caplog.at_level(logging.WARNING):
-        assert [counter(batch, 8, alone=True) for _ in range(3)] == [8, 8, 8]
+        assert [counter(batch, 8, required=False) for _ in range(3)] == [8, 8, 8]
     assert len(caplog.records) == suspicious
     if suspicious:
         assert re.search("given 8 samples .* of 5 rows: if it leaves samples out.*samples_of", caplog.text)
@@ -68,6 +70,6 @@ def test_tensors_with_fewer_rows_than_samples_are_pointed_at_once(batch, suspici
 
 def test_nobody_is_warned_who_says_how_many_or_leaves_collating_alone(caplog):
     batch = torch.ones(5, 7)
-    assert Counter(len, own_collate=True)(batch, 8, alone=True) == 5
-    assert Counter(None, own_collate=False)(batch, 8, alone=True) == 8
+    assert Counter(len, own_collate=True)(batch, 8, required=False) == 5
+    assert Counter(None, own_collate=False)(batch, 8, required=False) == 8
     assert not caplog.records

@@ -451,6 +451,7 @@ def samples_left_out_by_collate_fn() -> dict:
         "pinned, by a worker": run(BSP(), 12, shuffle=True, num_workers=1, pin_memory=True),
         "shards": run(BSP(), 12, UnreadableShard(), stream="shard", rounds_per_epoch=2),
         "nothing left on a rank": run(BSP(), 2),
+        "nothing left of a micro-batch": run(BSP(max_micro_batch=1), 12),
         "refused": [refusal(policies_that_count), refusal(nobody_counts)],
     }
 
@@ -474,6 +475,16 @@ def batch_norm_refusals() -> dict:
             functional.mse_loss(model(x), y).backward()
             optimizer.step()
 
+    def nothing_left() -> None:
+        """On all ranks here, which all say so; one alone would end the others by ending itself."""
+        model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double()
+        balance = LoadBalance("bsp", global_batch=12)
+        model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        for x in BalancedLoader(TensorDataset(X[:24]), balance, collate_fn=lambda samples: X[:0], samples_of=len):
+            model(x).sum().backward()
+            optimizer.step()
+
     return {
         "non-blocking": refusal(lambda: layer(NonBlocking(2))),
         "elastic-bsp": refusal(lambda: layer(ElasticBSP())),
@@ -483,6 +494,7 @@ def batch_norm_refusals() -> dict:
         "outside": refusal(lambda: layer("bsp")(torch.randn(4, 3))),
         "one-dimensional": refusal(lambda: layer("bsp")(torch.randn(4))),
         "later": refusal(more_micro_batches),
+        "nothing left": refusal(nothing_left),
         "evaluates": refusal(lambda: layer("bsp").eval()(torch.randn(4, 3))),
     }
 
