@@ -33,9 +33,9 @@ class SelfAdaptive(Policy):
     A rank is up to half a micro-batch from its share, which is much where it has few. So at rest Eq. 10 divides the
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
     before. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
-    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division,
-    and longer than chance explains. What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only
-    scatters (``policies.costs``).
+    after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
+    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``):
+    the allocation is still called stable where chance explains the change.
 
     Parameters
     ----------
@@ -88,6 +88,8 @@ class SelfAdaptive(Policy):
         self._history: list[list[int]] = []
         self._shares: list[int] = []
         """samples of each rank, once at rest"""
+        self._counts: list[int] = []
+        """and its micro-batches"""
         self._stable = False
         self._period = 0
         self._costs = Costs(0)
@@ -99,7 +101,7 @@ class SelfAdaptive(Policy):
 
     @property
     def stable(self) -> bool:
-        """Whether the allocation is at rest, and was not taken up again after the latest epoch."""
+        """Whether the allocation is at rest, and chance explains what has changed in the latest epoch."""
         return self._stable
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
@@ -123,7 +125,7 @@ class SelfAdaptive(Policy):
         self._global_batch = global_batch
         self._weights = self.start or [int(w) for w in proportional(np.ones(workers), total)]
         self._history = [self._weights]
-        self._shares, self._stable = [], False
+        self._shares, self._counts, self._stable = [], [], False
         self._period, self._costs = 0, Costs(workers)
         return self._plan()
 
@@ -153,18 +155,28 @@ class SelfAdaptive(Policy):
             self._history = [*self._history, self._weights][-_KEPT:]
             self._stable = settled(self._history)
             if self._stable:
-                self._shares = self._balanced(done)
-                self._costs.mark()
+                self._divide(self._balanced(done))
             elif self._weights != before:
                 self._costs.restart()  # a cost has a part that does not shrink with the share
             return
         wanted = self._balanced(done)
         late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
         chance = float(self._costs.chance.max())
-        self._stable = late <= least * (1 + self.drift + chance)
-        if not self._stable:
-            self._shares = wanted
-            self._costs.mark()
+        if late > least * (1 + self.drift):
+            # What averages have learnt by now is worth a new division even where chance explains it.
+            self._divide(wanted)
+            self._stable = late <= least * (1 + self.drift + chance)
+        else:
+            self._stable = True
+
+    def _divide(self, shares: list[int]) -> None:
+        """At rest: a count stays where it is the one needed, or one more, so that it does not go to and fro."""
+        total = sum(self._weights)
+        needed = [-(-x * total // self._global_batch) for x in shares]
+        before = self._counts or needed
+        self._counts = [k if n <= k <= min(n + 1, x) else n for n, k, x in zip(needed, before, shares, strict=True)]
+        self._shares = shares
+        self._costs.mark()
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
         """Eq. 10."""
@@ -172,9 +184,7 @@ class SelfAdaptive(Policy):
 
     def _plan(self) -> RoundPlan:
         if self._shares:
-            total = sum(self._weights)
-            counts = tuple(-(-x * total // self._global_batch) for x in self._shares)
-            return RoundPlan(tuple(self._shares), counts)
+            return RoundPlan(tuple(self._shares), tuple(self._counts))
         samples = proportional(self._weights, self._global_batch, minimum=self._weights)
         return RoundPlan(tuple(int(x) for x in samples), tuple(self._weights))
 
@@ -184,6 +194,7 @@ class SelfAdaptive(Policy):
             "weights": self._weights,
             "history": self._history,
             "shares": self._shares,
+            "counts": self._counts,
             "stable": self._stable,
             "period": self._period,
             "costs": self._costs.state(),
@@ -198,9 +209,9 @@ class SelfAdaptive(Policy):
             )
         weights, shares = [int(w) for w in state["weights"]], [int(x) for x in state["shares"]]
         history = [[int(w) for w in each] for each in state["history"]]
-        period, stable = int(state["period"]), bool(state["stable"])
+        period, stable, counts = int(state["period"]), bool(state["stable"]), [int(k) for k in state["counts"]]
         self._costs.restore(state["costs"])
-        self._weights, self._shares, self._history = weights, shares, history
+        self._weights, self._shares, self._counts, self._history = weights, shares, counts, history
         self._period, self._stable = period, stable
 
 
