@@ -2,8 +2,9 @@ r"""When the first rank will be done, so that the others need not keep it waitin
 
 In a round that ends with the first rank, the others finish the micro-batch at hand, and the first waits for the slowest
 of these: half a micro-batch on average, which on a rank of a third of the speed is a good part of a round. Rank i can
-tell when that will be. With L the time that the first rank was at work in the last round, t since this round began, k
-the micro-batches done by then and d = t / k, another one would last from t to t + d, while the round ends at about L:
+tell when that will be. With L the time that the first rank was at work in the last round, t the time that this one has
+been at work in this round (both as in the table, without waiting for others), k the micro-batches done by then and
+d = t / k, another one would last from t to t + d, while the round ends at about L:
 
     t + d <= L         it is done in time
     t < L < t + d      the first rank waits t + d - L for it, or this one idles for L - t: it is begun if t + d/2 <= L
@@ -32,9 +33,9 @@ class Anticipation:
 
     def learn(self, finished: FinishedRound) -> None:
         """The round is over, and everybody's times are known."""
-        table, planned = finished.table, finished.plan.micro_batches
-        done = zip(table.busy_s.tolist(), table.figures("micro_batches"), planned, strict=True)
-        self._length_s = min((busy_s for busy_s, k, full in done if k >= full > 0), default=math.nan)
+        table = finished.table
+        done = zip(table.busy_s.tolist(), table.figures("samples"), finished.plan.samples, strict=True)
+        self._length_s = min((busy_s for busy_s, x, full in done if x >= full > 0), default=math.nan)
 
     def state(self) -> float | None:
         """Plain data."""
@@ -44,6 +45,6 @@ class Anticipation:
         """Take it back."""
         self._length_s = math.nan if state is None else float(state)
 
-    def ends_before(self, elapsed_s: float, done: int) -> bool:
+    def ends_before(self, busy_s: float, done: int) -> bool:
         """Whether the round will end before the middle of another micro-batch, after so many in this time."""
-        return elapsed_s + 0.5 * elapsed_s / done > self._length_s
+        return busy_s + 0.5 * busy_s / done > self._length_s

@@ -50,7 +50,7 @@ from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,9 @@ class Balancer:
             return False
         if not self.signals.raised(self.rounds):
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
-            if self._end is None or self.pace.stopwatch is not None:
+            if self._end is None or self.pace.queued:
                 return False
-            if not self._end.ends_before(self.pace.elapsed_s, self.pace.round.micro_batches + 1):
+            if not self._end.ends_before(self.pace.busy_s, self.pace.round.micro_batches + 1):
                 return False
             self._finishes = False
         if self.policy.weighs_twice:
@@ -409,4 +409,5 @@ class Balancer:
     def _reset_round(self) -> None:
         self._state = _State.AGREED
         self._rescale = 1.0
+        self._finishes = True
         self.pace.forget()

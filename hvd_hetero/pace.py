@@ -63,6 +63,8 @@ class Pace:
         self.predictor = policy.forecaster(policy.predictor())
         self.profile = policy.profile()
         self.stopwatch: Stopwatch | None = None
+        self.queued = False
+        """whether work runs behind the clock, stopwatch or not"""
         self.limit = 0
         """the largest micro-batch that fits, where one has not; 0: none has failed"""
         self.round = _Round()
@@ -81,9 +83,10 @@ class Pace:
         self._began_at = self._round_began_at = self.done_at = clock()
 
     @property
-    def elapsed_s(self) -> float:
-        """Since the round at hand began."""
-        return self._clock() - self._round_began_at
+    def busy_s(self) -> float:
+        """What the round at hand has taken so far, during a micro-batch, as the table will count it."""
+        at_work_s = self._clock() - self._began_at - self._held_s
+        return self._apply_s + self.round.compute_s + self.round.input_s + at_work_s
 
     def begin(self, input_s: float) -> None:
         """A micro-batch is at hand after waiting for it; computing starts now."""

@@ -172,7 +172,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
                     former.release()  # it trained this model, or this optimizer, before
         host.check_compiled(model)
-        if self.policy.measures and tf.config.get_visible_devices("GPU"):
+        self.balancer.pace.queued = bool(tf.config.get_visible_devices("GPU"))
+        if self.policy.measures and self.balancer.pace.queued:
             raise ValueError(
                 f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
                 "StaticAllocation([…]) there"

@@ -33,8 +33,8 @@ class SignalChannel:
     (before or after). Nothing of one channel can be heard in another.
 
     Within a channel, rounds are numbered upwards. The ranks pass on the number of the latest round that has been
-    raised, and ``raised(r)`` is true once that is r or a later one. That loses nothing: a rank ends round r only on
-    having finished it or having heard of it, so wherever somebody has finished a later round, somebody had finished r.
+    raised, and ``raised(r)`` is true once that is r or a later one. That loses nothing: nobody begins round r + 1
+    before all have ended r, so wherever somebody has finished a later round, r is over.
 
     How soon: a fraction of a millisecond where the others compute in calls that release the interpreter's lock, as
     those of torch and TensorFlow do. A rank busy in plain Python yields that lock once in `sys.getswitchinterval`, 5 ms

@@ -377,6 +377,31 @@ def test_a_rank_that_expects_the_end_too_early_does_not_end_the_round_and_expect
     assert job.finished[2].table.column("micro_batches").tolist() == [4, 4]
 
 
+def test_where_work_is_queued_the_clock_tells_nothing_of_the_end():
+    job = Job(NonBlocking(4), [400.0, 120.0], 80)
+    board = Board()
+    for balancer in job.balancers:
+        balancer.pace.queued = True
+    for number in range(3):
+        non_blocking_round(job, board)
+        assert job.finished[number].table.column("samples").tolist() == [40, 20]
+
+
+def test_a_round_that_is_given_up_after_an_expected_end_leaves_the_next_one_to_signal():
+    job = Job(NonBlocking(4), [400.0, 120.0], 80)
+    board = Board()
+    non_blocking_round(job, board)
+    late = job.balancers[1]
+    late.begin(MicroBatch(late.plan(), 10, False))
+    job.clocks[1].now += 1.0
+    assert late.stop_early()
+    late.abandon()
+    job.speeds = [100.0, 400.0]
+    non_blocking_round(job, board)
+    assert job.finished[1].table.column("samples")[1] == 40
+    assert board.raised(1)
+
+
 def test_the_papers_rule_waits_for_the_signal():
     job = Job(NonBlocking(4, anticipates=False), [400.0, 120.0], 80)
     board = Board()

@@ -35,7 +35,7 @@ POLICIES = {
     "static": lambda: StaticAllocation([1, 2, 3, 2]),
     "self-adaptive": lambda: SelfAdaptive(20, every=5),
     "elastic-bsp": lambda: ElasticBSP(6),
-    "non-blocking": lambda: NonBlocking(5),
+    "non-blocking": lambda: NonBlocking(5, anticipates=False),
     "lb-bsp gpu": lambda: LBBSP(device="gpu"),
 }
 
