@@ -124,7 +124,6 @@ class Balancer:
         self.pace = Pace(policy, clock, meter)
         self._credence = Credence(rank, workers) if policy.measures else None
         self._end = Anticipation() if policy.anticipates else None
-        self._finishes = True
         self._clock = clock
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED

@@ -12,14 +12,7 @@ with G = 2 sum_j e_j² / n², about the variance of g. So a cost that only scatt
 one that moves is that of its last period. Taking chance for a move loses the average of that rank and nothing else, and
 with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods at most, if rounds scatter normally.
 
-Who has acted upon costs and compares them with those of now has to expect a change by chance. In units of e_i²: let V_i
-be the variance of C_i, V'_i what it was then, a_i the weight that the costs of then still have in C_i, and q_i the
-variance of the rest. With 1/m_i as above,
-
-    V_i <- (1 - 1/m_i)² V_i + 1/m_i²      a_i <- (1 - 1/m_i) a_i      q_i <- (1 - 1/m_i)² q_i + 1/m_i²
-
-and the change has the variance q_i + (1 - a_i)² V'_i (for plain means of M and m periods, 1/M - 1/m). `Costs.chance` is
-two standard deviations of it; a cost that moves begins anew. The 100, the 8 and the two are arbitrary.
+The 100 and the 8 are arbitrary.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """
@@ -49,9 +42,6 @@ class Costs:
         self._level = np.zeros(workers)  # C_i; 0: not known
         self._periods = np.zeros(workers)  # m_i
         self._variance = np.zeros(workers)  # s_i²
-        self._error = np.zeros(workers)  # e_i
-        self._doubt = np.ones(workers)  # V_i
-        self.mark()
         self._ended = 0.0  # periods
         # Of no more digits than logarithms have in common on all processors.
         self._chance = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
@@ -66,16 +56,6 @@ class Costs:
     def per_sample(self) -> Floats:
         """C_i."""
         return self._level
-
-    @property
-    def chance(self) -> Floats:
-        """The shares by which averages may have changed since the mark without a move."""
-        replaced = 1.0 - self._kept
-        return 2.0 * self._error * np.sqrt(self._news + replaced * replaced * self._marked)
-
-    def mark(self) -> None:
-        """The costs as they are now are acted upon."""
-        self._kept, self._news, self._marked = np.ones(len(self._doubt)), np.zeros(len(self._doubt)), self._doubt
 
     def restart(self) -> None:
         """What costs were says nothing any more, but for how much they scatter."""
@@ -100,24 +80,17 @@ class Costs:
             variance = np.maximum(mean_square - 1.0, 0.0) * self._rounds / (self._rounds - 1.0)
             self._ended += 1.0
             self._variance = self._variance + (variance - self._variance) / min(self._ended, _LONGEST)
-        self._error = np.sqrt(self._variance / self._rounds)
+        e2 = self._variance / self._rounds  # e_i²
         self._forget_period()
         if not self.known:
-            self._level, self._periods, self._doubt = cost, np.ones(len(cost)), np.ones(len(cost))
-            self.mark()
+            self._level, self._periods = cost, np.ones(len(cost))
             return True
         cost = cost / np.median(cost / self._level)
-        change, e2 = cost / self._level - 1.0, self._error * self._error
+        change = cost / self._level - 1.0
         of_median = 2.0 * math.fsum(e2.tolist()) / len(cost) ** 2
         stays = change * change <= self._chance * self._chance * (e2 * (1.0 + 1.0 / self._periods) + of_median)
         self._periods = np.where(stays, np.minimum(self._periods + 1.0, _LONGEST), 1.0)
-        new = 1.0 / self._periods
-        old = 1.0 - new
-        self._level = self._level + (cost - self._level) * new
-        self._doubt = old * old * self._doubt + new * new
-        self._kept = np.where(stays, old * self._kept, 1.0)
-        self._news = np.where(stays, old * old * self._news + new * new, 0.0)
-        self._marked = np.where(stays, self._marked, self._doubt)
+        self._level = self._level + (cost - self._level) / self._periods
         return True
 
     def _forget_period(self) -> None:
@@ -143,7 +116,4 @@ class Costs:
             setattr(self, f"_{name}", column)
 
 
-_COLUMNS = (
-    *("level", "periods", "variance", "error", "doubt", "kept", "news", "marked"),
-    *("costs", "squares", "rounds"),
-)
+_COLUMNS = ("level", "periods", "variance", "costs", "squares", "rounds")

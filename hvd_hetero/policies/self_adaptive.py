@@ -34,8 +34,7 @@ class SelfAdaptive(Policy):
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
     before. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
     after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
-    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``):
-    the allocation is still called stable where chance explains the change.
+    What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
     Parameters
     ----------
@@ -101,7 +100,7 @@ class SelfAdaptive(Policy):
 
     @property
     def stable(self) -> bool:
-        """Whether the allocation is at rest, and chance explains what has changed in the latest epoch."""
+        """Whether the allocation is at rest, and no count of micro-batches has changed after the latest epoch."""
         return self._stable
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
@@ -161,13 +160,10 @@ class SelfAdaptive(Policy):
             return
         wanted = self._balanced(done)
         late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
-        chance = float(self._costs.chance.max())
+        counts = self._counts
         if late > least * (1 + self.drift):
-            # What averages have learnt by now is worth a new division even where chance explains it.
             self._divide(wanted)
-            self._stable = late <= least * (1 + self.drift + chance)
-        else:
-            self._stable = True
+        self._stable = self._counts == counts
 
     def _divide(self, shares: list[int]) -> None:
         """At rest: a count stays where it is the one needed, or one more, so that it does not go to and fro."""
@@ -176,7 +172,6 @@ class SelfAdaptive(Policy):
         before = self._counts or needed
         self._counts = [k if n <= k <= min(n + 1, x) else n for n, k, x in zip(needed, before, shares, strict=True)]
         self._shares = shares
-        self._costs.mark()
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
         """Eq. 10."""

@@ -1,10 +1,9 @@
 """The pace of a rank of the demo that is slow on purpose: by processor time, less what it waited for its core."""
 
-import importlib
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
+from script_modules import load
 
 from hvd_hetero.testing import ProportionalSleep
 
@@ -14,9 +13,7 @@ pytest.importorskip("horovod.torch")
 
 @pytest.fixture(scope="module")
 def demo_rank():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-        return importlib.import_module("demo_rank")
+    return load("demo_rank", "examples")
 
 
 @pytest.fixture

@@ -100,29 +100,3 @@ def test_a_state_of_other_ranks_is_refused():
         Costs(2).restore(costs.state())
     with pytest.raises(ValueError, match="0 or more"):
         Costs(3).restore(costs.state() | {"level": [-1.0, 1.0, 1.0]})
-
-
-@pytest.mark.parametrize(("marked", "periods"), [(1, 1), (2, 4), (12, 3), (12, 20)])
-def test_what_averages_may_change_by_after_they_were_acted_upon_is_told(marked, periods):
-    rng = np.random.default_rng(1)
-    ends = []
-    for _ in range(300):
-        costs = Costs(8)
-        for number in range(marked + periods):
-            period(costs, np.exp(0.05 * rng.normal(size=(20, 8))), samples=(10,) * 8)
-            if number == marked - 1:
-                costs.mark()
-                before = costs.per_sample
-                assert costs.chance.tolist() == [0.0] * 8
-        changed = costs.per_sample[0] / before[0] / np.median(costs.per_sample / before) - 1
-        ends.append(changed / costs.chance[0])
-    assert np.mean(np.abs(ends) < 1) == pytest.approx(0.95, abs=0.04)
-
-
-def test_a_cost_that_has_moved_is_not_put_down_to_chance():
-    costs = Costs(3)
-    for factor in (1.0, 1.0, 1.0, 1.5):
-        period(costs, [(0.98, 1.0, 1.02 * factor), (1.02, 1.0, 0.98 * factor)])
-        if factor == 1.0:
-            costs.mark()
-    assert costs.chance[2] == 0.0

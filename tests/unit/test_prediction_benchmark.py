@@ -1,32 +1,25 @@
 """The prediction benchmark's own judgement: what is counted, and that a miss cannot hide."""
 
-import importlib
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-
-def module(name):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        return importlib.import_module(name)
+from script_modules import load
 
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return module("prediction")
+    return load("prediction", "benchmarks")
 
 
 @pytest.fixture(scope="module")
 def cost():
-    return module("prediction_cost")
+    return load("prediction_cost", "benchmarks")
 
 
 @pytest.fixture(scope="module")
 def synthetic():
-    return module("prediction_synthetic")
+    return load("prediction_synthetic", "benchmarks")
 
 
 def test_nan_misses_a_target_and_every_series_that_misses_is_named(benchmark):

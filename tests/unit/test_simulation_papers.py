@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from script_modules import load
 
 
 def module(name: str):
-    with pytest.MonkeyPatch.context() as patched:
-        for folder in ("benchmarks", "benchmarks/papers"):
-            patched.syspath_prepend(str(Path(__file__).parents[2] / folder))
-        return importlib.import_module(name)
+    return load(name, "benchmarks", "benchmarks/papers")
 
 
 def missed(verdicts) -> list[str]:

@@ -1,26 +1,18 @@
 """The speed benchmark's own judgement: that a miss cannot hide, and that what ran is what is told."""
 
-import importlib
-from pathlib import Path
-
 import pytest
+from script_modules import load
 
 
 @pytest.fixture(scope="module")
 def speed():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        return importlib.import_module("speed_torch")
+    return load("speed_torch", "benchmarks")
 
 
 @pytest.fixture(scope="module")
 def oracle():
     pytest.importorskip("horovod.torch")
-    root = Path(__file__).parents[2]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(root / "benchmarks"))
-        patched.syspath_prepend(str(root / "examples"))
-        return importlib.import_module("_speed_oracle")
+    return load("_speed_oracle", "benchmarks", "examples")
 
 
 def outcome(**rates):

@@ -1,26 +1,18 @@
 """What the accuracy and the overhead benchmark call good: rules that a bad result cannot pass."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-
-def module(name):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        return importlib.import_module(name)
+from script_modules import load
 
 
 @pytest.fixture(scope="module")
 def accuracy():
-    return module("accuracy_torch")
+    return load("accuracy_torch", "benchmarks")
 
 
 @pytest.fixture(scope="module")
 def overhead():
     pytest.importorskip("torch")
-    return module("overhead_torch")
+    return load("overhead_torch", "benchmarks")
 
 
 def runs(*accuracies, once=True):
