@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import demo_rank
 import horovod.torch as hvd
@@ -20,7 +20,7 @@ STILL = 0.02  # of its share, or one sample: less than what a rank's time scatte
 
 
 class Oracle:
-    r"""Stock Horovod whose split is tuned by training and looking, and then stays.
+    r"""Stock Horovod whose split is tuned by training and looking.
 
     With t_i the median seconds that rank i is at work in a round at the split x,
 
@@ -31,13 +31,16 @@ class Oracle:
     are those of real training, with Horovod's thread beside it and all ranks at work at the same moment, since each
     round ends in an allreduce. Where that does not come to rest in so many passes, for the machine is not steady, the
     split is the mean of the last half of them.
+
+    In turns with other schemes ranks are not quite as fast as in one row of rounds (a slow rank lost up to a tenth), so
+    from one pass of rounds on the split is set anew before each turn, by all of its turns so far.
     """
 
     def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
         self.split = [int(x) for x in proportional([1.0] * hvd.size(), global_batch)]
         self._data, self._global_batch = data, global_batch
         self._slowness = slowness
-        self._at_work_s: list[float] = []
+        self._per_sample_s: list[float] = []
         self.rounds = self._train()
 
     def tune(self) -> str:
@@ -57,9 +60,14 @@ class Oracle:
         seconds = self._at_work_of_a_pass()
         return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.split, seconds)}"
 
+    def follow(self, rounds: int) -> None:
+        """Before a turn, after so many rounds in turns."""
+        if rounds >= PASS:
+            self.split = divide(self.split, self.at_work(rounds))
+
     def at_work(self, last: int) -> list[float]:
-        """Median seconds that each rank was at work in the last rounds."""
-        mine = float(np.median(self._at_work_s[-last:]))
+        """Median seconds that each rank would have been at work at the present split, by the last rounds."""
+        mine = float(np.median(self._per_sample_s[-last:])) * self.split[hvd.rank()]
         return hvd.allgather_object(mine, name="at work")
 
     def _at_work_of_a_pass(self) -> list[float]:
@@ -91,7 +99,7 @@ class Oracle:
             agreed = time.perf_counter()
             with optimizer.skip_synchronize():
                 optimizer.step()
-            self._at_work_s.append(computed - began + time.perf_counter() - agreed)
+            self._per_sample_s.append((computed - began + time.perf_counter() - agreed) / len(x))
             yield self.split
 
 
@@ -106,18 +114,18 @@ def still(before: list[int], after: list[int]) -> bool:
     return all(abs(a - b) <= max(1, STILL * b) for b, a in zip(before, after, strict=True))
 
 
-def excess(split: list[int], at_work_s: list[float]) -> float:
+def excess(split: Sequence[float], at_work_s: list[float]) -> float:
     """How much longer the slowest rank takes than all would at the perfect split for the speeds of these times."""
     speed = sum(x / t for x, t in zip(split, at_work_s, strict=True))
     return max(at_work_s) * speed / sum(split) - 1
 
 
-def said(split: list[int], at_work_s: list[float]) -> str:
+def said(split: Sequence[float], at_work_s: list[float]) -> str:
     """One clause of a note: the split, the times at it, and the speeds that they show."""
     speeds = np.divide(split, at_work_s)
     times = ", ".join(f"{1e3 * t:.0f}" for t in at_work_s)
     return (
-        f"{' : '.join(map(str, split))}, where ranks are at work for {times} ms a round, so at speeds of "
+        f"{' : '.join(f'{x:.0f}' for x in split)}, where ranks are at work for {times} ms a round, so at speeds of "
         f"{' : '.join(f'{v:.2f}' for v in speeds / speeds.max())}, and "
         f"{excess(split, at_work_s):.1%} longer than at the perfect split for these"
     )

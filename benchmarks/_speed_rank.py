@@ -20,8 +20,8 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 GLOBAL_BATCH = 384
 ITERATION = 96  # samples of one iteration of all ranks under ElasticBSP
-TURN = {"elastic-bsp": 3}  # rounds of a turn
-USUAL_TURN = 6
+TURN = {"elastic-bsp": 2}  # rounds of a turn
+USUAL_TURN = 3  # few, so that the turns of a cycle meet the same moments of the machine
 # Micro-batches per rank and round of self-adaptive allocation, of 64 samples for two ranks: at rest it divides samples,
 # so finer ones gain nothing, and each costs (with 12 for 3 the rate was 7 % lower).
 PIECES = 3
@@ -106,7 +106,7 @@ class Turns:
         return {"rates": self.rates, "samples": [sum(of) / rounds for of in zip(*self.divisions, strict=True)]}
 
 
-def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
+def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
     """Every turn of every scheme, the schemes in alternating order."""
     found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
@@ -115,6 +115,8 @@ def turns(schemes: dict[str, Rounds], cycles: int, warm_up: dict[str, int]) -> d
         say(name)
     for cycle in range(cycles):
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
+            if name == "oracle":
+                oracle.follow(cycle * USUAL_TURN)
             found[name].take(schemes[name], TURN.get(name, USUAL_TURN))
             say(name)
     return {name: of.tell() for name, of in found.items()}
@@ -145,9 +147,11 @@ def steady(job: Job, cycles: int) -> dict:
         "non-blocking": f"micro_batches={STEPS} (no default) and global_batch={most}",
         "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
     }
-    found = turns(schemes, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
+    found = turns(schemes, oracle, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
     at_work_s = oracle.at_work(cycles * USUAL_TURN)
-    in_turns, off = said(oracle.split, at_work_s), excess(oracle.split, at_work_s)
+    mean = found["oracle"]["samples"]
+    at_work_s = [t * x / last for t, x, last in zip(at_work_s, mean, oracle.split, strict=True)]
+    in_turns, off = said(mean, at_work_s), excess(mean, at_work_s)
     return {
         "turns": found, "tuned": [tuned], "in_turns": in_turns, "off": off, "settings": settings,
         "global_batch": GLOBAL_BATCH,

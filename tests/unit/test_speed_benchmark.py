@@ -55,9 +55,9 @@ def test_self_adaptive_is_compared_with_lb_bsp_turn_by_turn(speed):
     assert "0.950" in row(rows, "self-adaptive")
 
 
-def test_a_scheme_of_equal_updates_that_outruns_the_fixed_oracle_is_pointed_out(speed):
+def test_a_scheme_of_equal_updates_that_outruns_the_oracle_is_pointed_out(speed):
     rows, missed = speed.steady(outcome(lb_bsp=[110.0] * 4, self_adaptive=[110.0] * 4, elastic_bsp=[120.0] * 4))
-    notes = [line for line in rows if "the oracle is fixed" in line]
+    notes = [line for line in rows if "former turns only" in line]
     assert missed == []
     assert len(notes) == 1
     assert "lb-bsp and self-adaptive" in notes[0]
@@ -108,6 +108,16 @@ def test_the_excess_is_what_a_perfect_split_would_save(oracle):
     # Speeds of 2 and 1: at 64 : 32 all take 32, at 48 : 48 the slow one takes 48.
     assert oracle.excess([64, 32], [32.0, 32.0]) == pytest.approx(0.0)
     assert oracle.excess([48, 48], [24.0, 48.0]) == pytest.approx(0.5)
+
+
+def test_between_its_turns_the_oracle_goes_by_these(oracle):
+    tuned = Tuned(oracle, [(0.5, 1.0)] * 9).oracle
+    tuned.tune()
+    tuned.at_work = lambda rounds: [x * s for x, s in zip(tuned.split, (0.25, 1.0), strict=True)]
+    tuned.follow(oracle.PASS - 1)
+    assert tuned.split == [64, 32], "too few rounds to go by"
+    tuned.follow(oracle.PASS)
+    assert tuned.split == [77, 19]
 
 
 class Tuned:
