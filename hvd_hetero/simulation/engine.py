@@ -10,16 +10,16 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
 
 every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
 the latest of these plus the transfer. Where the policy anticipates, a worker that expects the end itself stops before,
-and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so stepping
-from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
+and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so
+stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
 
 **What is production here**: the policy object; one ``hvd_hetero.pace.Pace`` per worker with its predictor and device
-profile, driven by a simulated clock; ``Anticipation``, ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the ``Balancer`` adds,
-the order of these steps, the lead and the memory limits, is repeated here, because n balancers each hold a table of n
-rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and finds the same
-plans.
+profile, driven by a simulated clock; ``Anticipation``, ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the
+``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated here, because n balancers each
+hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and
+finds the same plans.
 
-Cost: O(n) a round and a worker, about 10 microseconds each (the predictors').
+Cost: O(n) a round, some 15 microseconds a worker (the predictors').
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -175,7 +175,9 @@ class RoundSimulation:
             plan = plan.shrink(self.data.ahead())
         if hasattr(self.policy, "foresee"):
             policy = cast(Foresight, self.policy)
-            plan = policy.foresee(self.machines, self.now_s, factors, plan.total)
+            # All of a share is one micro-batch there, so its next draw is that of the whole.
+            draws = self.machines.per_batch.following(np.ones(plan.workers, dtype=np.int64))[:, 0]
+            plan = policy.foresee(self.machines, self.now_s, factors * draws, plan.total)
         if self.data is None:
             return plan, [_NOTHING] * plan.workers
         return self.data.take_round(plan)

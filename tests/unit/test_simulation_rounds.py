@@ -261,6 +261,15 @@ def test_no_scheme_of_whole_rounds_beats_the_best_split(name):
     assert simulate(cluster(), POLICIES[name](), 120, 60).rate() <= best.rate() * (1 + 1e-9)
 
 
+def test_the_best_split_knows_draws_per_batch_too():
+    """Where shares are one micro-batch each, all end together, to half a sample, whatever the draws."""
+    workers = tuple(Worker(Compute.at_speed(v), variation=(Jitter("batch", 0.3),)) for v in (1000.0, 2000.0))
+    simulation = RoundSimulation(Cluster(workers, seed=3), BestSplit(), 6000)
+    for _ in range(20):
+        busy_s = simulation.step().table.busy_s
+        assert busy_s.max() / busy_s.min() < 1.002
+
+
 def test_a_predictor_given_as_an_object_is_not_shared():
     """Every worker learns on its own, as in a process of its own."""
     from hvd_hetero.prediction import EMA
