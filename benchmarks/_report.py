@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,7 +30,19 @@ def _version(name: str) -> str | None:
         return None  # not part of this measurement
 
 
-def write_result(name: str, text: str, command: str | None = None) -> Path:
+def error_of_median(values: Sequence[float], independent: int) -> float:
+    """Its standard error, where so many of the values are independent: 0.93 of the quartiles' distance over sqrt(n)."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return 0.93 * (high - low) / math.sqrt(independent)
+
+
+def _command() -> str:
+    """What was typed, from the project's root, with all options."""
+    script = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parents[1])
+    return shlex.join(["python", str(script), *sys.argv[1:]])
+
+
+def write_result(name: str, text: str) -> Path:
     """Store `text` as benchmarks/results/<name>.md, with machine, versions, date and command; return the path."""
     path = Path(__file__).resolve().parent / "results" / f"{name}.md"
     path.parent.mkdir(exist_ok=True)
@@ -34,6 +51,6 @@ def write_result(name: str, text: str, command: str | None = None) -> Path:
         f"# {name}\n\n{text.strip()}\n\n"
         f"{_cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
         f"{', '.join(versions)}; {date.today().isoformat()}. "
-        f"`python benchmarks/{command or f'{name}.py'} --write`\n"
+        f"`{_command()}`\n"
     )
     return path

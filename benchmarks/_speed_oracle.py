@@ -32,7 +32,7 @@ class Oracle:
     round ends in an allreduce. Where that does not come to rest in so many passes, for the machine is not steady, the
     split is the mean of the last half of them.
 
-    In turns with other schemes ranks are not quite as fast as in one row of rounds (a slow rank lost up to a tenth), so
+    In turns with other schemes ranks are not as fast as in one row of rounds (a slow rank lost up to a twentieth), so
     from one pass of rounds on the split is set anew before each turn, by all of its turns so far.
     """
 
@@ -41,6 +41,7 @@ class Oracle:
         self._data, self._global_batch = data, global_batch
         self._slowness = slowness
         self._per_sample_s: list[float] = []
+        self._splits: list[list[int]] = []
         self.rounds = self._train()
 
     def tune(self) -> str:
@@ -69,6 +70,18 @@ class Oracle:
         """Median seconds that each rank would have been at work at the present split, by the last rounds."""
         mine = float(np.median(self._per_sample_s[-last:])) * self.split[hvd.rank()]
         return hvd.allgather_object(mine, name="at work")
+
+    def judged(self, last: int) -> tuple[str, float]:
+        """What the last rounds were like, and by how much they were longer than at a perfect split.
+
+        Split by split, at the speeds of all of them together: what is wrong to one side does not make up for what was
+        wrong to the other.
+        """
+        splits = self._splits[-last:]
+        seconds = np.divide(self.at_work(last), self.split)
+        mean = np.mean(splits, axis=0)
+        off = float(np.mean([excess(split, list(split * seconds)) for split in splits]))
+        return f"{said(mean, list(mean * seconds))}; all of them, {off:.1%} longer", off
 
     def _at_work_of_a_pass(self) -> list[float]:
         for _ in range(PASS):
@@ -100,6 +113,7 @@ class Oracle:
             with optimizer.skip_synchronize():
                 optimizer.step()
             self._per_sample_s.append((computed - began + time.perf_counter() - agreed) / len(x))
+            self._splits.append(self.split)
             yield self.split
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import demo_rank
 import horovod.torch as hvd
 import torch
-from _speed_oracle import Oracle, excess, said
+from _speed_oracle import Oracle
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
@@ -116,7 +116,7 @@ def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict
     for cycle in range(cycles):
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
             if name == "oracle":
-                oracle.follow(cycle * USUAL_TURN)
+                oracle.follow(cycle * TURN.get(name, USUAL_TURN))
             found[name].take(schemes[name], TURN.get(name, USUAL_TURN))
             say(name)
     return {name: of.tell() for name, of in found.items()}
@@ -144,14 +144,11 @@ def steady(job: Job, cycles: int) -> dict:
     }
     settings = {
         "self-adaptive": f"total={PIECES * n} (default: {10 * n})",
-        "non-blocking": f"micro_batches={STEPS} (no default) and global_batch={most}",
+        "non-blocking": f"micro_batches={STEPS} (default: 8) and global_batch={most}",
         "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
     }
     found = turns(schemes, oracle, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
-    at_work_s = oracle.at_work(cycles * USUAL_TURN)
-    mean = found["oracle"]["samples"]
-    at_work_s = [t * x / last for t, x, last in zip(at_work_s, mean, oracle.split, strict=True)]
-    in_turns, off = said(mean, at_work_s), excess(mean, at_work_s)
+    in_turns, off = oracle.judged(cycles * TURN.get("oracle", USUAL_TURN))
     return {
         "turns": found, "tuned": [tuned], "in_turns": in_turns, "off": off, "settings": settings,
         "global_batch": GLOBAL_BATCH,
@@ -193,7 +190,7 @@ def stability(job: Job, epochs: int) -> dict:
         ran = next(rounds)
         if balance.balancer.finished.epoch == len(path):
             # The first round of an epoch settles what the epoch before has shown.
-            path.append({"counts": list(policy._weights), "stable": policy.stable})
+            path.append({"counts": list(balance.balancer.plan().micro_batches), "stable": policy.stable})
             say("stability")
     return {"path": path, "division": ran}
 

@@ -166,10 +166,8 @@ def main() -> int:
     verdict = "met" if worst <= TARGET else "**missed**"
     text = "\n".join([*rows, "", f"Target: at most {TARGET} in each row; the largest is {worst:.3f}: {verdict}."])
     print(text)
-    if options.write and options.batch == USUAL:
-        write_result("overhead_keras", text)
-    elif options.write:
-        write_result(f"overhead_keras_{options.batch}", text, f"overhead_keras.py --batch {options.batch}")
+    if options.write:
+        write_result("overhead_keras" + ("" if options.batch == USUAL else f"_{options.batch}"), text)
     return 0 if worst <= TARGET else 1
 
 

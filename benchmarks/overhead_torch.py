@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import os
 import statistics
 import time
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _report import error_of_median, write_result
 from rich.progress import Progress
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -144,12 +144,6 @@ def kinds_of(name: str, batch: int) -> dict[str, Kind]:
     return {"stock": Kind(model, batches, stock, forget_stock)} | {policy: ours(policy) for policy in KINDS}
 
 
-def error(ratios: list[float], pairs: int) -> float:
-    """The standard error of their median, from as many independent pairs."""
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return 0.93 * (high - low) / math.sqrt(pairs)
-
-
 def rank_main(pairs: int, name: str, batch: int) -> None:
     import horovod.torch as hvd
 
@@ -173,7 +167,8 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
             if hvd.rank() == 0:
                 print(name, flush=True)
         everybody = hvd.allgather_object(ratios, name=f"ratios {repeat}")
-        if all(error([r for of in everybody for r in of[kind]], len(ratios[kind])) <= ERROR for kind in KINDS):
+        found = {kind: [r for of in everybody for r in of[kind]] for kind in KINDS}
+        if all(error_of_median(of, len(ratios[kind])) <= ERROR for kind, of in found.items()):
             break
     report(ratios)
 
@@ -192,16 +187,14 @@ def table(ratios: dict[str, dict[str, list[float]]], batch: int) -> tuple[list[s
         cells = [f"{name}, {samples_of(name, batch)} samples", f"{pairs}"]
         for kind in KINDS:
             low, middle, high = statistics.quantiles(of[kind], n=4)
-            worst, unsure = max(worst, middle), max(unsure, error(of[kind], pairs))
-            cells += [f"{middle:.3f}", f"{error(of[kind], pairs):.3f}", f"{low:.3f} to {high:.3f}"]
+            worst, unsure = max(worst, middle), max(unsure, error_of_median(of[kind], pairs))
+            cells += [f"{middle:.3f}", f"{error_of_median(of[kind], pairs):.3f}", f"{low:.3f} to {high:.3f}"]
         rows.append(f"| {' | '.join(cells)} |")
     rows += ["", f"All pairs count; as many again, twice at most, where the error of a median was above {ERROR}."]
     return rows, worst, unsure
 
 
 def main() -> int:
-    from _report import write_result
-
     from hvd_hetero.testing import KEEP_MEMORY, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -239,8 +232,7 @@ def main() -> int:
     print(text)
     if options.write:
         usual = options.batch == USUAL
-        command = f"overhead_torch.py --pairs {options.pairs}" + ("" if usual else f" --batch {options.batch}")
-        write_result("overhead_torch" + ("" if usual else f"_{options.batch}"), text, command)
+        write_result("overhead_torch" + ("" if usual else f"_{options.batch}"), text)
     return 0 if worst <= TARGET and unsure <= ERROR else 1
 
 

@@ -188,8 +188,7 @@ def main() -> int:
     )
     print(text)
     if options.write:
-        command = f"reliability.py --schedules {options.schedules} --jobs {options.jobs} --patience {options.patience}"
-        print(f"written to {write_result('reliability', text, command)}")
+        print(f"written to {write_result('reliability', text)}")
     return int(wrong > 0)
 
 

@@ -6,7 +6,7 @@ All schemes train the demo's convolutional network, each one of its own, in alte
 job: stock Horovod (``hvd.DistributedOptimizer`` and the stock sampler), the oracle (stock Horovod, with the split set
 by hand: tuned beforehand, in real training, until all ranks are at work equally long, and set anew between its turns
 by what these show), and the schemes of this project. Each turn gives one ratio to the oracle's turn of the same cycle;
-the table has medians and quartiles. No absolute time is a result.
+the table has their median, its standard error and their quartiles. No absolute time is a result.
 
 A round is one update, and holds 384 samples but for two schemes. Of a non-blocking round slow ranks do a part only,
 so each rank may do as many there as the fastest has in the oracle's split: then these rounds hold about as many as the
@@ -27,6 +27,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+from _report import error_of_median, write_result
 from rich.progress import Progress
 
 RANK = Path(__file__).with_name("_speed_rank.py")
@@ -57,26 +58,31 @@ TITLES = {
     "switching": "One of two ranks at half speed, another one every 60 rounds: samples per second",
     "stability": "Self-adaptive allocation from 9 : 1 on ranks of 1 : 1/2",
 }
-AHEAD = 1.03  # of the oracle: more than such a scheme can owe to anything but the oracle's being fixed
+AHEAD = 1.03  # of the oracle: more than such a scheme can owe to anything but the machine's unsteadiness
 WRONG = 0.02  # longer than at a perfect split: with such an oracle, being near it means little
-FIXED = ("stock", "oracle")
+GIVEN = ("stock", "oracle")
 OF_LB_BSP = 0.97
 AT_LEAST = {"lb-bsp": 0.95, "non-blocking": 0.88, "elastic-bsp": 0.88}
 
 
 def ratios(turns: dict, name: str, to: str) -> tuple[float, float, float]:
-    """Median and quartiles of the ratios of the turns of the same cycle."""
-    of = [a / b for a, b in zip(turns[name]["rates"], turns[to]["rates"], strict=True)]
+    """Median of the ratios of the turns of the same cycle, and quartiles."""
+    of = of_cycles(turns, name, to)
     low, _, high = statistics.quantiles(of, n=4)
     return statistics.median(of), low, high
+
+
+def of_cycles(turns: dict, name: str, to: str) -> list[float]:
+    """The ratio of each cycle."""
+    return [a / b for a, b in zip(turns[name]["rates"], turns[to]["rates"], strict=True)]
 
 
 def steady(outcome: dict) -> tuple[list[str], list[str]]:
     """The table of a scenario, and what of it misses its target."""
     turns = outcome["turns"]
     rows = [
-        "| scheme | samples per update | of each rank | of the oracle | quartiles | times stock | target |",
-        "|---|---:|---:|---:|---:|---:|---|",
+        "| scheme | samples per update | of each rank | of the oracle | error | quartiles | times stock | target |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     missed, ahead = [], []
     for name in turns:
@@ -86,18 +92,21 @@ def steady(outcome: dict) -> tuple[list[str], list[str]]:
             target, met = f"at least {AT_LEAST[name]}", ratio >= AT_LEAST[name]
         elif name == "self-adaptive":
             pair, *quartiles = ratios(turns, name, "lb-bsp")
-            target = f"at least {OF_LB_BSP} of LB-BSP: {pair:.3f} ({quartiles[0]:.3f} to {quartiles[1]:.3f})"
+            unsure = error_of_median(of_cycles(turns, name, "lb-bsp"), len(turns[name]["rates"]))
+            target = f"at least {OF_LB_BSP} of LB-BSP: {pair:.3f} (error {unsure:.3f}, "
+            target += f"{quartiles[0]:.3f} to {quartiles[1]:.3f})"
             met = pair >= OF_LB_BSP
         if not met:
             missed.append(f"{name} {ratio:.3f}, {target}")
         samples = turns[name]["samples"]
-        if name not in FIXED and round(sum(samples)) == outcome["global_batch"] and ratio > AHEAD:
+        if name not in GIVEN and round(sum(samples)) == outcome["global_batch"] and ratio > AHEAD:
             ahead.append(name)
         division = " : ".join(f"{x:.0f}" for x in samples)
         over_stock = ratios(turns, name, "stock")[0]
+        unsure = error_of_median(of_cycles(turns, name, "oracle"), len(turns[name]["rates"]))
         rows.append(
-            f"| {name} | {sum(samples):.0f} | {division} | {ratio:.3f} | {low:.3f} to {high:.3f} | {over_stock:.2f} | "
-            f"{target}{'' if met else ' (**missed**)'} |"
+            f"| {name} | {sum(samples):.0f} | {division} | {ratio:.3f} | {unsure:.3f} | {low:.3f} to {high:.3f} | "
+            f"{over_stock:.2f} | {target}{'' if met else ' (**missed**)'} |"
         )
     if outcome["off"] > WRONG:
         missed.append(f"an oracle to compare with: its split was {outcome['off']:.1%} off in its turns; run it again")
@@ -151,8 +160,6 @@ def stable_since(path: list[dict]) -> int | None:
 
 
 def main() -> int:
-    from _report import write_result
-
     from hvd_hetero.testing import KEEP_MEMORY, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -183,7 +190,7 @@ def main() -> int:
             text = "\n".join([f"{TITLES[name]}.", "", *rows, "", f"({slowness})", "", verdict])
             progress.console.print(text, markup=False)
             if options.write:
-                write_result(f"speed_torch_{name}", text, f"speed_torch.py --only {name}")
+                write_result(f"speed_torch_{name}", text)
     return 1 if missed else 0
 
 

@@ -17,6 +17,7 @@ next. Differences from the paper (non-blocking-sgd, Algorithm 1): there, a rank 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hvd_hetero.rounds import FinishedRound
 
@@ -45,6 +46,9 @@ class Anticipation:
         """Take it back."""
         self._length_s = math.nan if state is None else float(state)
 
-    def ends_before(self, busy_s: float, done: int) -> bool:
-        """Whether the round will end before the middle of another micro-batch, after so many in this time."""
+    def ends_before(self, busy_s: Any, done: Any) -> Any:
+        """Whether the round will end before the middle of another micro-batch, after so many in this time.
+
+        Numbers, or arrays of one shape, for which it is answered element by element.
+        """
         return busy_s + 0.5 * busy_s / done > self._length_s

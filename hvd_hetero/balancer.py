@@ -50,7 +50,7 @@ from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
-_STATE_VERSION = 3
+_STATE_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

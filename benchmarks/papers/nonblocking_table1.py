@@ -91,8 +91,8 @@ def main() -> int:
     options = _tables.options(__doc__ or "", extend)
     policies: dict[str, Callable[[], Policy]] = {
         "baseline": lambda: BSP(max_micro_batch=BATCH // MICRO_BATCHES),
-        "unbiased": lambda: NonBlocking(MICRO_BATCHES),
-        "n/N": lambda: NonBlocking(MICRO_BATCHES, scaling="n/N"),
+        "unbiased": lambda: NonBlocking(MICRO_BATCHES, anticipates=False),
+        "n/N": lambda: NonBlocking(MICRO_BATCHES, scaling="n/N", anticipates=False),
     }
     kinds = ("D-PSGD", "MATCHA", "centralised")
     found: dict[tuple[int, str, str], np.ndarray] = {}
@@ -155,7 +155,8 @@ def main() -> int:
 
 def round_ratio() -> float:
     """Seconds of a round without over with non-blocking, one of the nodes half as fast."""
-    baseline, nonblocking = BSP(max_micro_batch=BATCH // MICRO_BATCHES), NonBlocking(MICRO_BATCHES)
+    baseline = BSP(max_micro_batch=BATCH // MICRO_BATCHES)
+    nonblocking = NonBlocking(MICRO_BATCHES, anticipates=False)
     options = Options(signal_s=SIGNAL_S)
     simulations = [RoundSimulation(cluster(0, 1), p, WORKERS * BATCH, options=options) for p in (baseline, nonblocking)]
     times = [simulation.run(50).round_s() for simulation in simulations]

@@ -44,8 +44,8 @@ def main() -> int:
     for p in track(WORKERS, "simulating"):
         # E[1/X_{P:P}] has infinite variance at P = 2: more rounds there.
         blocking_s, _, throughput = run(p, BSP(), ROUNDS * max(1, 16 // p**2))
-        first_s, samples, _ = run(p, NonBlocking(FINE), ROUNDS * max(1, 8 // p))
-        coarse_s, coarse_samples, _ = run(p, NonBlocking(8), ROUNDS // 4)
+        first_s, samples, _ = run(p, NonBlocking(FINE, anticipates=False), ROUNDS * max(1, 8 // p))
+        coarse_s, coarse_samples, _ = run(p, NonBlocking(8, anticipates=False), ROUNDS // 4)
         rounds = DATASET / (p * BATCH)
         epoch_s = theory.epoch_time_nonblocking(p, DATASET, BATCH, RATE)
         blocking_epoch_s = theory.epoch_time_synchronous(p, DATASET, BATCH, RATE)

@@ -91,7 +91,8 @@ def main() -> int:
     )
     lines += [
         "",
-        "Decision: split anew in every round (tolerance 0); with the default tolerance most rounds keep their plan.",
+        "Decision: split anew in every round (tolerance 0). With the default tolerance: the first 30 rounds, in which "
+        "plans still change.",
     ]
     if options.plot:
         draw(costs, options.plot)

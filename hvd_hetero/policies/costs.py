@@ -5,14 +5,14 @@ e_i = s_i / sqrt(K_i), with s_i² the relative variance of rounds, averaged over
 common moves no share, so periods are compared without it:
 
     g = median_i c_i / C_i,     u_i = c_i / g
-    C_i <- C_i + (u_i - C_i) / m_i,  m_i <- min(m_i + 1, 8)   where (u_i / C_i - 1)² <= z² (e_i² (1 + 1 / m_i) + G)
-    C_i <- u_i,                      m_i <- 1                 else: it has moved
+    m_i <- min(m_i + 1, 8)   where (u_i / C_i - 1)² <= z² (e_i² (1 + 1 / m_i) + G)
+    m_i <- 1                 else: it has moved
+    C_i <- C_i + (u_i - C_i) / m_i
 
-with G = 2 sum_j e_j² / n², about the variance of g. So a cost that only scatters is known better with every period, and
-one that moves is that of its last period. Taking chance for a move loses the average of that rank and nothing else, and
-with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods at most, if rounds scatter normally.
-
-The 100 and the 8 are arbitrary.
+with the former m_i in the condition and G = 2 sum_j e_j² / n², about the variance of g. So a cost that
+only scatters is known better with every period, and one that moves is that of its last period. Taking chance for a move
+loses the average of that rank and nothing else, and with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of
+the periods at most, if rounds scatter normally. The 100 and the 8 are arbitrary.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """
@@ -44,7 +44,7 @@ class Costs:
         self._variance = np.zeros(workers)  # s_i²
         self._ended = 0.0  # periods
         # Of no more digits than logarithms have in common on all processors.
-        self._chance = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
+        self._z = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
         self._forget_period()
 
     @property
@@ -88,7 +88,7 @@ class Costs:
         cost = cost / np.median(cost / self._level)
         change = cost / self._level - 1.0
         of_median = 2.0 * math.fsum(e2.tolist()) / len(cost) ** 2
-        stays = change * change <= self._chance * self._chance * (e2 * (1.0 + 1.0 / self._periods) + of_median)
+        stays = change * change <= self._z * self._z * (e2 * (1.0 + 1.0 / self._periods) + of_median)
         self._periods = np.where(stays, np.minimum(self._periods + 1.0, _LONGEST), 1.0)
         self._level = self._level + (cost - self._level) / self._periods
         return True

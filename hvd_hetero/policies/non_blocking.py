@@ -34,7 +34,7 @@ class NonBlocking(Policy):
 
     Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every
     sample once (the paper shuffles, and hopes); the round that takes the last samples of an epoch ends when all are
-    done. There, a rank stops for the signal alone (``anticipates=False``, and what the simulator has). Gradients are
+    done. There, a rank stops for the signal alone (``anticipates=False``). Gradients are
     means over samples where the paper adds, which only names the learning rate differently.
     """
 

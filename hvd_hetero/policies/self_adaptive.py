@@ -148,22 +148,21 @@ class SelfAdaptive(Policy):
         return self._plan()
 
     def _reallocate(self) -> None:
-        done = self._plan().samples
+        plan = self._plan()
+        done = plan.samples
         if not self._shares:
             before, self._weights = self._weights, self._balanced(self._weights)
             self._history = [*self._history, self._weights][-_KEPT:]
-            self._stable = settled(self._history)
-            if self._stable:
+            if settled(self._history):
                 self._divide(self._balanced(done))
             elif self._weights != before:
                 self._costs.restart()  # a cost has a part that does not shrink with the share
-            return
-        wanted = self._balanced(done)
-        late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
-        counts = self._counts
-        if late > least * (1 + self.drift):
-            self._divide(wanted)
-        self._stable = self._counts == counts
+        else:
+            wanted = self._balanced(done)
+            late, least = _lateness(self._costs.per_sample * done), _lateness(self._costs.per_sample * wanted)
+            if late > least * (1 + self.drift):
+                self._divide(wanted)
+        self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 
     def _divide(self, shares: list[int]) -> None:
         """At rest: a count stays where it is the one needed, or one more, so that it does not go to and fro."""

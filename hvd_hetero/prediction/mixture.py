@@ -15,7 +15,7 @@ limit, and members that know of them were believed only after many.
 The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.8, and 0.9 in the
 rounds of jumps, and `Carried` counts for three fifths of NARX: a change of the CPU is the one thing that hurts the
 others much, and comes before anything could be learnt about it. These and H = 4 (2 to 10 are about as good) were chosen
-in view of the recorded series, on which the mixture is then at most 1.2 % behind its best member; with equal parts of
+in view of the recorded series, on which the mixture was then at most 1.2 % behind its best member; with equal parts of
 `Carried` and NARX, and no trust in quiet rounds, it was 3.1 % (and waited 4.6 % for 4.8 % of the time on the simulated
 cluster of Figure 9).
 

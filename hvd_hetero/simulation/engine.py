@@ -9,16 +9,17 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
     e = min_i (time at which worker i has done all its micro-batches) + signal_s;
 
 every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
-the latest of these plus the transfer. Nothing is approximated: between two rounds there is no other event, so stepping
-from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
+the latest of these plus the transfer. Where the policy anticipates, a worker that expects the end itself stops before,
+and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so
+stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
 
 **What is production here**: the policy object; one ``hvd_hetero.pace.Pace`` per worker with its predictor and device
-profile, driven by a simulated clock; ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the ``Balancer`` adds,
-the order of these steps, the lead and the memory limits, is repeated here, because n balancers each hold a table of n
-rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and finds the same
-plans.
+profile, driven by a simulated clock; ``Anticipation``, ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the
+``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated here, because n balancers each
+hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and
+finds the same plans.
 
-Cost: O(n) a round and a worker, about 10 microseconds each (the predictors').
+Cost: O(n) a round, some 15 microseconds a worker (the predictors').
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -35,6 +36,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.anticipation import Anticipation
 from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
@@ -105,6 +107,7 @@ class RoundSimulation:
         self._clock = np.zeros(n)  # what each rank's clock shows
         self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
         self._paces = [self._pace(i, predictor) for i in range(n)]
+        self._end = Anticipation() if policy.anticipates else None  # each worker's is the same
         first = policy.first(n, global_batch)
         self._plans = deque([first] * (self.options.lead + 1))
         self._wait_s = np.full(n, np.nan)
@@ -172,7 +175,9 @@ class RoundSimulation:
             plan = plan.shrink(self.data.ahead())
         if hasattr(self.policy, "foresee"):
             policy = cast(Foresight, self.policy)
-            plan = policy.foresee(self.machines, self.now_s, factors, plan.total)
+            # All of a share is one micro-batch there, so its next draw is that of the whole.
+            draws = self.machines.per_batch.following(np.ones(plan.workers, dtype=np.int64))[:, 0]
+            plan = policy.foresee(self.machines, self.now_s, factors * draws, plan.total)
         if self.data is None:
             return plan, [_NOTHING] * plan.workers
         return self.data.take_round(plan)
@@ -180,7 +185,8 @@ class RoundSimulation:
     def _compute(self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats) -> tuple[Ints, Floats]:
         """Micro-batches done and when each worker has done its last."""
         machines, count = self.machines, pieces.count
-        if machines.per_batch.any:
+        anticipated = plan.ends == "first" and self._end is not None
+        if machines.per_batch.any or anticipated:
             return self._compute_one_by_one(plan, pieces, start_s, factors)
         finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
         if plan.ends == "all":
@@ -206,8 +212,13 @@ class RoundSimulation:
         finish_s = np.where(count > 0, ends_s[rows, np.maximum(count, 1) - 1], start_s)
         done = count
         if plan.ends == "first":
-            heard_s = float(finish_s[count > 0].min()) + self.options.signal_s
-            done = np.minimum((ends_s < heard_s).sum(axis=1) + 1, count)
+            most = count
+            if self._end is not None:
+                stops = self._end.ends_before(ends_s - start_s[:, None], place + 1) & (place + 1 < count[:, None])
+                most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
+            whole = (count > 0) & (most == count)
+            heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
+            done = np.minimum((ends_s < heard_s).sum(axis=1) + 1, most)
             finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
         machines.per_batch.use(done)
         return done, finish_s
@@ -262,6 +273,8 @@ class RoundSimulation:
             plan = plan.within([int(each) for each in limits])
         self._plans.append(plan)
         self._plans.popleft()
+        if self._end is not None and finished.plan.ends == "first":
+            self._end.learn(finished)
 
     def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
         result = self.result

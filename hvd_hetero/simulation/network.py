@@ -12,7 +12,7 @@ A message of M bytes over a link of β bytes per second and latency α takes α 
     recorded     after the last worker is ready, so long as a recorded run took in that round, whatever the scheme
 
 Left out: overlap of communication with the backward pass (so M counts what is not overlapped), congestion between
-links, bandwidth that changes during a message (its share is read when the message begins), packet loss.
+links, bandwidth that changes during a round (a push goes at the bandwidth of its pull), packet loss.
 
 Shapes: n workers.
 """

@@ -146,3 +146,15 @@ def test_an_oracle_without_rest_takes_the_mean_of_the_last_half(oracle):
     tuned = Tuned(oracle, [*[(0.5, 1.0), (0.25, 1.0)] * 4, (0.5, 1.0)]).oracle
     assert tuned.tune().startswith("not at rest after 8 passes")
     assert tuned.split == [71, 25]  # the mean of 64 and 77
+
+
+def test_an_oracle_that_is_wrong_to_either_side_is_not_right_in_the_mean(oracle):
+    judged = object.__new__(oracle.Oracle)
+    judged.split = [64, 32]
+    judged.at_work = lambda last: [64 * 0.5, 32 * 1.0]
+    judged._splits = [[64, 32]] * 3 + [[56, 40], [72, 24]] * 4
+    text, off = judged.judged(8)
+    assert text.startswith("64 : 32")
+    assert off == pytest.approx((40 / 32 + 36 / 32) / 2 - 1)
+    judged._splits = [[64, 32]] * 3
+    assert judged.judged(3)[1] == pytest.approx(0.0)
