@@ -65,16 +65,11 @@ OF_LB_BSP = 0.97
 AT_LEAST = {"lb-bsp": 0.95, "non-blocking": 0.88, "elastic-bsp": 0.88}
 
 
-def ratios(turns: dict, name: str, to: str) -> tuple[float, float, float]:
-    """Median of the ratios of the turns of the same cycle, and quartiles."""
-    of = of_cycles(turns, name, to)
+def ratios(turns: dict, name: str, to: str) -> tuple[float, float, float, float]:
+    """Median of the ratios of the turns of the same cycle, its standard error, and quartiles."""
+    of = [a / b for a, b in zip(turns[name]["rates"], turns[to]["rates"], strict=True)]
     low, _, high = statistics.quantiles(of, n=4)
-    return statistics.median(of), low, high
-
-
-def of_cycles(turns: dict, name: str, to: str) -> list[float]:
-    """The ratio of each cycle."""
-    return [a / b for a, b in zip(turns[name]["rates"], turns[to]["rates"], strict=True)]
+    return statistics.median(of), error_of_median(of, len(of)), low, high
 
 
 def steady(outcome: dict) -> tuple[list[str], list[str]]:
@@ -86,15 +81,14 @@ def steady(outcome: dict) -> tuple[list[str], list[str]]:
     ]
     missed, ahead = [], []
     for name in turns:
-        ratio, low, high = ratios(turns, name, "oracle")
+        ratio, unsure, low, high = ratios(turns, name, "oracle")
         target, met = "", True
         if name in AT_LEAST:
             target, met = f"at least {AT_LEAST[name]}", ratio >= AT_LEAST[name]
         elif name == "self-adaptive":
-            pair, *quartiles = ratios(turns, name, "lb-bsp")
-            unsure = error_of_median(of_cycles(turns, name, "lb-bsp"), len(turns[name]["rates"]))
-            target = f"at least {OF_LB_BSP} of LB-BSP: {pair:.3f} (error {unsure:.3f}, "
-            target += f"{quartiles[0]:.3f} to {quartiles[1]:.3f})"
+            pair, *around = ratios(turns, name, "lb-bsp")
+            target = f"at least {OF_LB_BSP} of LB-BSP: {pair:.3f} (error {around[0]:.3f}, "
+            target += f"{around[1]:.3f} to {around[2]:.3f})"
             met = pair >= OF_LB_BSP
         if not met:
             missed.append(f"{name} {ratio:.3f}, {target}")
@@ -103,7 +97,6 @@ def steady(outcome: dict) -> tuple[list[str], list[str]]:
             ahead.append(name)
         division = " : ".join(f"{x:.0f}" for x in samples)
         over_stock = ratios(turns, name, "stock")[0]
-        unsure = error_of_median(of_cycles(turns, name, "oracle"), len(turns[name]["rates"]))
         rows.append(
             f"| {name} | {sum(samples):.0f} | {division} | {ratio:.3f} | {unsure:.3f} | {low:.3f} to {high:.3f} | "
             f"{over_stock:.2f} | {target}{'' if met else ' (**missed**)'} |"
