@@ -85,7 +85,7 @@ class RoundPlan:
         """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
         counts = tuple(np.asarray(samples).tolist())
         if micro_batch is None:
-            return cls(counts, tuple(map(int, map(bool, counts))))
+            return cls(counts, tuple(map(int, map(bool, counts))) if 0 in counts else (1,) * len(counts))
         return cls(counts, tuple(-(-x // micro_batch) for x in counts))
 
     @property

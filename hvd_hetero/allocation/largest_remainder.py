@@ -73,7 +73,7 @@ def proportional(
     step = _checks.integer("multiple_of", multiple_of, least=1)
     units = _checks.total_in_units(_checks.integer("total", total, least=0), step)
     lower = -(-_checks.integers("minimum", minimum, v.size) // step)
-    needed = sum(lower.tolist())  # Python integers: a sum of int64 could overflow
+    needed = _sum(lower)
     if units < needed:
         raise ValueError(
             f"total must be at least the sum of minimum over the {v.size} workers, which is {needed * step}"
@@ -88,6 +88,11 @@ def proportional(
     return _divide(quantise(v), units, lower) * step
 
 
+def _sum(counts: IntArray) -> int:
+    """What they are together; in Python's integers, which take ten times as long, where int64 could overflow."""
+    return int(counts.sum()) if counts.size * int(counts.max(initial=0)) < 2**63 else sum(counts.tolist())
+
+
 def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
     """`units` in proportion to `weights`, at least `lower`, by the two rules at the top of this file."""
     exact = np.int64 if units < _UNITS_IN_INT64 else object  # object: Python's own integers, slower and never too small
@@ -95,7 +100,7 @@ def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
     free = np.flatnonzero(weights)  # ranks, always ascending
     if not free.size:
         return shares
-    left = units - sum(np.delete(lower, free).tolist())
+    left = units if free.size == lower.size else units - _sum(np.delete(lower, free))
     while True:
         weight = weights[free].astype(exact)
         whole = weight.sum()
@@ -104,7 +109,7 @@ def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
         if not below.any():
             break
         # Never all of them: their real shares sum to `left`, which is at least the sum of their bounds.
-        left -= sum(lower[free[below]].tolist())
+        left -= _sum(lower[free[below]])
         free = free[~below]
     missing = left - int(floor.sum())
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from hvd_hetero.prediction import Predictor, Steady, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
+
+_Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
 
 _FEW = 64  # ranks, for which a loop takes no longer than numpy (arbitrary, between 30 and 100)
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
@@ -88,7 +90,7 @@ class LBBSP(Policy):
         self.tolerance = checked_tolerance(tolerance)
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
-        self._equal = RoundPlan((), ())
+        self._equal, self._equal_shares = RoundPlan((), ()), _numbers(())
         self._curves = None
         if device == "gpu":
             self._curves = DeviceShares(
@@ -118,6 +120,7 @@ class LBBSP(Policy):
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
         self._equal = RoundPlan.of(shares, self.max_micro_batch)
+        self._equal_shares = _numbers(self._equal.samples)
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
@@ -126,15 +129,14 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        speeds_now, uncertain_now = table.figures("samples_per_s"), table.figures("uncertainty")
-        if plan.samples != self._equal.samples and _near_best(
-            self._equal.samples, speeds_now, [0.0] * len(speeds_now), _BACK * self.tolerance
-        ):
+        told, uncertain = _Told(table.figures("samples_per_s")), _numbers(table.figures("uncertainty"))
+        if plan.samples != self._equal.samples and told.near_best(self._equal_shares, _BACK * self.tolerance):
             return self._equal
-        if _near_best(plan.samples, speeds_now, uncertain_now, self.tolerance):
+        held = _numbers(plan.samples)
+        if told.near_best(held, self.tolerance, uncertain):
             return plan
-        shares = np.asarray(plan.samples, dtype=np.int64)
-        speeds, uncertain = comparable_speeds(table.column("samples_per_s")), table.column("uncertainty")
+        shares, uncertain = np.asarray(held, dtype=np.int64), np.asarray(uncertain)
+        speeds = comparable_speeds(np.asarray(told.speeds))
         known = speeds > 0
         if known.sum() < 2:
             return plan
@@ -145,7 +147,7 @@ class LBBSP(Policy):
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
-        if self._curves is not None or _near_best(plan.samples, speeds, [0.0] * len(speeds), self.tolerance):
+        if self._curves is not None or _Told(speeds).near_best(_numbers(plan.samples), self.tolerance):
             return plan
         comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
         if (comparable > 0).sum() < 2:
@@ -209,21 +211,37 @@ class LBBSP(Policy):
         return next_s < surely_s
 
 
-def _near_best(shares: Sequence[int], speeds: Sequence[float], uncertain: Sequence[float], tolerance: float) -> bool:
-    """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is not known.
+def _numbers(figures: Sequence[float]) -> _Numbers:
+    """As they are for few ranks; for many an array, made once, since making it takes longer than what it is for."""
+    return figures if len(figures) <= _FEW else np.array(figures)
 
-    None is sooner than X / sum v. For few ranks in plain floats, since most rounds end here and each function of numpy
-    costs some ten microseconds between two steps: products, quotients and exactly rounded sums are the same on every
-    processor, either way.
+
+class _Told:
+    """The speeds that the ranks tell.
+
+    For few ranks in plain floats, since most rounds end here and each function of numpy costs some ten microseconds
+    between two steps: products, quotients and exactly rounded sums are the same on every processor, either way.
     """
-    if len(speeds) > _FEW:
-        v = np.array(speeds)
-        if not ((v > 0.0) & (v < math.inf)).all():
+
+    def __init__(self, speeds: Sequence[float]) -> None:
+        self.speeds = v = _numbers(speeds)
+        if isinstance(v, np.ndarray):
+            known = bool(((v > 0.0) & (v < math.inf)).all())
+        else:
+            known = all(0.0 < x < math.inf for x in v)
+        self._together = math.fsum(speeds) if known else math.nan
+
+    def near_best(self, shares: _Numbers, tolerance: float, uncertain: _Numbers | None = None) -> bool:
+        """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is unknown.
+
+        None is sooner than X / sum v.
+        """
+        if math.isnan(self._together):
             return False
-        latest_s = float((np.array(shares) / v * (1.0 - np.maximum(uncertain, tolerance))).max())
-    else:
-        if not all(0.0 < v < math.inf for v in speeds):
-            return False
-        each = zip(shares, speeds, uncertain, strict=True)
-        latest_s = max(x / v * (1.0 - max(share, tolerance)) for x, v, share in each)
-    return sum(shares) / math.fsum(speeds) >= latest_s
+        v = self.speeds
+        if isinstance(v, np.ndarray):
+            surely = 1.0 - (tolerance if uncertain is None else np.maximum(uncertain, tolerance))
+            return bool(np.sum(shares) / self._together >= (shares / v * surely).max())
+        margins = [tolerance] * len(v) if uncertain is None else uncertain
+        latest_s = max(x / y * (1.0 - max(share, tolerance)) for x, y, share in zip(shares, v, margins, strict=True))
+        return bool(sum(shares) / self._together >= latest_s)
