@@ -30,7 +30,16 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 
-__all__ = ["HEADROOM", "MAX_ROUND_SAMPLES", "FinishedRound", "RoundPlan", "RoundReport", "RoundTable", "checksum"]
+__all__ = [
+    "FEW_RANKS",
+    "HEADROOM",
+    "MAX_ROUND_SAMPLES",
+    "FinishedRound",
+    "RoundPlan",
+    "RoundReport",
+    "RoundTable",
+    "checksum",
+]
 
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
@@ -197,6 +206,8 @@ class RoundReport:
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
+FEW_RANKS = 64
+"""ranks, for which a loop over plain floats takes no longer than numpy (arbitrary, between 30 and 100)"""
 _COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["witness"] + 1)
 _ROW = attrgetter(*_COLUMNS)
 
@@ -204,14 +215,19 @@ _ROW = attrgetter(*_COLUMNS)
 class RoundTable:
     """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report.
 
-    What every round looks at is kept as plain floats: between two steps of training all caches are cold, and each
-    function of numpy that is called then costs some ten microseconds, whatever it does.
+    For few ranks it is kept as plain floats: between two steps of training all caches are cold, and each function of
+    numpy that is called then costs some ten microseconds, whatever it does. For many it is an array, as to follow the
+    pointers of a list then costs more.
     """
 
     __slots__ = ("_numbers", "workers")
 
     def __init__(self, vector: list[float] | npt.NDArray[Any], workers: int) -> None:
-        self._numbers: list[float] = vector if isinstance(vector, list) else vector.astype(np.float64).tolist()
+        self._numbers: list[float] | npt.NDArray[np.float64]
+        if workers > FEW_RANKS:
+            self._numbers = np.array(vector, dtype=np.float64)
+        else:
+            self._numbers = vector if isinstance(vector, list) else vector.tolist()
         if len(self._numbers) != self.length(workers):
             raise ValueError(
                 f"the table of {workers} ranks has {self.length(workers)} numbers, got {len(self._numbers)}; all ranks "
@@ -227,11 +243,12 @@ class RoundTable:
 
     def figures(self, name: str) -> list[float]:
         """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
-        return self._numbers[_COLUMNS[name] :: len(_COLUMNS)]
+        figures = self._numbers[_COLUMNS[name] :: len(_COLUMNS)]
+        return figures if isinstance(figures, list) else figures.tolist()
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """The same as an array."""
-        return np.array(self.figures(name))
+        return np.array(self._numbers[_COLUMNS[name] :: len(_COLUMNS)])
 
     def replaced(self, name: str, figures: Sequence[float]) -> RoundTable:
         """The same with other figures of that name."""
@@ -258,11 +275,14 @@ class RoundTable:
     @property
     def unanimous(self) -> bool:
         """Whether all ranks have the very same plan, place in the data, settings and witness."""
-        first = self._numbers[_COMMON]
-        width = len(_COLUMNS)
+        numbers, width = self._numbers, len(_COLUMNS)
+        if isinstance(numbers, np.ndarray):
+            common = numbers.reshape(self.workers, width)[:, _COMMON]
+            return bool((common == common[0]).all())  # what is not a number is not equal to itself
+        first = numbers[_COMMON]
         return not any(math.isnan(x) for x in first) and all(
-            self._numbers[start + _COMMON.start : start + _COMMON.stop] == first
-            for start in range(width, len(self._numbers), width)
+            numbers[start + _COMMON.start : start + _COMMON.stop] == first
+            for start in range(width, len(numbers), width)
         )
 
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import horovod.torch as hvd
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hvd_hetero.balancer import Balancer
@@ -37,7 +38,7 @@ class Synchroniser(ABC):
         self._optimizer = optimizer
         self._names = names
         self._prefix = prefix
-        self._table: tuple[int, torch.Tensor] | None = None
+        self._table: tuple[int, npt.NDArray[Any]] | None = None
         self._table_dtype = np.float64 if all(p.dtype == torch.float64 for p in names) else np.float32
         self._witness: torch.Tensor | None = None
         self.rearranged = False
@@ -88,13 +89,13 @@ class Synchroniser(ABC):
         report = self._balancer.report(
             settings=settings, witness=witness, trained=self._trained(), dtype=self._table_dtype
         )
-        vector = torch.from_numpy(report)
-        self._table = hvd.allreduce_async_(vector, name=f"{self._prefix}.table", op=hvd.Sum), vector
+        # The sum comes into the memory of the report itself.
+        self._table = hvd.allreduce_async_(torch.from_numpy(report), name=f"{self._prefix}.table", op=hvd.Sum), report
 
     def _await_table(self) -> None:
         assert self._table is not None
         wait(self._table[0], *self._balancer.waiting())
-        self._balancer.hear(self._table[1].tolist())
+        self._balancer.hear(self._table[1])
 
     def _agree(self) -> float:
         self._table = None

@@ -15,13 +15,12 @@ from hvd_hetero.allocation.device import DeviceProfile
 from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance, comparable_speeds
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.prediction import Predictor, Steady, predictor
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import FEW_RANKS, FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
 _Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
 
-_FEW = 64  # ranks, for which a loop takes no longer than numpy (arbitrary, between 30 and 100)
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
 
 
@@ -129,14 +128,14 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        told, uncertain = _Told(table.figures("samples_per_s")), _numbers(table.figures("uncertainty"))
+        read = table.figures if table.workers <= FEW_RANKS else table.column
+        told, doubts = _Told(read("samples_per_s")), read("uncertainty")
         if plan.samples != self._equal.samples and told.near_best(self._equal_shares, _BACK * self.tolerance):
             return self._equal
         held = _numbers(plan.samples)
-        if told.near_best(held, self.tolerance, uncertain):
+        if told.near_best(held, self.tolerance, doubts):
             return plan
-        shares, uncertain = np.asarray(held, dtype=np.int64), np.asarray(uncertain)
-        speeds = comparable_speeds(np.asarray(told.speeds))
+        shares, uncertain, speeds = np.asarray(held), np.asarray(doubts), told.comparable
         known = speeds > 0
         if known.sum() < 2:
             return plan
@@ -147,12 +146,12 @@ class LBBSP(Policy):
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
-        if self._curves is not None or _Told(speeds).near_best(_numbers(plan.samples), self.tolerance):
+        told, held = _Told(_numbers(speeds)), _numbers(plan.samples)
+        if self._curves is not None or told.near_best(held, self.tolerance):
             return plan
-        comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
-        if (comparable > 0).sum() < 2:
+        if (told.comparable > 0).sum() < 2:
             return plan
-        return RoundPlan.of(self._divided(np.asarray(plan.samples, dtype=np.int64), comparable), self.max_micro_batch)
+        return RoundPlan.of(self._divided(np.asarray(held), told.comparable), self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""
@@ -212,24 +211,26 @@ class LBBSP(Policy):
 
 
 def _numbers(figures: Sequence[float]) -> _Numbers:
-    """As they are for few ranks; for many an array, made once, since making it takes longer than what it is for."""
-    return figures if len(figures) <= _FEW else np.array(figures)
+    """As they are for few ranks, an array for many."""
+    return figures if len(figures) <= FEW_RANKS else np.array(figures)
 
 
 class _Told:
-    """The speeds that the ranks tell.
+    """The speeds that the ranks tell: plain numbers for few ranks, since most rounds end here; integers for many."""
 
-    For few ranks in plain floats, since most rounds end here and each function of numpy costs some ten microseconds
-    between two steps: products, quotients and exactly rounded sums are the same on every processor, either way.
-    """
-
-    def __init__(self, speeds: Sequence[float]) -> None:
-        self.speeds = v = _numbers(speeds)
-        if isinstance(v, np.ndarray):
-            known = bool(((v > 0.0) & (v < math.inf)).all())
+    def __init__(self, speeds: _Numbers) -> None:
+        # Either way the sum is exactly rounded, and with it all that follows is the same on every processor.
+        if isinstance(speeds, np.ndarray):
+            self.speeds: _Numbers = comparable_speeds(speeds)
+            self._together = float(self.speeds.sum()) if self.speeds.all() else math.nan
         else:
-            known = all(0.0 < x < math.inf for x in v)
-        self._together = math.fsum(speeds) if known else math.nan
+            self.speeds = speeds
+            self._together = math.fsum(speeds) if all(0.0 < v < math.inf for v in speeds) else math.nan
+
+    @property
+    def comparable(self) -> npt.NDArray[np.int64]:
+        """See :func:`comparable_speeds`."""
+        return self.speeds if isinstance(self.speeds, np.ndarray) else comparable_speeds(np.asarray(self.speeds))
 
     def near_best(self, shares: _Numbers, tolerance: float, uncertain: _Numbers | None = None) -> bool:
         """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is unknown.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,14 @@ from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_po
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
 
-def told(speeds: list[float], number: int = 1) -> FinishedRound:
+def told(speeds: list[float], number: int = 1, uncertainty: list[float] | None = None) -> FinishedRound:
     """A finished round in whose table the ranks predict these speeds for themselves."""
     known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
-    rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
+    doubts = uncertainty or [0.0] * len(speeds)
+    rows = [
+        RoundReport(**{**known, "samples_per_s": v, "uncertainty": doubt}).vector(i, len(speeds))
+        for i, (v, doubt) in enumerate(zip(speeds, doubts, strict=True))
+    ]
     with np.errstate(invalid="ignore"):
         table = RoundTable(sum(rows), len(speeds))
     return FinishedRound(number, 0, RoundPlan.of([1000] * len(speeds)), table, 1.0)
@@ -64,6 +70,33 @@ def test_lb_bsp_leaves_a_split_that_is_good_enough():
     plan = policy.first(2, 200)
     assert policy.next(plan, told([1.02, 1.0])) == plan
     assert policy.next(plan, told([1.2, 1.0])) != plan
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 0.0}, {}, {"minimum": 5, "max_micro_batch": 7}], ids=str)
+def test_lb_bsp_decides_alike_in_plain_numbers_and_in_arrays(options, monkeypatch):
+    """The rounds include ranks that are a hair out of balance, equal, uncertain, or without a usable speed."""
+    rng = np.random.default_rng(3)
+    odd = [math.nan, 0.0, -1.0, math.inf]
+    rounds = []
+    for k in range(60):
+        speeds = rng.uniform(1.0, 3.0, 5) if k % 3 else rng.uniform(1.0, 1.06, 5)
+        if k % 5 == 4:
+            speeds[k % 4] = odd[k // 5 % 4]
+        rounds.append((speeds.tolist(), rng.uniform(0.0, 0.1, 5).tolist() if k % 2 else [0.0] * 5))
+
+    def plans() -> list[RoundPlan]:
+        policy = LBBSP(**options)
+        found = [policy.first(5, 320)]
+        for speeds, uncertain in rounds:
+            found.append(policy.next(found[-1], told(speeds, uncertainty=uncertain)))
+            found.append(policy.renegotiate(found[-1], speeds[::-1]))
+        return found
+
+    plain = plans()
+    monkeypatch.setattr("hvd_hetero.rounds.FEW_RANKS", 0)
+    monkeypatch.setattr("hvd_hetero.policies.lb_bsp.FEW_RANKS", 0)
+    assert plans() == plain
+    assert len(set(plain)) > 20
 
 
 def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
