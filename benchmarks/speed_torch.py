@@ -17,7 +17,9 @@ Self-adaptive allocation is held against LB-BSP turn by turn: the median of the 
 the same moments of the machine there. It begins to count after five epochs. From 9 : 1 it is to be stable within five
 epochs and to stay so to the end, which is ten epochs: a declaration that is taken back does not count.
 
-Ranks are slowed down by a processor quota, and three ranks on two cores by a sleep proportional to their computing.
+The first rank has a core to itself, and the others share one. They are slowed down by processor quotas, which hold
+while they fit into that core together: 1/2 and 1/3 do. Where quotas cannot be set, a sleep proportional to computing
+does it; then ranks also wait for their core, by chance, and their speeds scatter twice as much.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Scenario:
 SCENARIOS = {
     "half": Scenario("steady", (1, 2), 20),
     "third": Scenario("steady", (1, 3), 18),
-    "three": Scenario("steady", (1, 2, 3), 20),
+    "three": Scenario("steady", (1, 2, 3), 40),
     "switching": Scenario("switching", (1, 2), 6),
     "stability": Scenario("stability", (1, 2), 10),
 }

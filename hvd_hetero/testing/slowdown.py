@@ -146,11 +146,13 @@ class ProportionalSleep(SlowDown):
         self.pay(self._clock() - begin_s)
 
 
-def slow_down(factor: float, method: Method = "auto", cores: float = 1.0) -> SlowDown:
+def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fits: bool | None = None) -> SlowDown:
     """Make this process ``factor`` times slower; ``auto`` takes the quota where it works, else the sleep.
 
     ``cores`` is how many cores the process keeps busy at full speed. The quota does not work where control groups may
-    not be written, nor where this host has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says which.
+    not be written, nor where this host has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says which. Who
+    has pinned ranks knows more: ``fits`` says whether the quotas of those that share a core leave some of it idle, as
+    then each of them gets its own, however many ranks there are.
     """
     if method == "quota":
         return QuotaSlowDown(factor, cores)
@@ -160,7 +162,7 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0) -> Slo
         raise ValueError(f"method must be 'auto', 'quota' or 'sleep', got {method!r}")
     # All cores of the host, not this process's affinity mask: pinning a rank to one core does not make its core shared.
     ranks, here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")), os.cpu_count() or 1
-    if ranks > here:
+    if not (ranks <= here if fits is None else fits):
         return ProportionalSleep(factor, why=f"{ranks} ranks on {here} cores")
     support = quota_available()
     if not support:

@@ -113,6 +113,15 @@ def test_auto_sleeps_where_ranks_outnumber_cores(monkeypatch):
     )
 
 
+@pytest.mark.skipif(not quota_available(), reason=quota_available().why)
+def test_auto_takes_the_quota_of_more_ranks_than_cores_where_it_is_said_to_fit(monkeypatch):
+    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(1 + os.cpu_count()))
+    with slow_down(2.0, fits=True) as slow:
+        assert slow.method == "processor quota"
+    monkeypatch.delenv("HOROVOD_LOCAL_SIZE")
+    assert slow_down(2.0, fits=False).method == "proportional sleep"
+
+
 def test_auto_falls_back_when_the_kernel_refuses_the_share(monkeypatch):
     def refuse(*args, **keywords):
         raise module.QuotaUnavailableError("a group above allows less")
