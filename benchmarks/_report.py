@@ -37,9 +37,10 @@ def error_of_median(values: Sequence[float], independent: int) -> float:
 
 
 def _command() -> str:
-    """What was typed, from the project's root, with all options."""
-    script = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parents[1])
-    return shlex.join(["python", str(script), *sys.argv[1:]])
+    """What was typed, from the project's root, with all options; of a script elsewhere, its name."""
+    script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
+    shown = script.relative_to(root) if script.is_relative_to(root) else Path(script.name)
+    return shlex.join(["python", str(shown), *sys.argv[1:]])
 
 
 def write_result(name: str, text: str) -> Path:

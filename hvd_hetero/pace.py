@@ -174,7 +174,7 @@ class Pace:
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "uncertainty": self.predictor.uncertainty,
+            "uncertainty": min(max(0.0, self.predictor.uncertainty), 1.0),  # in this order NaN becomes 0
             "timed_samples": known.samples if known.teaches else 0,
         }
 

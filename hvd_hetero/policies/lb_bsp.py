@@ -216,10 +216,13 @@ def _numbers(figures: Sequence[float]) -> _Numbers:
 
 
 class _Told:
-    """The speeds that the ranks tell: plain numbers for few ranks, since most rounds end here; integers for many."""
+    """The speeds that the ranks tell: plain numbers for few ranks, since most rounds end here; integers for many.
+
+    Either way the sum is exactly rounded, and what follows is the same on every processor. The two may differ where a
+    split is just as good as asked, to the last bit; but all ranks of one job take the same way.
+    """
 
     def __init__(self, speeds: _Numbers) -> None:
-        # Either way the sum is exactly rounded, and with it all that follows is the same on every processor.
         if isinstance(speeds, np.ndarray):
             self.speeds: _Numbers = comparable_speeds(speeds)
             self._together = float(self.speeds.sum()) if self.speeds.all() else math.nan

@@ -11,15 +11,16 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
 every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
 the latest of these plus the transfer. Where the policy anticipates, a worker that expects the end itself stops before,
 and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so
-stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n.
+stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one for
+every micro-batch, where these vary by themselves or workers anticipate).
 
 **What is production here**: the policy object; one ``hvd_hetero.pace.Pace`` per worker with its predictor and device
-profile, driven by a simulated clock; ``Anticipation``, ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. What the
-``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated here, because n balancers each
-hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and
-finds the same plans.
+profile, driven by a simulated clock; ``Anticipation``, ``Credence``, ``RoundPlan``, ``RoundTable``,
+``SharedPermutation``. What the ``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated
+here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real
+balancers by the same clock and finds the same plans.
 
-Cost: O(n) a round, some 15 microseconds a worker (the predictors').
+Cost: O(n) a round, some 15 to 50 microseconds a worker, by machine (the predictors').
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -30,13 +31,14 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.anticipation import Anticipation
+from hvd_hetero.credence import Credence
 from hvd_hetero.pace import Pace
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
@@ -107,11 +109,17 @@ class RoundSimulation:
         self._clock = np.zeros(n)  # what each rank's clock shows
         self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
         self._paces = [self._pace(i, predictor) for i in range(n)]
-        self._end = Anticipation() if policy.anticipates else None  # each worker's is the same
+        # Each worker's would be the same. Nobody's rank is -1: of simulated speeds nothing is said in the log.
+        self._end = Anticipation() if policy.anticipates else None
+        self._credence = Credence(-1, n) if policy.measures else None
         first = policy.first(n, global_batch)
         self._plans = deque([first] * (self.options.lead + 1))
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
+
+    @property
+    def _foreseen(self) -> bool:
+        return hasattr(self.policy, "foresee")
 
     def _pace(self, rank: int, make: Callable[[], Predictor] | None) -> Pace:
         cluster = self.machines.cluster
@@ -135,7 +143,7 @@ class RoundSimulation:
     def step(self) -> FinishedRound:
         """One round."""
         machines, options, n = self.machines, self.options, self.machines.count
-        begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
+        begin_s, factors = self.now_s, self._factors()
         plan, samples = self._plan(factors)
         epoch = 0 if self.data is None else self.data.epoch
         shares = np.array(plan.samples, dtype=np.int64)
@@ -145,7 +153,7 @@ class RoundSimulation:
         link = machines.bandwidth(begin_s)
         message_s = machines.network.message_s(link) if served else np.zeros(n)
         start_s = begin_s + message_s
-        done, finish_s = self._compute(plan, pieces, start_s, factors)
+        done, finish_s = self._compute(plan, pieces, start_s, factors, 2 * message_s)
         ready_s = machines.network.served(finish_s + message_s) if served else finish_s
         last_s = float(ready_s.max())
         transfer_s = self._transfer_s(last_s)
@@ -168,26 +176,35 @@ class RoundSimulation:
             self.result.loss.append((self.now_s, self.rounds, self.learner.loss))
         return finished
 
+    def _factors(self) -> Floats:
+        """How many times as long work takes in this round. Where it is foreseen, a share is one batch, of one draw."""
+        factors, each = self.machines.per_round.round(self.rounds), self.machines.per_batch
+        if not self._foreseen:
+            return factors
+        one = np.ones(self.machines.count, dtype=np.int64)
+        draws = each.following(one)[:, 0]
+        each.use(one)  # also of who gets no samples: a bad moment of a worker passes
+        return factors * draws
+
     def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
         """The plan of this round, and the samples of every rank."""
         plan = self._plans[0]
         if self.data is not None:
             plan = plan.shrink(self.data.ahead())
-        if hasattr(self.policy, "foresee"):
-            policy = cast(Foresight, self.policy)
-            # All of a share is one micro-batch there, so its next draw is that of the whole.
-            draws = self.machines.per_batch.following(np.ones(plan.workers, dtype=np.int64))[:, 0]
-            plan = policy.foresee(self.machines, self.now_s, factors * draws, plan.total)
+        if self._foreseen:
+            plan = cast(Foresight, self.policy).foresee(self.machines, self.now_s, factors, plan.total)
         if self.data is None:
             return plan, [_NOTHING] * plan.workers
         return self.data.take_round(plan)
 
-    def _compute(self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats) -> tuple[Ints, Floats]:
+    def _compute(
+        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
+    ) -> tuple[Ints, Floats]:
         """Micro-batches done and when each worker has done its last."""
         machines, count = self.machines, pieces.count
         anticipated = plan.ends == "first" and self._end is not None
-        if machines.per_batch.any or anticipated:
-            return self._compute_one_by_one(plan, pieces, start_s, factors)
+        if anticipated or (machines.per_batch.any and not self._foreseen):
+            return self._compute_one_by_one(plan, pieces, start_s, factors, input_s)
         finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
         if plan.ends == "all":
             return count, finish_s
@@ -200,7 +217,7 @@ class RoundSimulation:
         return done, machines.availability.finish(start_s, pieces.work_of(done) * factors)
 
     def _compute_one_by_one(
-        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats
+        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
     ) -> tuple[Ints, Floats]:
         machines, count = self.machines, pieces.count
         each = machines.per_batch.following(count)  # (n, K)
@@ -214,11 +231,15 @@ class RoundSimulation:
         if plan.ends == "first":
             most = count
             if self._end is not None:
-                stops = self._end.ends_before(ends_s - start_s[:, None], place + 1) & (place + 1 < count[:, None])
+                errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
+                busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
+                stops = self._end.ends_before(busy_s, place + 1) & (place + 1 < count[:, None])
                 most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
             whole = (count > 0) & (most == count)
             heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
-            done = np.minimum((ends_s < heard_s).sum(axis=1) + 1, most)
+            # What ends at that moment exactly has ended, however its end was rounded.
+            within = ends_s - start_s[:, None] < (heard_s - start_s)[:, None] * (1 - 1e-12)
+            done = np.minimum(within.sum(axis=1) + 1, most)
             finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
         machines.per_batch.use(done)
         return done, finish_s
@@ -268,7 +289,10 @@ class RoundSimulation:
 
     def _decide(self, finished: FinishedRound) -> None:
         """The next plan; the steps of ``Balancer.agree``."""
-        plan = self.policy.next(self._plans[-1], finished)
+        credible = finished
+        if self._credence is not None:
+            credible = replace(finished, table=self._credence(self.rounds, finished.table))
+        plan = self.policy.next(self._plans[-1], credible)
         if any(limits := finished.table.figures("limit")):
             plan = plan.within([int(each) for each in limits])
         self._plans.append(plan)

@@ -104,7 +104,10 @@ class Recorded(Variation):
 
 
 class Draws:
-    """The factors of all workers, in blocks, each worker from its own streams. Questions must not go backwards."""
+    """The factors of all workers, in blocks, each worker from its own streams.
+
+    They are asked for by number, never backwards (``round``, ``one``), or one after the other (``following``, ``use``).
+    """
 
     def __init__(self, variations: Sequence[tuple[Variation, ...]], seed: int, per: Per, stream: int) -> None:
         self._variations = [[(j, v) for j, v in enumerate(each) if v.per == per] for each in variations]
@@ -113,7 +116,7 @@ class Draws:
         self._generators: dict[tuple[int, int], np.random.Generator] = {}
         self._blocks = np.ones((len(variations), _BLOCK))
         self._number = np.full(len(variations), -1)
-        self._used = np.zeros(len(variations), dtype=np.int64)
+        self._ahead: list[list[float]] = [[] for _ in variations]  # shown, and not used yet
 
     def round(self, k: int) -> Floats:
         """Every worker's factor number k, (n,)."""
@@ -135,13 +138,17 @@ class Draws:
         factors = np.ones((len(counts), max(int(counts.max()), 1)))
         for worker, count in enumerate(counts.tolist()):
             if self._variations[worker]:
-                first = int(self._used[worker])
-                factors[worker, :count] = [self.one(worker, first + j) for j in range(count)]
+                ahead = self._ahead[worker]
+                while len(ahead) < count:
+                    self._advance(worker, int(self._number[worker]) + 1)
+                    ahead += self._blocks[worker].tolist()
+                factors[worker, :count] = ahead[:count]
         return factors
 
     def use(self, counts: NDArray[np.int64]) -> None:
         """So many of the factors that ``following`` showed were used; the next are the ones after them."""
-        self._used += counts
+        for ahead, count in zip(self._ahead, counts.tolist(), strict=True):
+            del ahead[:count]
 
     def _advance(self, worker: int, block: int) -> None:
         while self._number[worker] < block:

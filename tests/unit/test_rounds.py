@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,11 @@ def test_many_ranks_are_read_as_few_are(apart, monkeypatch):
     rows = [row(samples=i, cpu=0.5 * i, fingerprint=7.0 + (i == apart), settings=0.1) for i in range(ranks)]
     summed = sum(r.vector(i, ranks) for i, r in enumerate(rows))
     many = RoundTable(summed, ranks)
+    other = many.replaced("cpu", [2.0] * ranks)
+    assert other.figures("cpu") == [2.0] * ranks
+    assert other.figures("samples") == many.figures("samples")
+    unknown = [math.nan, *[7.0] * (ranks - 1)]
+    assert not many.replaced("fingerprint", unknown).unanimous
     monkeypatch.setattr("hvd_hetero.rounds.FEW_RANKS", ranks)
     few = RoundTable(summed, ranks)
     for table in (many, few):
@@ -100,10 +107,9 @@ def test_many_ranks_are_read_as_few_are(apart, monkeypatch):
         assert table.unanimous == (apart is None)
         assert table.total == sum(range(ranks))
     assert many.disagreement("fingerprint") == few.disagreement("fingerprint")
-    assert many.replaced("cpu", [2.0] * ranks).figures("cpu") == [2.0] * ranks
     assert many.figures("cpu")[1] == 0.5, "another table"
     summed[:] = 0.0
-    assert many.total == sum(range(ranks)), "a table of its own"
+    assert many.total == few.total == sum(range(ranks)), "tables of their own"
 
 
 def test_not_a_number_stays_in_its_own_row():
