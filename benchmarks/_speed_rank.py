@@ -36,7 +36,8 @@ class Job:
     def __init__(self, factors: list[float]) -> None:
         self.factors = factors
         self.data = TensorDataset(*demo_rank.images(20 * GLOBAL_BATCH, seed=2))
-        fits = sum(1 / factor for factor in factors[1:]) < 0.9  # of the core that all but the first rank share
+        # All but the first rank share a core.
+        fits = len(factors) <= 2 or sum(1 / factor for factor in factors[1:]) < 0.9
         self.slowness: SlowDown = slow_down(factors[hvd.rank()], "auto" if max(factors) > 1 else "sleep", fits=fits)
 
     def become(self, factor: float) -> None:

@@ -6,7 +6,8 @@ Two ranks, pinned to a core each, train one network with stock Horovod (``hvd.Di
 ``DistributedSampler`` and ``DataLoader`` of PyTorch), with BSP and with LB-BSP of this project (``BalancedLoader``,
 ``DistributedOptimizer``), in alternating blocks of rounds of one run. Each block of ours and its neighbour of stock
 give one ratio of median step times; the table has the median of these ratios and their quartiles. No absolute time is
-a result.
+a result. Blocks are short, since the pace of a machine that has neighbours changes within a second: in as much time,
+many ratios of steps that lie close together have a median with half the error of few ratios of long blocks.
 
 How many pairs of blocks there are does not depend on how they come out, only on how much they scatter, by a rule set
 beforehand: where the standard error of a median is above half a per cent, as many pairs are taken again, and once
@@ -41,9 +42,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 USUAL = 256  # samples per rank
-BLOCK = 20
+BLOCK = 2
 KINDS = ("bsp", "lb-bsp")
-UNCOUNTED = 5  # the first ones of a block: stock Horovod is wrapped anew, and caches hold what the others did
+UNCOUNTED = 1  # the first ones of a block: stock Horovod is wrapped anew, and caches hold what the others did
 TARGET = 1.01
 ERROR = 0.005  # of a median, above which more pairs are taken: half of what the target leaves
 REPEATS = 3  # so often as many pairs at most
@@ -201,8 +202,8 @@ def main() -> int:
     parser.add_argument(
         "--pairs",
         type=int,
-        default=24,
-        help="blocks of each kind per network, up to three times as many where they scatter (default 24)",
+        default=120,
+        help="blocks of each kind per network, up to three times as many where they scatter (default 120)",
     )
     parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
     parser.add_argument(

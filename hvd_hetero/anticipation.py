@@ -3,8 +3,9 @@ r"""When the first rank will be done, so that the others need not keep it waitin
 In a round that ends with the first rank, the others finish the micro-batch at hand, and the first waits for the slowest
 of these: half a micro-batch on average, which on a rank of a third of the speed is a good part of a round. Rank i can
 tell when that will be. With L the time that the first rank was at work in the last round, t the time that this one has
-been at work in this round (both as in the table, without waiting for others), k the micro-batches done by then and
-d = t / k, another one would last from t to t + d, while the round ends at about L:
+been at work in this round (both as in the table, without waiting for others), t_0 what of it comes once a round (the
+update, and waiting for the first samples), k the micro-batches done by then and d = (t - t_0) / k, another one would
+last from t to t + d, while the round ends at about L:
 
     t + d <= L         it is done in time
     t < L < t + d      the first rank waits t + d - L for it, or this one idles for L - t: it is begun if t + d/2 <= L
@@ -46,9 +47,9 @@ class Anticipation:
         """Take it back."""
         self._length_s = math.nan if state is None else float(state)
 
-    def ends_before(self, busy_s: Any, done: Any) -> Any:
-        """Whether the round will end before the middle of another micro-batch, after so many in this time.
+    def ends_before(self, busy_s: Any, once_s: Any, done: Any) -> Any:
+        """Whether the round will end before the middle of another micro-batch, after so many in t; ``once_s`` is t_0.
 
-        Numbers, or arrays of one shape, for which it is answered element by element.
+        Numbers, or arrays that go together, for which it is answered element by element.
         """
-        return busy_s + 0.5 * busy_s / done > self._length_s
+        return busy_s + 0.5 * (busy_s - once_s) / done > self._length_s

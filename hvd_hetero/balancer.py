@@ -226,7 +226,8 @@ class Balancer:
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
             if self._end is None or self.pace.queued:
                 return False
-            if not self._end.ends_before(self.pace.busy_s, self.pace.round.micro_batches + 1):
+            pace = self.pace
+            if not self._end.ends_before(pace.busy_s, pace.once_s, pace.round.micro_batches + 1):
                 return False
             self._finishes = False
         if self.policy.weighs_twice:

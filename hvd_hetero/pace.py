@@ -71,6 +71,8 @@ class Pace:
         """the round at hand"""
         self._before = _Round()
         self._apply_s = 0.0
+        self.once_s = 0.0
+        """what of `busy_s` comes once a round: the update before it, and waiting for its first micro-batch"""
         self._running = False
         """whether a micro-batch is at work"""
         self._held_s = 0.0
@@ -96,6 +98,7 @@ class Pace:
         self._running, self._held_s = True, 0.0
         self._began_at = self._clock()
         if not self.round.micro_batches:
+            self.once_s = self._apply_s + self.round.input_s
             self._round_began_at = self._began_at
             self._round_held_s = 0.0
 
@@ -161,7 +164,7 @@ class Pace:
         """The figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
-        expected = self.expected()
+        expected, doubt = self.expected(), self.predictor.uncertainty
         return {
             "samples": self.round.samples,
             "micro_batches": self.round.micro_batches,
@@ -174,7 +177,7 @@ class Pace:
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "uncertainty": min(max(0.0, self.predictor.uncertainty), 1.0),  # in this order NaN becomes 0
+            "uncertainty": min(max(doubt, 0.0), 1.0) if math.isfinite(doubt) else 0.0,
             "timed_samples": known.samples if known.teaches else 0,
         }
 

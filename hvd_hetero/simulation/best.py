@@ -6,8 +6,8 @@ cap_i counts the samples that worker i can finish within τ seconds of the pace 
 bisection over τ to a relative 1e-9, then cap(T*) is cut to X, from the workers that hold most. It minimises the round's
 computing over all splits, saturation, memory limits and changes of pace in the middle of the round included: no policy
 that ends a round when all are done can be sooner. With a server the same holds but for the queue at the server. Where
-every batch varies by itself (``per="batch"``), a share is one batch, also where memory cuts it into several: what
-accumulates over many micro-batches averages their luck, and may be sooner there.
+every batch varies by itself (``per="batch"``), f_i is the mean of the draws that a share will meet, and the split is
+the best of those of one micro-batch a worker; what accumulates over many averages their luck, and may be sooner there.
 
 It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
 """

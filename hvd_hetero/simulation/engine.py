@@ -20,7 +20,7 @@ profile, driven by a simulated clock; ``Anticipation``, ``Credence``, ``RoundPla
 here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real
 balancers by the same clock and finds the same plans.
 
-Cost: O(n) a round, some 15 to 50 microseconds a worker, by machine (the predictors').
+Cost: O(n) a round, some 15 to 90 microseconds a worker (the predictors', mostly).
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -143,7 +143,7 @@ class RoundSimulation:
     def step(self) -> FinishedRound:
         """One round."""
         machines, options, n = self.machines, self.options, self.machines.count
-        begin_s, factors = self.now_s, self._factors()
+        begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
         plan, samples = self._plan(factors)
         epoch = 0 if self.data is None else self.data.epoch
         shares = np.array(plan.samples, dtype=np.int64)
@@ -176,26 +176,30 @@ class RoundSimulation:
             self.result.loss.append((self.now_s, self.rounds, self.learner.loss))
         return finished
 
-    def _factors(self) -> Floats:
-        """How many times as long work takes in this round. Where it is foreseen, a share is one batch, of one draw."""
-        factors, each = self.machines.per_round.round(self.rounds), self.machines.per_batch
-        if not self._foreseen:
-            return factors
-        one = np.ones(self.machines.count, dtype=np.int64)
-        draws = each.following(one)[:, 0]
-        each.use(one)  # also of who gets no samples: a bad moment of a worker passes
-        return factors * draws
-
     def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
         """The plan of this round, and the samples of every rank."""
         plan = self._plans[0]
         if self.data is not None:
             plan = plan.shrink(self.data.ahead())
         if self._foreseen:
-            plan = cast(Foresight, self.policy).foresee(self.machines, self.now_s, factors, plan.total)
+            plan = self._foresee(factors, plan.total)
         if self.data is None:
             return plan, [_NOTHING] * plan.workers
         return self.data.take_round(plan)
+
+    def _foresee(self, factors: Floats, total: int) -> RoundPlan:
+        """The best split, at the mean of the draws that each share will meet; it is asked until their number stays."""
+        machines, policy = self.machines, cast(Foresight, self.policy)
+        count = np.ones(machines.count, dtype=np.int64)
+        for _ in range(_FORESEEN):
+            draws = machines.per_batch.following(count)
+            mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
+            plan = policy.foresee(machines, self.now_s, factors * mean, total)
+            shares, cut = np.array(plan.samples), np.array(plan.micro_batches)
+            before, count = count, np.maximum(machines.devices.pieces(shares, cut).count, 1)
+            if (before == count).all() or not machines.per_batch.any:
+                break
+        return plan
 
     def _compute(
         self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
@@ -203,7 +207,7 @@ class RoundSimulation:
         """Micro-batches done and when each worker has done its last."""
         machines, count = self.machines, pieces.count
         anticipated = plan.ends == "first" and self._end is not None
-        if anticipated or (machines.per_batch.any and not self._foreseen):
+        if anticipated or machines.per_batch.any:
             return self._compute_one_by_one(plan, pieces, start_s, factors, input_s)
         finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
         if plan.ends == "all":
@@ -233,7 +237,7 @@ class RoundSimulation:
             if self._end is not None:
                 errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
                 busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
-                stops = self._end.ends_before(busy_s, place + 1) & (place + 1 < count[:, None])
+                stops = self._end.ends_before(busy_s, input_s[:, None], place + 1) & (place + 1 < count[:, None])
                 most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
             whole = (count > 0) & (most == count)
             heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
@@ -241,7 +245,8 @@ class RoundSimulation:
             within = ends_s - start_s[:, None] < (heard_s - start_s)[:, None] * (1 - 1e-12)
             done = np.minimum(within.sum(axis=1) + 1, most)
             finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
-        machines.per_batch.use(done)
+        # Where luck is foreseen a worker may get nothing to do for its bad luck, which passes all the same.
+        machines.per_batch.use(np.maximum(done, 1) if self._foreseen else done)
         return done, finish_s
 
     def _transfer_s(self, time_s: float) -> float:
@@ -326,4 +331,5 @@ def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, *
 
 
 _COLUMNS = tuple(RoundReport.__dataclass_fields__)
+_FORESEEN = 8  # times that the best split is asked for: the count of micro-batches is at rest after two or three
 _NOTHING = np.empty(0, dtype=np.int64)

@@ -162,8 +162,10 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
         raise ValueError(f"method must be 'auto', 'quota' or 'sleep', got {method!r}")
     # All cores of the host, not this process's affinity mask: pinning a rank to one core does not make its core shared.
     ranks, here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")), os.cpu_count() or 1
-    if not (ranks <= here if fits is None else fits):
+    if fits is None and ranks > here:
         return ProportionalSleep(factor, why=f"{ranks} ranks on {here} cores")
+    if fits is False:
+        return ProportionalSleep(factor, why="quotas that do not fit into the core that ranks share")
     support = quota_available()
     if not support:
         return ProportionalSleep(factor, why=support.why)

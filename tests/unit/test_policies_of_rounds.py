@@ -125,6 +125,7 @@ def test_at_rest_samples_follow_a_rank_that_drifts_and_the_allocation_stays():
     assert list(of_first) == sorted(of_first), "not to and fro"
     assert list(of_second) == sorted(of_second, reverse=True)
     assert of_second[-1] >= of_second[0] - 1
+    assert of_first[-1] <= of_first[0] + 1
 
 
 def lateness(cluster):

@@ -316,6 +316,22 @@ def test_a_bad_draw_of_a_rank_without_samples_passes():
         assert simulate(machines, {"bsp": BSP(), "lb-bsp": LBBSP()}[name], 60, 400).rate() < best.rate()
 
 
+def test_the_best_split_of_shares_that_memory_cuts_meets_the_same_machines():
+    """Eighty micro-batches a round, each with a draw of its own: nobody is far from 4 x 1000 samples/s."""
+    worker = Worker(Compute(0.001, 0.0, 1, 10), variation=(Jitter("batch", 0.8),))
+    machines = Cluster((worker,) * 4, seed=2)
+    best, bsp = simulate(machines, BestSplit(), 800, 100).rate(), simulate(machines, BSP(), 800, 100).rate()
+    assert bsp < best
+    assert best == pytest.approx(4000.0, rel=0.06)
+
+
+def test_nobody_takes_what_comes_once_a_round_for_a_part_of_each_micro_batch():
+    """Two equal workers, a second of transfers a round and a tenth for each micro-batch: all are done, every round."""
+    machines = Cluster.of_speeds((100.0, 100.0), Network("server", latency_s=0.5))
+    result = simulate(machines, NonBlocking(4), 80, 20)
+    assert result.micro_batches == [8] * 20
+
+
 def test_a_predictor_given_as_an_object_is_not_shared():
     """Every worker learns on its own, as in a process of its own."""
     from hvd_hetero.prediction import EMA

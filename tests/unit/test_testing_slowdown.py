@@ -113,13 +113,17 @@ def test_auto_sleeps_where_ranks_outnumber_cores(monkeypatch):
     )
 
 
-@pytest.mark.skipif(not quota_available(), reason=quota_available().why)
 def test_auto_takes_the_quota_of_more_ranks_than_cores_where_it_is_said_to_fit(monkeypatch):
     monkeypatch.setenv("HOROVOD_LOCAL_SIZE", str(1 + os.cpu_count()))
-    with slow_down(2.0, fits=True) as slow:
-        assert slow.method == "processor quota"
-    monkeypatch.delenv("HOROVOD_LOCAL_SIZE")
-    assert slow_down(2.0, fits=False).method == "proportional sleep"
+    monkeypatch.setattr(module, "quota_available", lambda: QuotaSupport(True, "cgroup v1"))
+    monkeypatch.setattr(module, "QuotaSlowDown", lambda factor, cores, why: f"a quota of {cores / factor}, {why}")
+    assert slow_down(2.0, fits=True) == "a quota of 0.5, cgroup v1"
+
+
+def test_auto_sleeps_where_quotas_are_said_not_to_fit():
+    assert slow_down(2.0, fits=False).describe() == (
+        "2 times slower by proportional sleep (quotas that do not fit into the core that ranks share)"
+    )
 
 
 def test_auto_falls_back_when_the_kernel_refuses_the_share(monkeypatch):
