@@ -28,6 +28,8 @@ from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["Allreduce"]
 
+_AVERAGED = (torch.float32, torch.float64)
+_ROUNDING = 1e-15  # of n * (1/n)
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
@@ -38,9 +40,10 @@ _CHANGED = (
 class Allreduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
-    In the last backward pass every bucket goes on the wire as soon as it is full, with ``op=Sum`` and its weight
-    already applied: factors handed to Horovod would have to be equal on all ranks. The rank's row of the table goes out
-    just before the last bucket and is fused with it.
+    In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
+    factors handed to Horovod would have to be equal on all ranks. One is: the average of n ranks is Horovod's, as in
+    stock scripts, so that a rank multiplies by n times its weight, and not at all where it holds its n-th part. The
+    rank's row of the table goes out just before the last bucket and is fused with it.
 
     ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
     compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
@@ -109,7 +112,7 @@ class Allreduce(Synchroniser):
             return
         if note.at_once:
             gradient = note.dense(self._layouts.nothing)
-            weigh([gradient], self._balancer.weight)
+            weigh([gradient], self._factor(bucket))
             note.weighed = True
         note.note(gradient)
         bucket.waits_for -= 1
@@ -248,24 +251,35 @@ class Allreduce(Synchroniser):
     def _name(self, first: Gradient) -> str:
         return f"{self._prefix}.{self._names[first.parameter]}"
 
+    def _averages(self, bucket: Bucket) -> bool:
+        """Whether Horovod divides by the number of ranks. Not where sums could overflow, nor where it cannot."""
+        return self._compression is None and bucket.dtype in _AVERAGED
+
+    def _factor(self, bucket: Bucket) -> float:
+        weight, workers = self._balancer.weight, self._balancer.workers
+        if not self._averages(bucket):
+            return weight
+        return 1.0 if abs(weight * workers - 1.0) < _ROUNDING else weight * workers
+
     def _send(self, bucket: Bucket) -> None:
-        members, weight = bucket.members, self._balancer.weight
+        members = bucket.members
         if self._layouts.known_rows(members[0].parameter):
             gradient = self._rows_of(members[0])
-            bucket.handle = Gather(gradient, weight, bucket.name, self._compression)
+            bucket.handle = Gather(gradient, self._balancer.weight, bucket.name, self._compression)
         else:
             self._altered += [member for member in members if member.weighed and member.changed]
             gradients = [member.dense(self._layouts.nothing) for member in members]
             light = [gradient for member, gradient in zip(members, gradients, strict=True) if not member.weighed]
             if light:
-                weigh(light, weight)
+                weigh(light, self._factor(bucket))
             wire = [flat(gradient) for gradient in gradients]
+            op = hvd.Average if self._averages(bucket) else hvd.Sum
             if self._compression is not None:
                 bucket.handle = Compressed(wire, bucket.name, self._compression)
             elif len(wire) == 1:  # a group would be negotiated as one
-                bucket.handle = hvd.allreduce_async_(wire[0], name=bucket.name, op=hvd.Sum)
+                bucket.handle = hvd.allreduce_async_(wire[0], name=bucket.name, op=op)
             else:
-                bucket.handle = hvd.grouped_allreduce_async_(wire, name=bucket.name, op=hvd.Sum)
+                bucket.handle = hvd.grouped_allreduce_async_(wire, name=bucket.name, op=op)
             for member, gradient in zip(members, gradients, strict=True):
                 member.sent = gradient
                 member.version = gradient._version

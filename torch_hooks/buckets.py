@@ -71,11 +71,13 @@ class Gradient:
 class Bucket:
     """Gradients that leave together."""
 
-    __slots__ = ("handle", "members", "name", "waits_for")
+    __slots__ = ("dtype", "handle", "members", "name", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
         self.members = members
+        self.dtype = members[0].parameter.dtype
+        """of all of them"""
         self.waits_for = len(members)
         self.handle: Any = None
         """of the collective under way: Horovod's number, or an object with a method ``result``"""
