@@ -175,6 +175,15 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
     report(ratios)
 
 
+def row(name: str, of: dict[str, list[float]], batch: int) -> str:
+    pairs = len(of[KINDS[0]]) // 2
+    cells = [f"{name}, {samples_of(name, batch)} samples", f"{pairs}"]
+    for kind in KINDS:
+        low, middle, high = statistics.quantiles(of[kind], n=4)
+        cells += [f"{middle:.3f}", f"{error_of_median(of[kind], pairs):.3f}", f"{low:.3f} to {high:.3f}"]
+    return f"| {' | '.join(cells)} |"
+
+
 def table(ratios: dict[str, dict[str, list[float]]], batch: int) -> tuple[list[str], float, float]:
     """A row for each network, the largest median, and the largest error of one."""
     rows = [
@@ -184,14 +193,10 @@ def table(ratios: dict[str, dict[str, list[float]]], batch: int) -> tuple[list[s
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     worst = unsure = 0.0
-    for name, of in ratios.items():
-        pairs = len(of[KINDS[0]]) // 2
-        cells = [f"{name}, {samples_of(name, batch)} samples", f"{pairs}"]
-        for kind in KINDS:
-            low, middle, high = statistics.quantiles(of[kind], n=4)
-            worst, unsure = max(worst, middle), max(unsure, error_of_median(of[kind], pairs))
-            cells += [f"{middle:.3f}", f"{error_of_median(of[kind], pairs):.3f}", f"{low:.3f} to {high:.3f}"]
-        rows.append(f"| {' | '.join(cells)} |")
+    for name, of in sorted(ratios.items(), key=lambda item: NETWORKS.index(item[0])):
+        rows.append(row(name, of, batch))
+        worst = max(worst, *(statistics.median(of[kind]) for kind in KINDS))
+        unsure = max(unsure, *(error_of_median(of[kind], len(of[kind]) // 2) for kind in KINDS))
     rows += ["", f"All pairs count; as many again, twice at most, where the error of a median was above {ERROR}."]
     return rows, worst, unsure
 
@@ -226,6 +231,7 @@ def main() -> int:
             )  # fmt: skip
             progress.update(tasks[name], total=progress.tasks[tasks[name]].completed)
             ratios[name] = {kind: result.reports[0][kind] + result.reports[1][kind] for kind in KINDS}
+            print(row(name, ratios[name], options.batch), flush=True)
     rows, worst, unsure = table(ratios, options.batch)
     verdict = "met" if worst <= TARGET else "**missed**"
     if unsure > ERROR:

@@ -195,6 +195,11 @@ class Balancer:
         """What to multiply the accumulated gradient by before it is summed over the ranks."""
         return self._weight
 
+    @property
+    def even(self) -> bool:
+        """Whether this round's plan gives all ranks the same number of samples: known alike on all of them."""
+        return self._even
+
     def expect_next(self) -> None:
         """Raise if the micro-batch at hand is not finished, so that no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
@@ -206,7 +211,8 @@ class Balancer:
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
         if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
-            self._weight = work.samples / work.plan.total  # once a round: it is asked for with every tensor
+            # Once a round, as they are asked for with every tensor.
+            self._weight, self._even = work.samples / work.plan.total, work.plan.even
         self._state = _State.COMPUTING
         self.pace.begin(input_s)
 

@@ -107,6 +107,11 @@ class RoundPlan:
         """Samples of the round over all ranks."""
         return sum(self.samples)
 
+    @property
+    def even(self) -> bool:
+        """Whether all ranks hold the same number of samples."""
+        return min(self.samples) == max(self.samples)
+
     def sizes(self, rank: int) -> tuple[int, ...]:
         """Samples of each micro-batch of a rank, the smaller ones first.
 

@@ -28,7 +28,8 @@ from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["Allreduce"]
 
-_AVERAGED = (torch.float32, torch.float64)
+_AVERAGED = (torch.float32, torch.float64)  # in these no sum overflows that would not without it
+_WITH_TABLE = 2**20  # bytes of a bucket that is small enough to be a plain sum for the table's sake (arbitrary)
 _ROUNDING = 1e-15  # of n * (1/n)
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
@@ -41,9 +42,12 @@ class Allreduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
-    factors handed to Horovod would have to be equal on all ranks. One is: the average of n ranks is Horovod's, as in
-    stock scripts, so that a rank multiplies by n times its weight, and not at all where it holds its n-th part. The
-    rank's row of the table goes out just before the last bucket and is fused with it.
+    factors handed to Horovod would have to be equal on all ranks. Where shares are, Horovod averages, as in stock
+    scripts, and a rank that holds its n-th part multiplies nothing. Either way every gradient is gone through once.
+
+    The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
+    and summed alike; so the last bucket is always a plain sum, as the table is, unless it is large: then the table is a
+    small collective of its own where shares are equal, in the same turn of Horovod's thread.
 
     ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
     compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
@@ -112,8 +116,8 @@ class Allreduce(Synchroniser):
             return
         if note.at_once:
             gradient = note.dense(self._layouts.nothing)
-            weigh([gradient], self._factor(bucket))
-            note.weighed = True
+            note.weighed = self._factor(bucket)
+            weigh([gradient], note.weighed)
         note.note(gradient)
         bucket.waits_for -= 1
         if not bucket.waits_for:
@@ -171,7 +175,7 @@ class Allreduce(Synchroniser):
             self._post_table()
         changed += self._collect([bucket for bucket in self._under_way if bucket.summed])
         if not heard:
-            self._await_table()
+            self._await_table(self._last_but_one_has_come)
         changed += self._collect([bucket for bucket in self._under_way if bucket.handle is not None])
         summed, self._under_way = self._under_way, []
         self._some_arrived = False
@@ -182,6 +186,13 @@ class Allreduce(Synchroniser):
             members = [member for bucket in summed for member in bucket.members]
             torch._foreach_mul_([m.parameter.grad for m in members if m.parameter.grad is not None], correction)
         self._layouts.back_to_rows()
+
+    def _last_but_one_has_come(self) -> bool:
+        """Whether the bucket before the last is summed: the last rank is at the end of its backward pass then."""
+        if len(self._under_way) < 2:
+            return False
+        bucket = self._under_way[-2]
+        return bucket.handle is None or bucket.summed
 
     def _expect(self, filled: int) -> None:
         """How many buckets are likely to fill by themselves: fewer than before only if that was so twice.
@@ -245,15 +256,24 @@ class Allreduce(Synchroniser):
                 "summed; call requires_grad_(False) before backward() or after step()"
             )
         self._buckets = kept + new
+        self._settle(new)
         self._expected = len(self._buckets)
         self.rearranged = True
 
     def _name(self, first: Gradient) -> str:
         return f"{self._prefix}.{self._names[first.parameter]}"
 
+    def _settle(self, new: list[Bucket]) -> None:
+        """Which of these Horovod may average: settled once, as those that are kept may have left on another rank."""
+        for bucket in new:
+            bucket.averaged = self._compression is None and bucket.dtype in _AVERAGED
+        dense = [bucket for bucket in new if not self._layouts.known_rows(bucket.members[0].parameter)]
+        if dense and dense[-1].size < _WITH_TABLE:
+            dense[-1].averaged = False
+
     def _averages(self, bucket: Bucket) -> bool:
-        """Whether Horovod divides by the number of ranks. Not where sums could overflow, nor where it cannot."""
-        return self._compression is None and bucket.dtype in _AVERAGED
+        """Whether Horovod divides by the number of ranks in this round: by the plan, which is the same on all."""
+        return bucket.averaged and self._balancer.even
 
     def _factor(self, bucket: Bucket) -> float:
         weight, workers = self._balancer.weight, self._balancer.workers
@@ -267,23 +287,32 @@ class Allreduce(Synchroniser):
             gradient = self._rows_of(members[0])
             bucket.handle = Gather(gradient, self._balancer.weight, bucket.name, self._compression)
         else:
-            self._altered += [member for member in members if member.weighed and member.changed]
+            self._altered += [member for member in members if member.weighed is not None and member.changed]
             gradients = [member.dense(self._layouts.nothing) for member in members]
-            light = [gradient for member, gradient in zip(members, gradients, strict=True) if not member.weighed]
-            if light:
-                weigh(light, self._factor(bucket))
+            self._weigh(members, gradients, self._factor(bucket))
             wire = [flat(gradient) for gradient in gradients]
-            op = hvd.Average if self._averages(bucket) else hvd.Sum
+            # Horovod remembers by its name how a tensor is summed, and would negotiate it anew where that changes.
+            name, op = (f"mean of {bucket.name}", hvd.Average) if self._averages(bucket) else (bucket.name, hvd.Sum)
             if self._compression is not None:
-                bucket.handle = Compressed(wire, bucket.name, self._compression)
+                bucket.handle = Compressed(wire, name, self._compression)
             elif len(wire) == 1:  # a group would be negotiated as one
-                bucket.handle = hvd.allreduce_async_(wire[0], name=bucket.name, op=op)
+                bucket.handle = hvd.allreduce_async_(wire[0], name=name, op=op)
             else:
-                bucket.handle = hvd.grouped_allreduce_async_(wire, name=bucket.name, op=op)
+                bucket.handle = hvd.grouped_allreduce_async_(wire, name=name, op=op)
             for member, gradient in zip(members, gradients, strict=True):
                 member.sent = gradient
                 member.version = gradient._version
         self._under_way.append(bucket)
+
+    @staticmethod
+    def _weigh(members: list[Gradient], gradients: list[torch.Tensor], factor: float) -> None:
+        """Bring them to this factor; one weighed already may have been in a bucket that was summed otherwise."""
+        pairs = list(zip(members, gradients, strict=True))
+        if light := [gradient for member, gradient in pairs if member.weighed is None]:
+            weigh(light, factor)
+        for member, gradient in pairs:
+            if member.weighed is not None and member.weighed != factor:
+                weigh([gradient], factor / member.weighed)
 
     def _rows_of(self, member: Gradient) -> torch.Tensor:
         parameter = member.parameter

@@ -27,7 +27,8 @@ class Gradient:
         self.parameter = parameter
         self.bucket: Bucket | None = None
         self.arrived = False
-        self.weighed = False
+        self.weighed: float | None = None
+        """by which factor, if it was"""
         self.at_once = False
         """whether it is to be weighed as soon as it has arrived"""
         self.tensor: torch.Tensor | None = None
@@ -64,25 +65,36 @@ class Gradient:
 
     def forget(self) -> None:
         """It never was."""
-        self.arrived = self.weighed = False
+        self.arrived = False
+        self.weighed = None
         self.tensor = None
 
 
 class Bucket:
     """Gradients that leave together."""
 
-    __slots__ = ("dtype", "handle", "members", "name", "waits_for")
+    __slots__ = ("averaged", "handle", "members", "name", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
         self.members = members
-        self.dtype = members[0].parameter.dtype
-        """of all of them"""
+        self.averaged = False
+        """whether Horovod may divide the sum by the number of ranks; not asked where gradients travel by rows"""
         self.waits_for = len(members)
         self.handle: Any = None
-        """of the collective under way: Horovod's number, or an object with a method ``result``"""
+        """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
         for member in members:
             member.bucket = self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all of its gradients."""
+        return self.members[0].parameter.dtype
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(p.numel() * p.element_size() for p in (member.parameter for member in self.members))
 
     @property
     def summed(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import horovod.torch as hvd
@@ -92,9 +92,10 @@ class Synchroniser(ABC):
         # The sum comes into the memory of the report itself.
         self._table = hvd.allreduce_async_(torch.from_numpy(report), name=f"{self._prefix}.table", op=hvd.Sum), report
 
-    def _await_table(self) -> None:
+    def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
+        """Wait for the table; ``imminent`` tells that it cannot be far any more."""
         assert self._table is not None
-        wait(self._table[0], *self._balancer.waiting())
+        wait(self._table[0], *self._balancer.waiting(), imminent)
         self._balancer.hear(self._table[1])
 
     def _agree(self) -> float:

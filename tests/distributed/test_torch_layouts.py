@@ -35,6 +35,10 @@ def test_a_gradient_that_a_hook_changes_after_it_was_weighed_is_refused(ranks):
         assert "'3.weight' was changed between backward() and step()" in rank["late"]
 
 
+def test_gradients_keep_their_weight_where_what_leaves_together_changes(ranks):
+    assert all(rank["thawed"] <= 1e-12 for rank in ranks)
+
+
 def test_a_parameter_frozen_while_its_gradient_waits_is_refused(ranks):
     for rank in ranks:
         assert "'first.weight' was frozen between backward() and step()" in rank["frozen"]

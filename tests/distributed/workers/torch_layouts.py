@@ -141,6 +141,33 @@ def frozen_while_its_gradient_waits() -> str:
     return refused(optimizer.step)
 
 
+def parts_that_freeze_and_thaw() -> float:
+    """Gradients are weighed as they arrive, for buckets that are formed anew when they leave, and summed otherwise."""
+
+    def deep() -> torch.nn.Module:
+        layers = [torch.nn.Linear(144, 6)]
+        for width in (6, 6, 1):
+            layers += [torch.nn.Tanh(), torch.nn.Linear(6, width)]
+        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+    net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
+    plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
+    averaged = []
+    for round in range(ROUNDS):
+        for model in (net, oracle):
+            model[1].requires_grad_(round not in (2, 3))
+            model[-1].weight.requires_grad_(round < 4)
+        balance.batch(len(mine(round)[0]))
+        step(net, optimizer, *mine(round))
+        step(oracle, plain, *everybodys(round))
+        averaged.append([bucket.averaged for bucket in optimizer._sync._buckets])
+    # The case is of use only if gradients change from one kind of bucket to the other, and back.
+    assert averaged == [[True, False]] * 2 + [[False]] * 2 + [[True, False]] * 2, averaged
+    optimizer.close()
+    return difference(net, oracle)
+
+
 def layouts_that_differ() -> str:
     net, balance = made(), LoadBalance("bsp", global_batch=2 * SAMPLES)
     if hvd.rank() == 1:
@@ -166,6 +193,7 @@ def main() -> None:
             "off": cases,
             "differ": layouts_that_differ(),
             "late": a_hook_that_comes_late(),
+            "thawed": parts_that_freeze_and_thaw(),
             "frozen": frozen_while_its_gradient_waits(),
         }
     )
