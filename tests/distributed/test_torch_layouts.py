@@ -40,9 +40,10 @@ def test_the_table_is_fused_with_the_last_gradients(job):
     def of_tables(what: str) -> int:
         return sum(count for (tensor, said), count in done.items() if tensor.endswith(".table") and said == what)
 
-    # Not in the first rounds, nor where a turn of Horovod's thread falls between the two.
+    # Trainings have four or six rounds, the first two or three of which Horovod does not know by their names yet; and
+    # sometimes a turn of its thread falls between the two.
     assert of_tables("ALLREDUCE") >= 48
-    assert of_tables("MEMCPY_IN_FUSION_BUFFER") >= of_tables("ALLREDUCE") / 2
+    assert of_tables("MEMCPY_IN_FUSION_BUFFER") >= of_tables("ALLREDUCE") / 4
 
 
 def test_channels_last_transposed_and_empty_parameters_train_as_plain_ones_also_with_fused_optimizers(ranks):
