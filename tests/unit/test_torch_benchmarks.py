@@ -1,5 +1,7 @@
 """What the accuracy and the overhead benchmark call good: rules that a bad result cannot pass."""
 
+import math
+
 import pytest
 from script_modules import load
 
@@ -59,8 +61,21 @@ def test_the_error_of_a_median_is_that_of_the_normal_law(overhead):
 
 def test_every_pair_counts_in_the_overhead(overhead):
     # Half of the pairs from a time when the machine was not steady: the median is of all of them.
-    ratios = [1.0] * 10 + [1.1] * 12
-    rows, worst, unsure = overhead.table({"10 tensors": {"bsp": ratios, "lb-bsp": [1.0] * 22}}, 256)
+    rows, worst, unsure = overhead.table(of_launches(overhead, [1.0] * 10 + [1.1] * 12, [1.0] * 10 + [1.1] * 12), 256)
     assert worst == pytest.approx(1.1)
-    assert unsure == pytest.approx(overhead.error_of_median(ratios, 11))
-    assert "| 10 tensors, 256 samples | 11 | 1.100 |" in "\n".join(rows)
+    assert unsure == pytest.approx(0.93 * 0.1 / math.sqrt(22))
+    assert "| 10 tensors, 256 samples | 2 x 11 | 1.100 | 0.020 |" in "\n".join(rows)
+
+
+def test_launches_that_differ_by_more_than_their_pairs_make_the_median_unsure(overhead):
+    found = of_launches(overhead, [1.0] * 22, [1.02] * 22, [1.04] * 22)
+    assert overhead.table(found, 256)[2] == pytest.approx(max(0.02 / math.sqrt(3), 0.93 * 0.04 / math.sqrt(33)))
+    assert overhead.table(of_launches(overhead, [1.0] * 22), 256)[2] == math.inf
+
+
+def of_launches(overhead, *launches: list[float]) -> dict:
+    """One network whose BSP has these ratios, and whose LB-BSP is as stock Horovod is."""
+    bsp, other = overhead.Ratios(), overhead.Ratios()
+    bsp.launches = list(launches)
+    other.launches = [[1.0] * len(launch) for launch in launches]
+    return {"10 tensors": {"bsp": bsp, "lb-bsp": other}}
