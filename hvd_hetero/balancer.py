@@ -128,7 +128,7 @@ class Balancer:
         self._plans = deque([policy.first(workers, self.global_batch)])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
-        self._weight = 0.0
+        self._weight, self._even = 0.0, False
         self._wait_s = self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._heard: RoundTable | None = None
@@ -197,7 +197,7 @@ class Balancer:
 
     @property
     def even(self) -> bool:
-        """Whether this round's plan gives all ranks the same number of samples: known alike on all of them."""
+        """Whether this round's plan is (``RoundPlan.even``): known alike on all ranks."""
         return self._even
 
     def expect_next(self) -> None:
@@ -211,7 +211,7 @@ class Balancer:
         self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
         self._work = work
         if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
-            # Once a round, as they are asked for with every tensor.
+            # Here, as they are asked for with every tensor.
             self._weight, self._even = work.samples / work.plan.total, work.plan.even
         self._state = _State.COMPUTING
         self.pace.begin(input_s)

@@ -109,8 +109,8 @@ class RoundPlan:
 
     @property
     def even(self) -> bool:
-        """Whether all ranks hold the same number of samples."""
-        return min(self.samples) == max(self.samples)
+        """Whether all ranks hold the same number of samples, in one micro-batch each."""
+        return min(self.samples) == max(self.samples) and max(self.micro_batches) == 1
 
     def sizes(self, rank: int) -> tuple[int, ...]:
         """Samples of each micro-batch of a rank, the smaller ones first.

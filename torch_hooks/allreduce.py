@@ -28,7 +28,8 @@ from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["Allreduce"]
 
-_AVERAGED = (torch.float32, torch.float64)  # in these no sum overflows that would not without it
+_AVERAGED = (torch.float32, torch.float64)  # in these the sum of gradients without weights is far from overflowing
+_MOST_TENSORS = 450  # of which Horovod remembers two names each, of 1,024 by default; more would push each other out
 _WITH_TABLE = 2**20  # bytes of a bucket that is small enough to be a plain sum for the table's sake (arbitrary)
 _ROUNDING = 1e-15  # of n * (1/n)
 _CHANGED = (
@@ -42,12 +43,12 @@ class Allreduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
-    factors handed to Horovod would have to be equal on all ranks. Where shares are, Horovod averages, as in stock
-    scripts, and a rank that holds its n-th part multiplies nothing. Either way every gradient is gone through once.
+    factors handed to Horovod would have to be equal on all ranks. Where shares are, in one micro-batch each, Horovod
+    averages, as in stock scripts, and a rank multiplies nothing. Either way every gradient is gone through once.
 
     The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
-    and summed alike; so the last bucket is always a plain sum, as the table is, unless it is large: then the table is a
-    small collective of its own where shares are equal, in the same turn of Horovod's thread.
+    and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
+    or where parameters were frozen and the last bucket is another one, the table may be a small collective of its own.
 
     ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
     compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
@@ -188,7 +189,10 @@ class Allreduce(Synchroniser):
         self._layouts.back_to_rows()
 
     def _last_but_one_has_come(self) -> bool:
-        """Whether the bucket before the last is summed: the last rank is at the end of its backward pass then."""
+        """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
+
+        Not told of rows and of what is compressed.
+        """
         if len(self._under_way) < 2:
             return False
         bucket = self._under_way[-2]
@@ -261,15 +265,18 @@ class Allreduce(Synchroniser):
         self.rearranged = True
 
     def _name(self, first: Gradient) -> str:
-        return f"{self._prefix}.{self._names[first.parameter]}"
+        return f"{self._prefix}.gradient.{self._names[first.parameter]}"
 
     def _settle(self, new: list[Bucket]) -> None:
         """Which of these Horovod may average: settled once, as those that are kept may have left on another rank."""
-        for bucket in new:
-            bucket.averaged = self._compression is None and bucket.dtype in _AVERAGED
-        dense = [bucket for bucket in new if not self._layouts.known_rows(bucket.members[0].parameter)]
-        if dense and dense[-1].size < _WITH_TABLE:
-            dense[-1].averaged = False
+        if self._compression is not None or len(self._names) > _MOST_TENSORS:
+            return
+        dense = [b for b in new if b.dtype in _AVERAGED and not self._layouts.known_rows(b.members[0].parameter)]
+        for bucket in dense:
+            bucket.averaged = True
+        as_the_table = [bucket for bucket in dense if bucket.dtype == self._table_type]
+        if as_the_table and as_the_table[-1].size < _WITH_TABLE:
+            as_the_table[-1].averaged = False
 
     def _averages(self, bucket: Bucket) -> bool:
         """Whether Horovod divides by the number of ranks in this round: by the plan, which is the same on all."""

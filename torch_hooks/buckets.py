@@ -79,7 +79,7 @@ class Bucket:
         self.name = name
         self.members = members
         self.averaged = False
-        """whether Horovod may divide the sum by the number of ranks; not asked where gradients travel by rows"""
+        """whether Horovod may divide the sum by the number of ranks"""
         self.waits_for = len(members)
         self.handle: Any = None
         """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""

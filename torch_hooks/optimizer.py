@@ -18,7 +18,7 @@ from torch_hooks.cuda_stopwatch import CudaStopwatch
 from torch_hooks.listener import Listener
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
-from torch_hooks.parameters import broadcast_parameters, broadcast_state, named_groups, suitable
+from torch_hooks.parameters import broadcast_parameters, broadcast_state, named_groups, require_alike, suitable
 from torch_hooks.sparse import empty_gradient
 from torch_hooks.synchroniser import Synchroniser
 from torch_hooks.wrapped import WrappedOptimizer
@@ -122,6 +122,9 @@ class DistributedOptimizer(WrappedOptimizer):
         self._listener = Listener(self._on_gradient, self._sync.note_of)
         self._listener.listen(self._names)
         weakref.finalize(self, self._listener.close).atexit = False
+        packed = compressor(compression)
+        name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
+        require_alike(f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}", f"{self._prefix}.wire")
         broadcast_parameters(self._names, self._prefix)
         broadcast_state(optimizer, self._prefix)
         balance.optimizer = self
@@ -216,7 +219,8 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._sync.updates_locally:
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
-        if not (self._balancer.closing or self._balancer.stop_early()):
+        # What is done again in parts is done to the end: gradients of the whole micro-batch have left already.
+        if not (self._balancer.closing or (not self._attempt.left and self._balancer.stop_early())):
             # Until the next micro-batch: step() must not find out otherwise, without the clipping.
             self._declined = True
             return False

@@ -15,6 +15,7 @@ __all__ = [
     "broadcast_parameters",
     "broadcast_state",
     "named_groups",
+    "require_alike",
     "suitable",
     "witness_among",
 ]
@@ -87,6 +88,17 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
         received = hvd.broadcast(parameter.detach().contiguous(), root_rank=0, name=f"{prefix}.start.{name}")
         if hvd.rank() != 0:
             parameter.data.copy_(received)
+
+
+def require_alike(mine: str, name: str) -> None:
+    """Raise on every rank if one of them says something else than rank 0."""
+    theirs = hvd.broadcast_object(mine, root_rank=0, name=name)
+    differs = hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{name}.differs")
+    if differs.item():
+        raise HeteroError(
+            f"the ranks do not call DistributedOptimizer alike ({differs.item()} of them differ from rank 0; this rank "
+            f"has {mine}, rank 0 {theirs}); give it the same arguments on every rank"
+        )
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:

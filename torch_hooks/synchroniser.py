@@ -39,7 +39,9 @@ class Synchroniser(ABC):
         self._names = names
         self._prefix = prefix
         self._table: tuple[int, npt.NDArray[Any]] | None = None
-        self._table_dtype = np.float64 if all(p.dtype == torch.float64 for p in names) else np.float32
+        double = all(p.dtype == torch.float64 for p in names)
+        self._table_type = torch.float64 if double else torch.float32
+        self._table_dtype = np.float64 if double else np.float32
         self._witness: torch.Tensor | None = None
         self.rearranged = False
         """whether parameters may be trained now that were not before"""

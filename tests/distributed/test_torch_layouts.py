@@ -58,6 +58,12 @@ def test_ranks_whose_parameters_lie_in_memory_in_different_orders_are_refused(ra
     assert "strides" in ranks[1]["differ"]
 
 
+def test_ranks_that_compress_differently_are_refused(ranks):
+    for rank in ranks:
+        assert "do not call DistributedOptimizer alike" in rank["compression"]
+    assert "this rank has compression=FP16Compressor" in ranks[1]["compression"]
+
+
 def test_a_gradient_that_a_hook_changes_after_it_was_weighed_is_refused(ranks):
     for rank in ranks:
         assert "'3.weight' was changed between backward() and step()" in rank["late"]

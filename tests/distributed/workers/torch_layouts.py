@@ -176,6 +176,13 @@ def layouts_that_differ() -> str:
     return refused(lambda: DistributedOptimizer(inner, balance, net.named_parameters()))
 
 
+def compression_that_differs() -> str:
+    net, balance = made(), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    inner = torch.optim.SGD(net.parameters(), lr=1e-3)
+    fp16 = hvd.Compression.fp16 if hvd.rank() == 1 else hvd.Compression.none
+    return refused(lambda: DistributedOptimizer(inner, balance, net.named_parameters(), compression=fp16))
+
+
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
@@ -192,6 +199,7 @@ def main() -> None:
         {
             "off": cases,
             "differ": layouts_that_differ(),
+            "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
             "thawed": parts_that_freeze_and_thaw(),
             "frozen": frozen_while_its_gradient_waits(),
