@@ -44,7 +44,7 @@ class Allreduce(Synchroniser):
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
     factors handed to Horovod would have to be equal on all ranks. Where shares are, in one micro-batch each, Horovod
-    averages, as in stock scripts, and a rank multiplies nothing. Either way every gradient is gone through once.
+    averages, as in stock scripts, and a rank multiplies nothing. So every gradient is gone through once, as a rule.
 
     The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
     and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
@@ -261,6 +261,7 @@ class Allreduce(Synchroniser):
             )
         self._buckets = kept + new
         self._settle(new)
+        self._weigh_anew()
         self._expected = len(self._buckets)
         self.rearranged = True
 
@@ -277,6 +278,20 @@ class Allreduce(Synchroniser):
         as_the_table = [bucket for bucket in dense if bucket.dtype == self._table_type]
         if as_the_table and as_the_table[-1].size < _WITH_TABLE:
             as_the_table[-1].averaged = False
+
+    def _weigh_anew(self) -> None:
+        """What was weighed on its arrival may be in a bucket now that is summed otherwise."""
+        for gradient in self._gradients.values():
+            if gradient.weighed is None or gradient.sent is not None or gradient.changed:
+                continue  # what somebody has changed is refused in any case
+            bucket, tensor = gradient.bucket, gradient.tensor
+            assert bucket is not None, "it is not lost"
+            assert tensor is not None, "it has arrived"
+            factor = self._factor(bucket)
+            if factor != gradient.weighed:
+                weigh([tensor], factor / gradient.weighed)
+                gradient.weighed = factor
+                gradient.note(tensor)
 
     def _averages(self, bucket: Bucket) -> bool:
         """Whether Horovod divides by the number of ranks in this round: by the plan, which is the same on all."""
@@ -296,7 +311,9 @@ class Allreduce(Synchroniser):
         else:
             self._altered += [member for member in members if member.weighed is not None and member.changed]
             gradients = [member.dense(self._layouts.nothing) for member in members]
-            self._weigh(members, gradients, self._factor(bucket))
+            light = [gradient for member, gradient in zip(members, gradients, strict=True) if member.weighed is None]
+            if light:
+                weigh(light, self._factor(bucket))
             wire = [flat(gradient) for gradient in gradients]
             # Horovod remembers by its name how a tensor is summed, and would negotiate it anew where that changes.
             name, op = (f"mean of {bucket.name}", hvd.Average) if self._averages(bucket) else (bucket.name, hvd.Sum)
@@ -310,16 +327,6 @@ class Allreduce(Synchroniser):
                 member.sent = gradient
                 member.version = gradient._version
         self._under_way.append(bucket)
-
-    @staticmethod
-    def _weigh(members: list[Gradient], gradients: list[torch.Tensor], factor: float) -> None:
-        """Bring them to this factor; one weighed already may have been in a bucket that was summed otherwise."""
-        pairs = list(zip(members, gradients, strict=True))
-        if light := [gradient for member, gradient in pairs if member.weighed is None]:
-            weigh(light, factor)
-        for member, gradient in pairs:
-            if member.weighed is not None and member.weighed != factor:
-                weigh([gradient], factor / member.weighed)
 
     def _rows_of(self, member: Gradient) -> torch.Tensor:
         parameter = member.parameter

@@ -35,6 +35,11 @@ class Gradient:
         self.version = 0
         self.sent: torch.Tensor | None = None
 
+    @property
+    def size(self) -> int:
+        """Of the whole tensor, in bytes."""
+        return self.parameter.numel() * self.parameter.element_size()
+
     def note(self, tensor: torch.Tensor) -> None:
         """Remember what has arrived: nobody else is to touch it."""
         self.tensor = tensor
@@ -94,7 +99,7 @@ class Bucket:
     @property
     def size(self) -> int:
         """In bytes."""
-        return sum(p.numel() * p.element_size() for p in (member.parameter for member in self.members))
+        return sum(member.size for member in self.members)
 
     @property
     def summed(self) -> bool:
@@ -109,9 +114,8 @@ def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], 
     for gradient in gradients:
         parameter = gradient.parameter
         rows = by_rows(parameter)
-        size = parameter.numel() * parameter.element_size()
-        gradient.at_once = size >= _WEIGHED_AT_ONCE and not rows
-        sizes.append(size)
+        gradient.at_once = gradient.size >= _WEIGHED_AT_ONCE and not rows
+        sizes.append(gradient.size)
         kinds.append((parameter.dtype, parameter.device, id(parameter) if rows else 0))
     return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
 

@@ -116,13 +116,13 @@ class DistributedOptimizer(WrappedOptimizer):
         self._scaler: Any = None
         # The gradient that was added to last, and the version it had then, which tells a change by the user.
         self._latest: tuple[torch.Tensor, torch.Tensor | None, int] | None = None
-        self._sync = self._synchroniser(balance, compressor(compression), sparse_as_dense)
+        packed = compressor(compression)
+        self._sync = self._synchroniser(balance, packed, sparse_as_dense)
         for parameter in self._names:
             self._check_device(parameter)
         self._listener = Listener(self._on_gradient, self._sync.note_of)
         self._listener.listen(self._names)
         weakref.finalize(self, self._listener.close).atexit = False
-        packed = compressor(compression)
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
         require_alike(f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}", f"{self._prefix}.wire")
         broadcast_parameters(self._names, self._prefix)

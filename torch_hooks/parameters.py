@@ -72,16 +72,14 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
                 f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
                 "compute under torch.autocast(dtype=torch.bfloat16)"
             )
-    theirs = hvd.broadcast_object(mine, root_rank=0, name=f"{prefix}.names")
-    other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
-    # All ranks stop or none does: a rank that went on alone would wait for the others for ever.
-    differs = hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{prefix}.differs")
-    if differs.item():
+    theirs, differ = _compared(mine, f"{prefix}.names")
+    if differ:
+        other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
         here = f"{len(mine)} here, {len(theirs)} on rank 0"
         if other is not None:
             here = f"this rank has {other[0]} where rank 0 has {other[1]}"
         raise HeteroError(
-            f"the ranks do not train the same parameters in the same order ({differs.item()} of them differ from "
+            f"the ranks do not train the same parameters in the same order ({differ} of them differ from "
             f"rank 0; {here}); build the model and the optimizer alike on every rank"
         )
     for parameter, name in names.items():
@@ -92,13 +90,21 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
 
 def require_alike(mine: str, name: str) -> None:
     """Raise on every rank if one of them says something else than rank 0."""
-    theirs = hvd.broadcast_object(mine, root_rank=0, name=name)
-    differs = hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{name}.differs")
-    if differs.item():
+    theirs, differ = _compared(mine, name)
+    if differ:
         raise HeteroError(
-            f"the ranks do not call DistributedOptimizer alike ({differs.item()} of them differ from rank 0; this rank "
+            f"the ranks do not call DistributedOptimizer alike ({differ} of them differ from rank 0; this rank "
             f"has {mine}, rank 0 {theirs}); give it the same arguments on every rank"
         )
+
+
+def _compared(mine: Any, name: str) -> tuple[Any, int]:
+    """What rank 0 says, and how many ranks say something else.
+
+    All ranks know it, and all stop or none does: a rank that went on alone would wait for the others for ever.
+    """
+    theirs = hvd.broadcast_object(mine, root_rank=0, name=name)
+    return theirs, int(hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{name}.differ"))
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:

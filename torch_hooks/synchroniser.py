@@ -17,6 +17,8 @@ from torch_hooks.waiting import wait
 
 __all__ = ["Synchroniser"]
 
+_IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
 
 class Synchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs; the table rides along.
@@ -39,9 +41,7 @@ class Synchroniser(ABC):
         self._names = names
         self._prefix = prefix
         self._table: tuple[int, npt.NDArray[Any]] | None = None
-        double = all(p.dtype == torch.float64 for p in names)
-        self._table_type = torch.float64 if double else torch.float32
-        self._table_dtype = np.float64 if double else np.float32
+        self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
         self._witness: torch.Tensor | None = None
         self.rearranged = False
         """whether parameters may be trained now that were not before"""
@@ -89,7 +89,7 @@ class Synchroniser(ABC):
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
         report = self._balancer.report(
-            settings=settings, witness=witness, trained=self._trained(), dtype=self._table_dtype
+            settings=settings, witness=witness, trained=self._trained(), dtype=_IN_NUMPY[self._table_type]
         )
         # The sum comes into the memory of the report itself.
         self._table = hvd.allreduce_async_(torch.from_numpy(report), name=f"{self._prefix}.table", op=hvd.Sum), report
