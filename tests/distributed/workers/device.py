@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,14 @@ import torch
 from simulated import SimulatedClock
 from torch.nn import functional
 
+from hvd_hetero import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel, report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets, load_balance
 
-buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+# Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
+buckets._WEIGHED_AT_ONCE, division.MEMBERS = 100, 2
 FEATURES = 6
 SAMPLES = 251
 ROUNDS = 9
@@ -88,6 +91,19 @@ class Shortage:
             raise OWN(f"no memory for {size} samples")
 
 
+class ShortageWhileOthersFinish(Shortage):
+    """The rank is ahead of the others until its memory runs short; when it goes on they have told it to stop."""
+
+    def strike(self, moment: str, balance: LoadBalance, size: int) -> None:
+        if moment == "forward" and hvd.rank() != 0:
+            time.sleep(0.02)
+        try:
+            super().strike(moment, balance, size)
+        except OWN:
+            time.sleep(0.3)
+            raise
+
+
 def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> dict:
     torch.manual_seed(100)
     net = Net().double()
@@ -98,6 +114,7 @@ def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> d
     seen: list[list[int]] = [[] for _ in range(ROUNDS)]
     epochs: list[int] = []
     limits: list[list[int]] = []
+    left = 0
     observer = balance.balancer.observer
 
     def observe(finished) -> None:
@@ -110,6 +127,7 @@ def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> d
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
+            left = max(left, len(optimizer._attempt.left))
             with balance.surviving_out_of_memory():
                 optimizer.zero_grad()
                 shortage.strike("forward", balance, len(index))
@@ -137,8 +155,9 @@ def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> d
         "between_ranks": float((everywhere - everywhere[0]).abs().max()),
         "rounds": [sorted(r) for r in rounds],
         "epochs": epochs,
+        "left": hvd.broadcast_object(left, root_rank=0, name="gradients that had left"),
         "struck": hvd.broadcast_object(shortage.sizes, root_rank=0, name="struck"),
-        "still to strike": hvd.broadcast_object(shortage.left, root_rank=0, name="left"),
+        "still to strike": hvd.broadcast_object(shortage.left, root_rank=0, name="still to strike"),
         "limits": limits,
     }
 
@@ -172,6 +191,10 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
     "every micro-batch above five": (BSP, lambda: Shortage("backward", lambda b, n: n > 5, times=1000)),
     "static": (lambda: StaticAllocation([3, 1, 2][: hvd.size()]), lambda: Shortage("backward", later, times=2)),
     "non-blocking": (lambda: NonBlocking(6), lambda: Shortage("backward", at_any)),
+    "non-blocking, after the signal to stop": (
+        lambda: NonBlocking(2, anticipates=False),
+        lambda: ShortageWhileOthersFinish("backward", last_of_several),
+    ),
     "elastic-bsp": (lambda: ElasticBSP(lookahead=4), lambda: Shortage("backward", at_any, times=2)),
 }
 
