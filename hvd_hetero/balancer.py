@@ -208,7 +208,7 @@ class Balancer:
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
         self.expect_next()
-        self._rescale = self._work.samples / work.samples if self._state is _State.PAUSED and work.samples else 1.0
+        self._rescale = self._work.samples / work.samples if self._micro_batches and work.samples else 1.0
         self._work = work
         if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
             # Here, as they are asked for with every tensor.
@@ -243,7 +243,7 @@ class Balancer:
         return True
 
     def out_of_memory(self, *, cramped: bool = False) -> int:
-        """The micro-batch at hand does not fit. Returns how large its parts may be; it is as if it had not begun.
+        """The micro-batch at hand does not fit. Returns how large its parts may be, which come next.
 
         Every rank learns of the limit with the next table, and from then on plans keep to it. Where something else may
         still have held memory (``cramped``), that it failed says nothing of its size.
@@ -258,7 +258,7 @@ class Balancer:
         if not cramped:
             self.pace.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.pace.limit or size))
         self.pace.failed()
-        self._state = _State.PAUSED if self._micro_batches else _State.AGREED
+        self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
         return min(self.pace.limit or size, -(-size // 2))
 
     def report(

@@ -76,7 +76,8 @@ class Allreduce(Synchroniser):
         self._expected = 0
         """buckets that fill by themselves"""
         self._filled = -1  # so many did in the last round
-        self._aside = False
+        self._aside: list[Gradient] = []
+        """of a micro-batch that failed after they had left"""
         self._some_arrived = False
         self._altered: list[Gradient] = []
         """by somebody else, between their arrival and that of the last one of their bucket"""
@@ -130,6 +131,7 @@ class Allreduce(Synchroniser):
         """The round is abandoned, and nothing of it has left."""
         self._some_arrived = False
         self._altered.clear()
+        self._aside.clear()
         for gradient in self._gradients.values():
             gradient.forget()
         for bucket in self._buckets:
@@ -137,26 +139,23 @@ class Allreduce(Synchroniser):
 
     def set_aside(self) -> Iterable[torch.Tensor]:
         """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
-        self._aside = True
+        self._aside = []
         self._some_arrived = False
-        left = []
         for bucket in self._buckets:
             if bucket.handle is None:
                 bucket.waits_for = len(bucket.members)
             else:
-                left += [member.parameter for member in bucket.members]
+                self._aside += bucket.members
         for gradient in self._gradients.values():
             if gradient.sent is None:
                 gradient.forget()
-        return left
+        return [gradient.parameter for gradient in self._aside]
 
     def finish(self) -> None:
         """Wait for the sums, once zeros are sent for gradients that did not arise here: another rank may have them."""
-        if self._aside:
-            self._aside = False
-            for gradient in self._gradients.values():
-                if gradient.sent is not None:
-                    gradient.parameter.grad = gradient.sent
+        for gradient in self._aside:
+            gradient.parameter.grad = gradient.sent
+        self._aside.clear()
         if self._under_way:
             self._expect(len(self._under_way))
         if self._table is None and self._pattern_now() != self._pattern:
@@ -240,8 +239,9 @@ class Allreduce(Synchroniser):
     def _arrange(self) -> None:
         """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
 
-        A bucket stays if all of it is still trained. Of the others none has left on any rank, for a frozen parameter
-        has no gradient that would fill its bucket.
+        A bucket stays if all of it is still trained. Of the others none has left on any rank that froze before its
+        backward pass, for a frozen parameter has no gradient that would fill its bucket. Who freezes later may do so
+        with all of a bucket that has left, as its sum is under way in any case.
         """
         self._layouts.agree()
         self._pattern = self._told
@@ -254,6 +254,8 @@ class Allreduce(Synchroniser):
         by_rows = self._layouts.known_rows
         new = [Bucket(self._name(members[0]), members) for members in buckets_of(free[::-1], by_rows)]
         lost = next((p for p, g in self._gradients.items() if g.bucket is None and g.arrived and g.sent is None), None)
+        if lost is None and any(g.sent is not None for g in free):  # the others of its bucket would leave twice
+            lost = next(p for p, g in self._gradients.items() if g.sent is not None and not p.requires_grad)
         if lost is not None:
             raise RoundStateError(
                 f"{self._names[lost]!r} was frozen between backward() and step(), while its gradient waited to be "
@@ -275,7 +277,7 @@ class Allreduce(Synchroniser):
         dense = [b for b in new if b.dtype in _AVERAGED and not self._layouts.known_rows(b.members[0].parameter)]
         for bucket in dense:
             bucket.averaged = True
-        as_the_table = [bucket for bucket in dense if bucket.dtype == self._table_type]
+        as_the_table = [b for b in dense if b.dtype == self._table_type and b.members[0].parameter.device.type == "cpu"]
         if as_the_table and as_the_table[-1].size < _WITH_TABLE:
             as_the_table[-1].averaged = False
 
@@ -306,8 +308,8 @@ class Allreduce(Synchroniser):
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
         if self._layouts.known_rows(members[0].parameter):
-            gradient = self._rows_of(members[0])
-            bucket.handle = Gather(gradient, self._balancer.weight, bucket.name, self._compression)
+            gradients = [self._rows_of(members[0])]
+            bucket.handle = Gather(gradients[0], self._balancer.weight, bucket.name, self._compression)
         else:
             self._altered += [member for member in members if member.weighed is not None and member.changed]
             gradients = [member.dense(self._layouts.nothing) for member in members]
@@ -323,15 +325,13 @@ class Allreduce(Synchroniser):
                 bucket.handle = hvd.allreduce_async_(wire[0], name=name, op=op)
             else:
                 bucket.handle = hvd.grouped_allreduce_async_(wire, name=name, op=op)
-            for member, gradient in zip(members, gradients, strict=True):
-                member.sent = gradient
-                member.version = gradient._version
+        for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above
+            member.sent = gradient
+            member.version = gradient._version
         self._under_way.append(bucket)
 
     def _rows_of(self, member: Gradient) -> torch.Tensor:
         parameter = member.parameter
         gradient = self._layouts.nothing(parameter) if parameter.grad is None else parameter.grad
         gradient = parameter.grad = self._layouts.rows(parameter, gradient)
-        member.sent = gradient
-        member.version = gradient._version
         return gradient

@@ -147,6 +147,7 @@ class LoadBalance:
             )
         self._warn_unprotected()
         self._cramped = cramped
+        self._parts = 0  # of one that failed, and was abandoned
         self.balancer.begin(work, input_s)
         self.optimizer.begin_micro_batch()
 

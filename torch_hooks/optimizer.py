@@ -151,15 +151,20 @@ class DistributedOptimizer(WrappedOptimizer):
         self._attempt.begin()
         if not self._accumulating:
             return
+        latest = self._latest
         self._require_unchanged()
-        self._kept = next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
+        self._kept = self._gathered()
         if self._kept is None:
-            if self._attempt.left:
+            if self._attempt.left and latest is None:
                 return  # all gradients left before memory ran short
             raise RoundStateError(_CLEARED)
         factor = self._balancer.rescale
         if factor != 1.0:
             torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
+
+    def _gathered(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A gradient that has been gathered, and its parameter."""
+        return next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
 
     def _require_unchanged(self) -> None:
         """The gradient gathered so far is what the last backward pass has left."""
@@ -181,9 +186,11 @@ class DistributedOptimizer(WrappedOptimizer):
         """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
         if not self._attempt.open:
             return False
-        self._latest = None
         left = self._sync.set_aside() if self._gradients_leave else ()
-        return self._attempt.undo(self._names, left, self._accumulating)
+        undone = self._attempt.undo(self._names, left, self._accumulating)
+        gathered = self._gathered()
+        self._latest = None if gathered is None else (*gathered, gathered[1]._version)
+        return undone
 
     @property
     def _gradients_leave(self) -> bool:

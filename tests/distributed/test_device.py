@@ -43,13 +43,18 @@ def test_memory_ran_short_after_gradients_had_left_too(outcome):
         assert left[name] == 0, name
 
 
+def test_a_round_whose_only_micro_batch_failed_is_not_complete(outcome):
+    for name, case in outcome["cases"].items():
+        assert case["complete when struck"] == [False], name
+
+
 def test_no_sample_is_lost_or_done_twice(outcome):
     for name, case in outcome["cases"].items():
         last = case["epochs"][-1]
         for epoch in range(last + 1):
             visited = sorted(i for r, of in zip(case["rounds"], case["epochs"], strict=True) if of == epoch for i in r)
             assert len(set(visited)) == len(visited), name
-            if epoch < last:  # the last one was left in the middle
+            if epoch < last and name != "left for good":  # the last one was left in the middle
                 assert visited == list(range(outcome["samples"])), name
         assert last >= 1 or name.startswith("non-blocking"), "whose rounds are as long as the others allow"
 
@@ -63,11 +68,13 @@ def test_the_limit_with_its_headroom_reaches_all_ranks_with_the_very_round_and_s
 
 
 def test_what_cannot_be_done_again_says_when_and_what_to_do_and_other_errors_pass(outcome):
-    own, after, update, other = outcome["fatal"]
+    own, after, update, cleared, left, other = outcome["fatal"]
     assert own.startswith("HeteroError: round 0: rank 0 ran out of memory with a batch of your own")
     for message in (after, update):
         assert "after its last gradient had left" in message
         assert "set max_micro_batch of the policy below 8" in message
+    assert "zero_grad" in cleared, "also after gradients have left"
+    assert left.startswith("RoundStateError: the loop was left between backward() and step(), with gradients on their")
     assert other == "RuntimeError: shapes cannot be multiplied"
 
 

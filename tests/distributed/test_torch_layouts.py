@@ -76,3 +76,5 @@ def test_gradients_keep_their_weight_where_what_leaves_together_changes(ranks):
 def test_a_parameter_frozen_while_its_gradient_waits_is_refused(ranks):
     for rank in ranks:
         assert "'first.weight' was frozen between backward() and step()" in rank["frozen"]
+        assert "'used.weight' was frozen between backward() and step()" in rank["half a bucket frozen"]
+        assert rank["whole bucket frozen"] == "nothing was refused", "its sum is under way, and nothing leaves twice"

@@ -467,6 +467,7 @@ def test_a_micro_batch_that_does_not_fit_is_done_in_parts_and_plans_keep_to_what
         sizes = [100]
         if rank == 1:
             parts = balancer.out_of_memory()
+            assert balancer.between_updates, "the round has begun, and is not complete"
             sizes = [parts] * (100 // parts)
             assert parts == 50
         for i, size in enumerate(sizes, start=1):

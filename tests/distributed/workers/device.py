@@ -73,11 +73,13 @@ def sgd(parameters) -> torch.optim.Optimizer:
 
 
 class Shortage:
-    """Memory runs short ``times`` times, at ``moment``, on one rank, in micro-batches that ``when`` picks."""
+    """Memory runs short ``times`` times, at ``moment``, on rank 0, in micro-batches that ``when`` picks."""
 
-    def __init__(self, moment: str, when: Callable[[LoadBalance, int], bool], times: int = 1, rank: int = 0) -> None:
+    def __init__(self, moment: str, when: Callable[[LoadBalance, int], bool], times: int = 1) -> None:
         self.moment = moment
-        self.left = times if hvd.rank() == rank else 0
+        self.left = times if hvd.rank() == 0 else 0
+        self.breaks = False
+        """whether the loop is left then"""
         self.sizes: list[int] = []
         self._when = when
 
@@ -104,17 +106,26 @@ class ShortageWhileOthersFinish(Shortage):
             raise
 
 
-def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> dict:
+class ShortageThatEndsTheEpoch(Shortage):
+    """On every rank, in the same micro-batch, and each then leaves the loop."""
+
+    def __init__(self, moment: str, when: Callable[[LoadBalance, int], bool]) -> None:
+        super().__init__(moment, when)
+        self.left, self.breaks = 1, True
+
+
+def train(policy: Policy, shortage: Shortage) -> dict:
     torch.manual_seed(100)
     net = Net().double()
     x, y = samples()
-    balance = LoadBalance(policy, global_batch=GLOBAL_BATCH, telemetry=telemetry)
+    balance = LoadBalance(policy, global_batch=GLOBAL_BATCH)
     loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=ROUNDS)
     optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
     seen: list[list[int]] = [[] for _ in range(ROUNDS)]
     epochs: list[int] = []
     limits: list[list[int]] = []
     left = 0
+    complete_when_struck: set[bool] = set()
     observer = balance.balancer.observer
 
     def observe(finished) -> None:
@@ -136,6 +147,11 @@ def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> d
                 loss.backward()
                 optimizer.step()
                 seen[round] += index.tolist()
+                continue
+            complete_when_struck.add(balance.round_complete)
+            if shortage.breaks:
+                seen[round].clear()
+                break
     balance.close()
     parts = hvd.allgather_object(seen)
     rounds = [[i for part in parts for i in part[r]] for r in range(ROUNDS)]
@@ -156,6 +172,7 @@ def train(policy: Policy, shortage: Shortage, telemetry: str | None = None) -> d
         "rounds": [sorted(r) for r in rounds],
         "epochs": epochs,
         "left": hvd.broadcast_object(left, root_rank=0, name="gradients that had left"),
+        "complete when struck": hvd.broadcast_object(sorted(complete_when_struck), root_rank=0, name="complete"),
         "struck": hvd.broadcast_object(shortage.sizes, root_rank=0, name="struck"),
         "still to strike": hvd.broadcast_object(shortage.left, root_rank=0, name="still to strike"),
         "limits": limits,
@@ -189,6 +206,7 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
     "last micro-batch, forward": (in_fours, lambda: Shortage("forward", last_of_several, times=2)),
     "last micro-batch, backward": (in_fours, lambda: Shortage("backward", last_of_several, times=2)),
     "every micro-batch above five": (BSP, lambda: Shortage("backward", lambda b, n: n > 5, times=1000)),
+    "left for good": (in_fours, lambda: ShortageThatEndsTheEpoch("forward", later)),
     "static": (lambda: StaticAllocation([3, 1, 2][: hvd.size()]), lambda: Shortage("backward", later, times=2)),
     "non-blocking": (lambda: NonBlocking(6), lambda: Shortage("backward", at_any)),
     "non-blocking, after the signal to stop": (
@@ -265,7 +283,7 @@ def fatal() -> list[str]:
     """What cannot be done again says so; on all ranks at once, so that nobody waits."""
     messages = []
     x, y = samples()
-    for moment in ("own batch", "after backward", "update", "another error"):
+    for moment in ("own batch", "after backward", "update", "cleared", "left", "another error"):
         net = Net().double()
         balance = LoadBalance(BSP(), global_batch=8 * hvd.size())
         optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
@@ -274,16 +292,26 @@ def fatal() -> list[str]:
                 balance.batch(8)
                 with balance.surviving_out_of_memory():
                     raise OWN("no memory")
-            for index in BalancedLoader(Indexed(), balance, stop_at=4):
+            shortage = ShortageThatEndsTheEpoch("backward", lambda balance, size: balance.rounds == 2)
+            loader = BalancedLoader(Indexed(), balance, stop_at=3 if moment == "cleared" else 4)
+            for index in loader:
                 if moment == "update" and balance.rounds == 2:
                     optimizer.register_step_pre_hook(out_of_memory)
                 with balance.surviving_out_of_memory():
+                    if moment in ("cleared", "left"):  # after gradients of the upper layers have left
+                        net.middle = partial(shortage.strike_backward, balance, len(index))
                     if moment == "another error":
                         raise RuntimeError("shapes cannot be multiplied")
                     functional.mse_loss(net(x[index]), y[index]).backward()
                     if moment == "after backward" and balance.rounds == 2:  # by now gradients leave as they arise
                         raise OWN("no memory")
                     optimizer.step()
+                    net.zero_grad()  # in the middle of the round, where a batch is done in parts
+                    continue
+                if moment == "left":
+                    break
+            for _ in loader:
+                break
         except Exception as error:  # noqa: BLE001 - its message is what is looked at
             messages.append(f"{type(error).__name__}: {error}")
         optimizer.close()

@@ -141,6 +141,34 @@ def frozen_while_its_gradient_waits() -> str:
     return refused(optimizer.step)
 
 
+class Branches(torch.nn.Module):
+    """A layer whose parameters leave together, and one that is not used, so that the table waits for the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = torch.nn.Linear(4, 1)
+        self.spare = torch.nn.Linear(200, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x.mean((-1, -2)))
+
+
+def frozen_after_it_has_left(*names: str) -> str:
+    """Of the layer that is used, whose gradients are on their way to the other ranks by then."""
+    net, balance = made(Branches), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    for round in range(3):
+        x, y = mine(round)
+        balance.batch(len(x))
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        if round < 2:
+            optimizer.step()
+    for name in names:
+        net.get_parameter(f"used.{name}").requires_grad_(False)
+    return refused(optimizer.step)
+
+
 def parts_that_freeze_and_thaw() -> float:
     """Gradients are weighed as they arrive, for buckets that are formed anew when they leave, and summed otherwise."""
 
@@ -202,6 +230,8 @@ def main() -> None:
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
             "thawed": parts_that_freeze_and_thaw(),
+            "whole bucket frozen": frozen_after_it_has_left("weight", "bias"),
+            "half a bucket frozen": frozen_after_it_has_left("weight"),
             "frozen": frozen_while_its_gradient_waits(),
         }
     )
