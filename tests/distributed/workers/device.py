@@ -98,7 +98,7 @@ class ShortageWhileOthersFinish(Shortage):
 
     def strike(self, moment: str, balance: LoadBalance, size: int) -> None:
         if moment == "forward" and hvd.rank() != 0:
-            time.sleep(0.02)
+            time.sleep(0.05)
         try:
             super().strike(moment, balance, size)
         except OWN:
