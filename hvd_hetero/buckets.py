@@ -2,7 +2,7 @@
 
 A gradient that leaves by itself costs a call, a name to negotiate and a turn of Horovod's thread, which may share a
 core with training; hundreds of small ones make some per cent of a step. One that is gathered with others waits for the
-last of them, and Horovod copies it into a buffer and out again. So small ones are gathered, large ones go alone.
+last of them, and is copied to lie beside them, in Keras also back. So small ones are gathered, large ones go alone.
 
 Let gradients arise in the order 0 … n-1, b_i bytes each, and R_i = b_i + … + b_{n-1} be still to come when i does. Then
 
@@ -29,8 +29,9 @@ BYTES = 2**22
 LEAST = 2**18
 """Not worth dividing (arbitrary)."""
 ALONE = 2**20
-"""From here on, two copies are taken to cost more than a collective. On two ranks with a core each, going alone gained
-3 % of a step at 4 MiB and lost 2 % at 256 KiB; where it turns between them is not measured."""
+"""From here on, copies are taken to cost more than a collective. On two ranks with a core each, going alone gained 3 %
+of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of what is gathered; where it turns between
+them, and since there is one copy, is not measured."""
 
 
 def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:

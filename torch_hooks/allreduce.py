@@ -2,16 +2,17 @@
 
 A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
 a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
-buckets (``hvd_hetero.buckets``), each of which is one call, one product with the weight and one wait; what is known of
-a gradient is found once, when its hook is made.
+buckets (``hvd_hetero.buckets``), each of which is one tensor to Horovod (``torch_hooks.places``), one call and one
+wait; what is known of a gradient is found once, when its hook is made.
 
-Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: groups must be the
+Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: buckets must be the
 same on all ranks, and ranks may differ in what arises first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import horovod.torch as hvd
@@ -20,7 +21,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import checksum
-from torch_hooks.buckets import Bucket, Gradient, buckets_of, flat, weigh
+from torch_hooks.buckets import Bucket, Gradient, buckets_of, flat
 from torch_hooks.compression import Compressed
 from torch_hooks.parameters import witness_among
 from torch_hooks.sparse import Gather, Layouts
@@ -28,10 +29,10 @@ from torch_hooks.synchroniser import Synchroniser
 
 __all__ = ["Allreduce"]
 
+_TRAINED = attrgetter("requires_grad")
 _AVERAGED = (torch.float32, torch.float64)  # in these the sum of gradients without weights is far from overflowing
-_MOST_TENSORS = 450  # of which Horovod remembers two names each, of 1,024 by default; more would push each other out
+_MOST_BUCKETS = 450  # of which Horovod remembers two names each, of 1,024 by default; more would push each other out
 _WITH_TABLE = 2**20  # bytes of a bucket that is small enough to be a plain sum for the table's sake (arbitrary)
-_ROUNDING = 1e-15  # of n * (1/n)
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
@@ -44,7 +45,8 @@ class Allreduce(Synchroniser):
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
     factors handed to Horovod would have to be equal on all ranks. Where shares are, in one micro-batch each, Horovod
-    averages, as in stock scripts, and a rank multiplies nothing. So every gradient is gone through once, as a rule.
+    averages, as in stock scripts. So every gradient is gone through once, as a rule: on its way to its bucket's memory,
+    or where it leaves alone and has a weight.
 
     The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
     and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
@@ -109,18 +111,17 @@ class Allreduce(Synchroniser):
                 f"the gradient of {self._names[note.parameter]!r} was computed twice before step(), and the first one "
                 "is on its way already; add the losses and call backward() once per micro-batch"
             )
-        gradient = note.parameter.grad
-        assert gradient is not None, "its hook was called"
         note.arrived = self._some_arrived = True
         bucket = note.bucket
-        if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
-            note.note(gradient)
-            return
-        if note.at_once:
-            gradient = note.dense(self._layouts.nothing)
-            note.weighed = self._factor(bucket)
-            weigh([gradient], note.weighed)
+        if bucket is not None:
+            bucket.open()
+            if note.at_once:
+                bucket.take(note, self._factor(bucket))
+        gradient = note.parameter.grad
+        assert gradient is not None, "its hook was called"
         note.note(gradient)
+        if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
+            return
         bucket.waits_for -= 1
         if not bucket.waits_for:
             if len(self._under_way) + 1 == self._expected:
@@ -135,7 +136,7 @@ class Allreduce(Synchroniser):
         for gradient in self._gradients.values():
             gradient.forget()
         for bucket in self._buckets:
-            bucket.waits_for = len(bucket.members)
+            bucket.forget()
 
     def set_aside(self) -> Iterable[torch.Tensor]:
         """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
@@ -143,7 +144,8 @@ class Allreduce(Synchroniser):
         self._some_arrived = False
         for bucket in self._buckets:
             if bucket.handle is None:
-                bucket.waits_for = len(bucket.members)
+                bucket.forget()
+                bucket.release()  # memory is short
             else:
                 self._aside += bucket.members
         for gradient in self._gradients.values():
@@ -222,15 +224,15 @@ class Allreduce(Synchroniser):
                 members[0].parameter.grad = bucket.handle.result()
             else:
                 bucket.handle.finish()
+            changed += bucket.moved()
             bucket.handle = None
-            bucket.waits_for = len(members)
             for member in members:
                 member.sent = None
-                member.forget()
+            bucket.forget()
         return changed
 
     def _pattern_now(self) -> bytes:
-        return bytes(p.requires_grad for p in self._names)
+        return bytes(map(_TRAINED, self._names))
 
     def _trained(self) -> int:
         self._told = self._pattern_now()
@@ -248,7 +250,7 @@ class Allreduce(Synchroniser):
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
         for gradient in self._gradients.values():
             if gradient.bucket not in kept:
-                gradient.bucket = None  # its hook stays, and must not fill what is not there any more
+                gradient.bucket = gradient.place = None  # its hook stays, and must not fill what is not there any more
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
         by_rows = self._layouts.known_rows
@@ -263,7 +265,7 @@ class Allreduce(Synchroniser):
             )
         self._buckets = kept + new
         self._settle(new)
-        self._weigh_anew()
+        self._weigh_anew(new)
         self._expected = len(self._buckets)
         self.rearranged = True
 
@@ -271,8 +273,11 @@ class Allreduce(Synchroniser):
         return f"{self._prefix}.gradient.{self._names[first.parameter]}"
 
     def _settle(self, new: list[Bucket]) -> None:
-        """Which of these Horovod may average: settled once, as those that are kept may have left on another rank."""
-        if self._compression is not None or len(self._names) > _MOST_TENSORS:
+        """Which of these Horovod may average: settled once, as those that are kept may have left on another rank.
+
+        (So those that come later may bring the number of names above the limit: time, and nothing else.)
+        """
+        if self._compression is not None or len(self._buckets) > _MOST_BUCKETS:
             return
         dense = [b for b in new if b.dtype in _AVERAGED and not self._layouts.known_rows(b.members[0].parameter)]
         for bucket in dense:
@@ -281,29 +286,25 @@ class Allreduce(Synchroniser):
         if as_the_table and as_the_table[-1].size < _WITH_TABLE:
             as_the_table[-1].averaged = False
 
-    def _weigh_anew(self) -> None:
-        """What was weighed on its arrival may be in a bucket now that is summed otherwise."""
-        for gradient in self._gradients.values():
-            if gradient.weighed is None or gradient.sent is not None or gradient.changed:
-                continue  # what somebody has changed is refused in any case
-            bucket, tensor = gradient.bucket, gradient.tensor
-            assert bucket is not None, "it is not lost"
-            assert tensor is not None, "it has arrived"
-            factor = self._factor(bucket)
-            if factor != gradient.weighed:
-                weigh([tensor], factor / gradient.weighed)
-                gradient.weighed = factor
-                gradient.note(tensor)
+    def _weigh_anew(self, buckets: list[Bucket]) -> None:
+        """What was weighed on its arrival has another place now, and may be summed otherwise."""
+        for bucket in buckets:
+            bucket.open()
+            for member in bucket.members:
+                if member.weighed is None or member.changed:
+                    continue  # what somebody has changed is refused in any case
+                bucket.take(member, self._factor(bucket))
+                gradient = member.parameter.grad
+                assert gradient is not None, "it has arrived"
+                member.note(gradient)
 
     def _averages(self, bucket: Bucket) -> bool:
         """Whether Horovod divides by the number of ranks in this round: by the plan, which is the same on all."""
         return bucket.averaged and self._balancer.even
 
     def _factor(self, bucket: Bucket) -> float:
-        weight, workers = self._balancer.weight, self._balancer.workers
-        if not self._averages(bucket):
-            return weight
-        return 1.0 if abs(weight * workers - 1.0) < _ROUNDING else weight * workers
+        balancer = self._balancer
+        return balancer.weight_in_mean if bucket.averaged and balancer.even else balancer.weight
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
@@ -312,19 +313,15 @@ class Allreduce(Synchroniser):
             bucket.handle = Gather(gradients[0], self._balancer.weight, bucket.name, self._compression)
         else:
             self._altered += [member for member in members if member.weighed is not None and member.changed]
-            gradients = [member.dense(self._layouts.nothing) for member in members]
-            light = [gradient for member, gradient in zip(members, gradients, strict=True) if member.weighed is None]
-            if light:
-                weigh(light, self._factor(bucket))
-            wire = [flat(gradient) for gradient in gradients]
+            self._altered += bucket.moved()
+            gradients, wire = bucket.fill(self._factor(bucket))
             # Horovod remembers by its name how a tensor is summed, and would negotiate it anew where that changes.
             name, op = (f"mean of {bucket.name}", hvd.Average) if self._averages(bucket) else (bucket.name, hvd.Sum)
             if self._compression is not None:
-                bucket.handle = Compressed(wire, name, self._compression)
-            elif len(wire) == 1:  # a group would be negotiated as one
-                bucket.handle = hvd.allreduce_async_(wire[0], name=name, op=op)
+                # One by one, as in stock scripts: a compressor may look at shapes.
+                bucket.handle = Compressed(list(map(flat, gradients)), name, self._compression)
             else:
-                bucket.handle = hvd.grouped_allreduce_async_(wire, name=name, op=op)
+                bucket.handle = hvd.allreduce_async_(wire, name=name, op=op)
         for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above
             member.sent = gradient
             member.version = gradient._version

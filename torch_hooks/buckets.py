@@ -9,28 +9,31 @@ import horovod.torch as hvd
 import torch
 
 from hvd_hetero.buckets import divide
+from torch_hooks.places import Places
 from torch_hooks.shared_memory import shares_memory
 
-__all__ = ["Bucket", "Gradient", "buckets_of", "flat", "weigh"]
+__all__ = ["Bucket", "Gradient", "buckets_of", "flat"]
 
-# A product right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
+# What is done right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
 # At 256 KiB it gained 1 % of a step; the bound is arbitrary.
-_WEIGHED_AT_ONCE = 2**17
+_AT_ONCE = 2**17
 
 
 class Gradient:
     """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
 
-    __slots__ = ("arrived", "at_once", "bucket", "parameter", "sent", "tensor", "version", "weighed")
+    __slots__ = ("arrived", "at_once", "bucket", "parameter", "place", "sent", "tensor", "version", "weighed")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
         self.bucket: Bucket | None = None
         self.arrived = False
         self.weighed: float | None = None
-        """by which factor, if it was"""
+        """by which factor, if it was; from its place in the bucket it leaves as it is then"""
         self.at_once = False
         """whether it is to be weighed as soon as it has arrived"""
+        self.place: torch.Tensor | None = None
+        """from where it leaves, unless it leaves alone"""
         self.tensor: torch.Tensor | None = None
         self.version = 0
         self.sent: torch.Tensor | None = None
@@ -51,15 +54,15 @@ class Gradient:
         present = self.parameter.grad
         return present is None or present is not self.tensor or present._version != self.version
 
-    def dense(self, nothing: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """As a whole tensor of its own, which may be changed; ``nothing`` of the parameter where none arose.
+    def dense(self) -> torch.Tensor:
+        """As a whole tensor of its own, which may be changed; zeros where none arose.
 
         It lies in memory as the parameter does: fused optimizers walk through both in the order of their addresses.
         """
         parameter = self.parameter
         gradient = parameter.grad
         if gradient is None:
-            gradient = parameter.grad = nothing(parameter)
+            gradient = parameter.grad = torch.zeros_like(parameter)
         elif gradient.layout is not torch.strided:
             gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient.to_dense())
         elif not (gradient.is_contiguous() if parameter.is_contiguous() else gradient.stride() == parameter.stride()):
@@ -71,18 +74,18 @@ class Gradient:
     def forget(self) -> None:
         """It never was."""
         self.arrived = False
-        self.weighed = None
-        self.tensor = None
+        self.weighed = self.tensor = None
 
 
 class Bucket:
-    """Gradients that leave together."""
+    """Gradients that leave together: from places next to each other, if there are several."""
 
-    __slots__ = ("averaged", "handle", "members", "name", "waits_for")
+    __slots__ = ("_opened", "_places", "averaged", "handle", "members", "name", "parameters", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
         self.members = members
+        self.parameters = [member.parameter for member in members]
         self.averaged = False
         """whether Horovod may divide the sum by the number of ranks"""
         self.waits_for = len(members)
@@ -90,6 +93,7 @@ class Bucket:
         """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
         for member in members:
             member.bucket = self
+        self.release()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,6 +110,86 @@ class Bucket:
         """Whether the sums are there, so that nobody need wait for them."""
         return type(self.handle) is int and hvd.poll(self.handle)
 
+    def forget(self) -> None:
+        """None of its gradients is there."""
+        self.waits_for = len(self.members)
+        self._opened = False
+        for member in self.members:
+            member.forget()
+
+    def release(self) -> None:
+        """Let go of the memory of its places; those of gradients that have left are kept by these."""
+        self._places: Places | None = None
+        self._opened = False
+        for member in self.members:
+            member.place = None
+
+    def open(self) -> None:
+        """Have a place for each gradient, before the first is touched."""
+        if self._opened:
+            return
+        if len(self.members) > 1 and not (self._places and self._places.serve(self.parameters)):
+            self.release()
+            self._places = Places(self.parameters)
+            for member, place in zip(self.members, self._places.of, strict=True):
+                member.place = place
+            del place
+            self._places.handed_out()
+        self._opened = True
+
+    def take(self, member: Gradient, factor: float) -> None:
+        """Weigh a gradient that is here, which nobody else may touch from now on; by the rest, if it is weighed."""
+        place, ratio = member.place, factor
+        if member.weighed is not None:
+            ratio = factor / member.weighed if member.weighed else 1.0
+        if place is None:
+            if ratio == 1.0 and member.weighed is None:
+                return  # it is looked at when it leaves
+            _weigh([member.dense()], ratio)
+        else:
+            assert member.parameter.grad is not None, "it is here"
+            gradient = _whole(member.parameter.grad)
+            if gradient is place or ratio == 0.0:
+                _weigh([place], ratio)
+            elif ratio == 1.0:
+                place.copy_(gradient)
+            else:
+                torch.mul(gradient, ratio, out=place)
+            member.parameter.grad = place
+        member.weighed = factor
+
+    def fill(self, factor: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
+        self.open()
+        if self._places is None:
+            alone = self.members[0].dense()
+            if self.members[0].weighed is None:
+                _weigh([alone], factor)
+            return [alone], flat(alone)
+        light: list[torch.Tensor] = []
+        to: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for member in self.members:
+            if member.weighed is None:
+                gradient, place = member.parameter.grad, member.place
+                assert place is not None, "the bucket is open"
+                light.append(place)
+                if gradient is None:
+                    place.zero_()
+                elif gradient is not place:
+                    to.append(place)
+                    gradients.append(_whole(gradient))
+                member.parameter.grad = place
+        if to:
+            torch._foreach_copy_(to, gradients)
+        if light:
+            _weigh(light, factor)
+        return self._places.of, self._places.whole
+
+    def moved(self) -> list[Gradient]:
+        """Those that somebody has taken from their places."""
+        return [self.members[number] for number in self._places.moved()] if self._opened and self._places else []
+
 
 def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool]) -> list[list[Gradient]]:
     """Divide them, given in the order in which they are likely to arise. Each that travels ``by_rows`` is alone."""
@@ -114,9 +198,10 @@ def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], 
     for gradient in gradients:
         parameter = gradient.parameter
         rows = by_rows(parameter)
-        gradient.at_once = gradient.size >= _WEIGHED_AT_ONCE and not rows
+        gradient.at_once = gradient.size >= _AT_ONCE and not rows
         sizes.append(gradient.size)
-        kinds.append((parameter.dtype, parameter.device, id(parameter) if rows else 0))
+        alone = rows or getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype
+        kinds.append((parameter.dtype, parameter.device, id(parameter) if alone else 0))
     return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
 
 
@@ -125,7 +210,14 @@ def flat(gradient: torch.Tensor) -> torch.Tensor:
     return gradient if gradient.is_contiguous() else gradient.as_strided((gradient.numel(),), (1,))
 
 
-def weigh(gradients: list[torch.Tensor], weight: float) -> None:
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    """As plain numbers: not in rows, and not to be differentiated."""
+    if gradient.requires_grad:  # of backward(create_graph=True)
+        gradient = gradient.detach()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
     """Multiply them by the weight of this rank, in place."""
     if weight == 0.0:
         torch._foreach_zero_(gradients)  # and not a product, which would keep the NaN of a mean over no samples

@@ -12,14 +12,18 @@ __all__ = ["Listener"]
 
 
 class Listener:
-    """Calls a method with each parameter whose gradient is there, and with what is known of it.
+    """Calls ``tell`` with ``who`` listens, each parameter whose gradient is there, and what is known of it.
 
     ``note_of`` gives the latter once, when the hook is made: a look into a dictionary by tensor would cost every step.
-    The method's object is held weakly, for a model may outlive its optimizer and be trained by another.
+    ``who`` is held weakly, for a model may outlive its optimizer and be trained by another; and not as a weak method,
+    whose every call is some more of Python.
     """
 
-    def __init__(self, tell: Callable[[torch.Tensor, Any], None], note_of: Callable[[torch.Tensor], Any]) -> None:
-        self._tell = weakref.WeakMethod(tell)
+    def __init__(
+        self, who: Any, tell: Callable[[Any, torch.Tensor, Any], None], note_of: Callable[[torch.Tensor], Any]
+    ) -> None:
+        self._who = weakref.ref(who)
+        self._tell = tell
         self._note_of = note_of
         self._handles: dict[torch.Tensor, Any] = {}
 
@@ -31,11 +35,11 @@ class Listener:
                 self._handles[parameter] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, note: Any) -> Callable[[torch.Tensor], None]:
-        method = self._tell
+        of, tell = self._who, self._tell
 
         def on_gradient(parameter: torch.Tensor) -> None:
-            if (tell := method()) is not None:
-                tell(parameter, note)
+            if (who := of()) is not None:
+                tell(who, parameter, note)
 
         return on_gradient
 

@@ -112,6 +112,8 @@ class DistributedOptimizer(WrappedOptimizer):
         self._skip = False
         self._closed = False
         self._attempt = Attempt()
+        # Whether each gradient leaves as it comes, with nothing gathered before it: nothing else is to be looked after.
+        self._straight = False
         self._timed: torch.device | None = None
         self._scaler: Any = None
         # The gradient that was added to last, and the version it had then, which tells a change by the user.
@@ -120,7 +122,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._sync = self._synchroniser(balance, packed, sparse_as_dense)
         for parameter in self._names:
             self._check_device(parameter)
-        self._listener = Listener(self._on_gradient, self._sync.note_of)
+        self._listener = Listener(self, DistributedOptimizer._on_gradient, self._sync.note_of)
         self._listener.listen(self._names)
         weakref.finalize(self, self._listener.close).atexit = False
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
@@ -149,7 +151,9 @@ class DistributedOptimizer(WrappedOptimizer):
         self._declined = False
         self._kept = None
         self._attempt.begin()
-        if not self._accumulating:
+        accumulating = self._accumulating
+        self._straight = self._gradients_leave and not (accumulating or self._attempt.left)
+        if not accumulating:
             return
         latest = self._latest
         self._require_unchanged()
@@ -186,6 +190,7 @@ class DistributedOptimizer(WrappedOptimizer):
         """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
         if not self._attempt.open:
             return False
+        self._straight = False
         left = self._sync.set_aside() if self._gradients_leave else ()
         undone = self._attempt.undo(self._names, left, self._accumulating)
         gathered = self._gathered()
@@ -204,6 +209,7 @@ class DistributedOptimizer(WrappedOptimizer):
                     "the loop was left between backward() and step(), with gradients on their way to the other ranks; "
                     "call optimizer.step() before leaving it, or give the loader stop_at=rounds"
                 )
+            self._straight = False
             self._balancer.abandon()
             self._sync.forget()
             self._attempt.round_over()
@@ -231,6 +237,7 @@ class DistributedOptimizer(WrappedOptimizer):
             # Until the next micro-batch: step() must not find out otherwise, without the clipping.
             self._declined = True
             return False
+        self._straight = False
         self._attempt.over()
         self._require_unchanged()
         self._sync.finish()
@@ -385,6 +392,9 @@ class DistributedOptimizer(WrappedOptimizer):
         broadcast_parameters(added, f"{self._prefix}.group{group}")
 
     def _on_gradient(self, parameter: torch.Tensor, note: Any) -> None:
+        if self._straight:
+            self._sync.arrived(note)
+            return
         if not self._attempt.touch(parameter):
             return
         if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:

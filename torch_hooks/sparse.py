@@ -94,9 +94,8 @@ class Layouts:
                     parameter.grad = parameter.grad.to_sparse(1)
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The gradient of a rank that has none, in the layout agreed."""
-        known = self._known.get(parameter, _DENSE)
-        return _no_rows(parameter, known) if known else torch.zeros_like(parameter)
+        """The gradient, by rows, of a rank that has none."""
+        return _no_rows(parameter, self._known[parameter])
 
 
 class Gather:

@@ -232,7 +232,7 @@ def gradual_unfreezing() -> dict:
 
     outcome = {}
     for members, at_once in ((32, 1 << 17), (3, 33), (1, 1)):  # bytes from which a gradient is weighed as it arrives
-        with patched(division, MEMBERS=members), patched(buckets, _WEIGHED_AT_ONCE=at_once):
+        with patched(division, MEMBERS=members), patched(buckets, _AT_ONCE=at_once):
             model, balance = deep(), LoadBalance("bsp", global_batch=8)
             optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
             for round in range(15):

@@ -26,7 +26,7 @@ from hvd_hetero.testing import DeviceModel, report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets, load_balance
 
 # Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
-buckets._WEIGHED_AT_ONCE, division.MEMBERS = 100, 2
+buckets._AT_ONCE, division.MEMBERS = 100, 2
 FEATURES = 6
 SAMPLES = 251
 ROUNDS = 9

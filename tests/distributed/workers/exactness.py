@@ -25,7 +25,7 @@ from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-buckets._WEIGHED_AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
 ROUNDS = 100
 CLIP = 0.5
 PAUSE_S = 5e-3  # a micro-batch, times the rank: real time, for the signals are real that end non-blocking rounds early

@@ -19,7 +19,7 @@ from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
-buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 SAMPLES = 25  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample, for one rank
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(SAMPLES, 20, generator=GENERATOR)

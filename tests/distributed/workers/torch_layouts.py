@@ -17,7 +17,7 @@ from hvd_hetero.testing import report
 from torch_hooks import DistributedOptimizer, LoadBalance, buckets
 
 # Sizes in bytes at which a small model takes every way that a large one takes.
-buckets._WEIGHED_AT_ONCE, division.ALONE = 100, 1000
+buckets._AT_ONCE, division.ALONE = 100, 1000
 ROUNDS, SAMPLES = 6, 8  # of each rank
 GENERATOR = torch.Generator().manual_seed(5)
 RANKS = 2

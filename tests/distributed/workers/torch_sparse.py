@@ -16,7 +16,7 @@ from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, Sel
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
-buckets._WEIGHED_AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 ROUNDS = 100
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1
