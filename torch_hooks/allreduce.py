@@ -45,8 +45,8 @@ class Allreduce(Synchroniser):
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
     factors handed to Horovod would have to be equal on all ranks. Where shares are, in one micro-batch each, Horovod
-    averages, as in stock scripts. So every gradient is gone through once, as a rule: on its way to its bucket's memory,
-    or where it leaves alone and has a weight.
+    averages, as in stock scripts. So every large gradient is gone through once, at most: on its way to its bucket's
+    memory, or where it leaves alone and has a weight.
 
     The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
     and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
@@ -81,6 +81,8 @@ class Allreduce(Synchroniser):
         self._aside: list[Gradient] = []
         """of a micro-batch that failed after they had left"""
         self._some_arrived = False
+        self._some_wait = False
+        """for a bucket"""
         self._altered: list[Gradient] = []
         """by somebody else, between their arrival and that of the last one of their bucket"""
 
@@ -121,6 +123,7 @@ class Allreduce(Synchroniser):
         assert gradient is not None, "its hook was called"
         note.note(gradient)
         if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
+            self._some_wait = True
             return
         bucket.waits_for -= 1
         if not bucket.waits_for:
@@ -130,7 +133,7 @@ class Allreduce(Synchroniser):
 
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
-        self._some_arrived = False
+        self._some_arrived = self._some_wait = False
         self._altered.clear()
         self._aside.clear()
         for gradient in self._gradients.values():
@@ -138,10 +141,15 @@ class Allreduce(Synchroniser):
         for bucket in self._buckets:
             bucket.forget()
 
+    def release(self) -> None:
+        """Let go of memory that is kept from round to round."""
+        for bucket in self._buckets:
+            bucket.release()
+
     def set_aside(self) -> Iterable[torch.Tensor]:
         """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
         self._aside = []
-        self._some_arrived = False
+        self._some_arrived = self._some_wait = False
         for bucket in self._buckets:
             if bucket.handle is None:
                 bucket.forget()
@@ -166,6 +174,8 @@ class Allreduce(Synchroniser):
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._arrange()
+        if self._some_wait:  # without buckets formed anew: thawed, and frozen again since
+            self._require_a_bucket()
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
         changed = [*self._altered, *(m for b in held_back for m in b.members if m.arrived and m.changed)]
         self._altered.clear()
@@ -248,6 +258,7 @@ class Allreduce(Synchroniser):
         self._layouts.agree()
         self._pattern = self._told
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
+        self._altered += [m for b in self._buckets if b not in kept and b.handle is None for m in b.moved()]
         for gradient in self._gradients.values():
             if gradient.bucket not in kept:
                 gradient.bucket = gradient.place = None  # its hook stays, and must not fill what is not there any more
@@ -255,19 +266,26 @@ class Allreduce(Synchroniser):
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
         by_rows = self._layouts.known_rows
         new = [Bucket(self._name(members[0]), members) for members in buckets_of(free[::-1], by_rows)]
-        lost = next((p for p, g in self._gradients.items() if g.bucket is None and g.arrived and g.sent is None), None)
-        if lost is None and any(g.sent is not None for g in free):  # the others of its bucket would leave twice
-            lost = next(p for p, g in self._gradients.items() if g.sent is not None and not p.requires_grad)
-        if lost is not None:
-            raise RoundStateError(
-                f"{self._names[lost]!r} was frozen between backward() and step(), while its gradient waited to be "
-                "summed; call requires_grad_(False) before backward() or after step()"
-            )
+        self._require_a_bucket()
+        if any(g.sent is not None for g in free):  # the others of its bucket would leave twice
+            self._refuse_frozen(p for p, g in self._gradients.items() if g.sent is not None and not p.requires_grad)
         self._buckets = kept + new
         self._settle(new)
         self._weigh_anew(new)
         self._expected = len(self._buckets)
         self.rearranged = True
+
+    def _require_a_bucket(self) -> None:
+        """All that has arrived leaves with one."""
+        self._refuse_frozen(p for p, g in self._gradients.items() if g.bucket is None and g.arrived and g.sent is None)
+        self._some_wait = False
+
+    def _refuse_frozen(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            raise RoundStateError(
+                f"{self._names[parameter]!r} was frozen between backward() and step(), while its gradient waited to be "
+                "summed; call requires_grad_(False) before backward() or after step()"
+            )
 
     def _name(self, first: Gradient) -> str:
         return f"{self._prefix}.gradient.{self._names[first.parameter]}"
@@ -291,8 +309,11 @@ class Allreduce(Synchroniser):
         for bucket in buckets:
             bucket.open()
             for member in bucket.members:
-                if member.weighed is None or member.changed:
-                    continue  # what somebody has changed is refused in any case
+                if member.weighed is None:
+                    continue
+                if member.changed:  # which is refused, once it is sent
+                    member.weighed = None
+                    continue
                 bucket.take(member, self._factor(bucket))
                 gradient = member.parameter.grad
                 assert gradient is not None, "it has arrived"

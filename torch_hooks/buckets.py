@@ -9,7 +9,8 @@ import horovod.torch as hvd
 import torch
 
 from hvd_hetero.buckets import divide
-from torch_hooks.places import Places
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.places import Places, address
 from torch_hooks.shared_memory import shares_memory
 
 __all__ = ["Bucket", "Gradient", "buckets_of", "flat"]
@@ -62,7 +63,7 @@ class Gradient:
         parameter = self.parameter
         gradient = parameter.grad
         if gradient is None:
-            gradient = parameter.grad = torch.zeros_like(parameter)
+            gradient = parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
         elif gradient.layout is not torch.strided:
             gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient.to_dense())
         elif not (gradient.is_contiguous() if parameter.is_contiguous() else gradient.stride() == parameter.stride()):
@@ -80,7 +81,7 @@ class Gradient:
 class Bucket:
     """Gradients that leave together: from places next to each other, if there are several."""
 
-    __slots__ = ("_opened", "_places", "averaged", "handle", "members", "name", "parameters", "waits_for")
+    __slots__ = ("_address", "_opened", "_places", "averaged", "handle", "members", "name", "parameters", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
@@ -91,6 +92,8 @@ class Bucket:
         self.waits_for = len(members)
         self.handle: Any = None
         """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
+        self._address: int | None = None
+        """of a gradient that has left alone"""
         for member in members:
             member.bucket = self
         self.release()
@@ -113,12 +116,12 @@ class Bucket:
     def forget(self) -> None:
         """None of its gradients is there."""
         self.waits_for = len(self.members)
-        self._opened = False
+        self._opened, self._address = False, None
         for member in self.members:
             member.forget()
 
     def release(self) -> None:
-        """Let go of the memory of its places; those of gradients that have left are kept by these."""
+        """Let go of its places; what has left is kept by its parameters and by Horovod."""
         self._places: Places | None = None
         self._opened = False
         for member in self.members:
@@ -130,6 +133,12 @@ class Bucket:
             return
         if len(self.members) > 1 and not (self._places and self._places.serve(self.parameters)):
             self.release()
+            if len({(p.dtype, p.device) for p in self.parameters}) > 1:
+                raise RoundStateError(
+                    f"parameters of {self.name!r}, whose gradients travel together, have different types or lie on "
+                    "different devices, which was not so when their buckets were formed; convert the model before the "
+                    "first round, or all of it"
+                )
             self._places = Places(self.parameters)
             for member, place in zip(self.members, self._places.of, strict=True):
                 member.place = place
@@ -165,7 +174,9 @@ class Bucket:
             alone = self.members[0].dense()
             if self.members[0].weighed is None:
                 _weigh([alone], factor)
-            return [alone], flat(alone)
+                self.members[0].weighed = factor
+            self._address = alone.data_ptr()
+            return [alone], flat(alone).detach()  # which keeps the memory, whatever becomes of the gradient
         light: list[torch.Tensor] = []
         to: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
@@ -180,15 +191,19 @@ class Bucket:
                     to.append(place)
                     gradients.append(_whole(gradient))
                 member.parameter.grad = place
+                member.weighed = factor
         if to:
             torch._foreach_copy_(to, gradients)
         if light:
-            _weigh(light, factor)
+            _weigh(light if len(light) < len(self.members) else [self._places.whole], factor)
         return self._places.of, self._places.whole
 
     def moved(self) -> list[Gradient]:
-        """Those that somebody has taken from their places."""
-        return [self.members[number] for number in self._places.moved()] if self._opened and self._places else []
+        """Those that lie elsewhere than they did when they were put in their places, or left alone."""
+        if self._places is not None:
+            return [self.members[number] for number in self._places.moved()] if self._opened else []
+        sent = self.members[0].sent
+        return self.members if None not in (sent, self._address) and address(sent) != self._address else []
 
 
 def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool]) -> list[list[Gradient]]:

@@ -62,6 +62,10 @@ class DistributedOptimizer(WrappedOptimizer):
     Call ``zero_grad()`` for every batch, as usual: a gradient of an earlier round that is still there when a round of
     several micro-batches begins would count with a weight that is not its own.
 
+    Gradients below 1 MiB travel together: after ``step()`` they lie next to each other, ``p.grad`` being another tensor
+    then (unless it was added to in that place). One that you keep stays as it is, and with it the memory of all that
+    travelled beside it, also in ``torch.save``: keep ``p.grad.clone()``.
+
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Buffers of a model (the running
     statistics of batch norm) are not parameters, and stay the user's: ``hvd.broadcast_parameters(model.state_dict(),
     0)``.
@@ -191,7 +195,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if not self._attempt.open:
             return False
         self._straight = False
-        left = self._sync.set_aside() if self._gradients_leave else ()
+        left = self._sync.set_aside()
         undone = self._attempt.undo(self._names, left, self._accumulating)
         gathered = self._gathered()
         self._latest = None if gathered is None else (*gathered, gathered[1]._version)
@@ -245,6 +249,7 @@ class DistributedOptimizer(WrappedOptimizer):
             self._sync.rearranged = False
             self._listener.listen(self._names)  # to those that have been thawed
         self._attempt.round_over()
+        self._kept = None
         self._synchronised = True
         return True
 
@@ -369,6 +374,7 @@ class DistributedOptimizer(WrappedOptimizer):
         balance = self._serves()
         if balance is not None and balance.optimizer is self and not self._sync.gradients_left:
             self.abandon_round()
+            self._sync.release()
             balance.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -6,14 +6,13 @@ are copied as soon as they are computed, while they are in the processor's cache
 rank on the way.
 
 The memory serves again in the next round, unless somebody has kept a gradient of the last one: that stays as it is, as
-users of ``zero_grad(set_to_none=True)`` expect, and there is new memory for what is to come. Whoever keeps one small
-gradient keeps, and saves, the memory of all: keep a clone. What refers to an ``untyped_storage()`` alone is not seen.
+users of ``zero_grad(set_to_none=True)`` expect, and there is new memory for what is to come. (What refers to an
+``untyped_storage()`` alone is not seen.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 from operator import attrgetter, methodcaller
 from sys import getrefcount
 
@@ -21,11 +20,11 @@ import torch
 
 from torch_hooks.shared_memory import users
 
-__all__ = ["Places"]
+__all__ = ["Places", "address"]
 
 _kind = attrgetter("shape", "dtype", "device")
 _strides = methodcaller("stride")
-_address = methodcaller("data_ptr")
+address = methodcaller("data_ptr")
 _uses = methodcaller("_use_count")  # not public: by what is written in C++, which Python may not count
 _COUNTED = hasattr(torch.Tensor, "_use_count")  # older versions of PyTorch have no such thing
 _ALIGNMENT = 64  # bytes
@@ -54,7 +53,7 @@ class Places:
             self.of.append(place.set_(storage, start, parameter.shape, strides))
             if (end := start + parameter.numel()) < next_start:
                 self.whole[end:next_start] = 0  # and stays so, whatever is added
-        self._addresses = list(map(_address, self.of))
+        self._addresses = list(map(address, self.of))
         self._lay = _lie(parameters)
         self._unused = 0, 0, 0
 
@@ -64,25 +63,25 @@ class Places:
         self._unused = max(map(getrefcount, self.of)), uses, users(self.whole.untyped_storage())
 
     def serve(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether they can be used again: nobody else refers to them, and both lie as they did."""
-        if not _COUNTED:
+        """Whether they can be used again: both lie as they did, and nobody else refers to what is not still a gradient.
+
+        What is one, after ``zero_grad(set_to_none=False)``, was added to in its place already, for all to see.
+        """
+        if _lie(parameters) != self._lay or self.moved():
             return False
         most_references, most_uses, all_users = self._unused
-        references, uses = list(map(getrefcount, self.of)), list(map(_uses, self.of))
-        if max(references) > most_references or max(uses) > most_uses:
-            # A gradient that is still one is used by its parameter, which PyTorch 2.13 counts as a reference, too.
-            still = [parameter.grad is place for parameter, place in zip(parameters, self.of, strict=True)]
-            of_each = zip(references, uses, still, strict=True)
-            if any(r > most_references + more or u > most_uses + more for r, u, more in of_each):
-                return False
-        same = users(self.whole.untyped_storage()) == all_users and _lie(parameters) == self._lay
-        return same and not any(self.moved())
+        references, alone = list(map(getrefcount, self.of)), users(self.whole.untyped_storage()) == all_users
+        uses = list(map(_uses, self.of)) if _COUNTED else [most_uses + 1] * len(self.of)
+        if alone and max(references) <= most_references and max(uses) <= most_uses:
+            return True
+        each = zip(parameters, self.of, references, uses, strict=True)
+        others = [(r, u) for parameter, place, r, u in each if parameter.grad is not place]
+        return not others or (alone and all(r <= most_references and u <= most_uses for r, u in others))
 
-    def moved(self) -> Iterator[int]:
+    def moved(self) -> list[int]:
         """The numbers of those that lie elsewhere now: ``gradient.data = …`` takes one away, which no version tells."""
-        if list(map(_address, self.of)) == self._addresses:
-            return iter(())
-        return (n for n, was in zip(count(), self._addresses) if self.of[n].data_ptr() != was)
+        now = list(map(address, self.of))
+        return [] if now == self._addresses else [n for n, at in enumerate(now) if at != self._addresses[n]]
 
 
 def _lie(tensors: Sequence[torch.Tensor]) -> list[object]:

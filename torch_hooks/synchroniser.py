@@ -72,6 +72,9 @@ class Synchroniser(ABC):
     def forget(self) -> None:  # noqa: B027 - most have nothing to forget
         """The round is abandoned, and nothing of it has left."""
 
+    def release(self) -> None:  # noqa: B027 - most have none
+        """Let go of memory that is kept from round to round; nothing has left."""
+
     def set_aside(self) -> Iterable[torch.Tensor]:
         """The micro-batch is done again: the parameters whose gradients have left, which ``finish`` gives back."""
         return ()

@@ -69,6 +69,21 @@ def test_a_gradient_that_a_hook_changes_after_it_was_weighed_is_refused(ranks):
         assert "'3.weight' was changed between backward() and step()" in rank["late"]
 
 
+def test_a_gradient_whose_memory_is_exchanged_on_its_way_is_refused(ranks):
+    for rank in ranks:
+        for name in ("1.weight", "2.weight"):
+            assert f"'{name}' was changed between backward() and step()" in rank["taken"][name]
+
+
+def test_gradients_that_are_added_to_where_they_are_stay_the_same_tensors(ranks):
+    assert all(rank["kept"] <= 1e-12 for rank in ranks)
+
+
+def test_a_gradient_that_is_frozen_again_before_the_others_know_of_it_is_refused(ranks):
+    for rank in ranks:
+        assert "'used.weight' was frozen between backward() and step()" in rank["frozen again"]
+
+
 def test_gradients_keep_their_weight_where_what_leaves_together_changes(ranks):
     assert all(rank["thawed"] <= 1e-12 for rank in ranks)
 

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from hvd_hetero.errors import RoundStateError
 from torch_hooks.buckets import Bucket, Gradient
 from torch_hooks.places import Places
 
@@ -171,13 +172,21 @@ def scaled_by_data(parameters: list[torch.nn.Parameter]) -> None:
     parameters[1].grad.data = parameters[1].grad.data * 2
 
 
-@pytest.mark.parametrize("what", [to_and_fro, scaled_by_data])
+def replaced_by_data(parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    """With the former memory kept, so that as many refer to it as before."""
+    gradient = parameters[0].grad.data
+    parameters[0].grad.data = gradient * 2
+    return gradient
+
+
+@pytest.mark.parametrize("what", [to_and_fro, scaled_by_data, replaced_by_data])
 def test_gradients_that_were_taken_from_their_places_do_not_leave_the_next_ones_behind(what):
     given = parameters()[:3]
     bucket = bucket_of(given)
     a_round(bucket, given, 1.0)
-    what(given)
+    kept = what(given)
     for value in (2.0, 3.0):
+        assert kept is None or (kept == 1.0).all()
         wire = a_round(bucket, given, value)
         assert int((wire == value).sum()) == sum(p.numel() for p in given)
         wire.add_(1.0)
@@ -223,7 +232,7 @@ def test_a_gradient_that_leaves_alone_stays_where_it_is(lies):
 def test_places_for_which_there_was_no_memory_are_asked_for_again(monkeypatch):
     given = parameters()[:3]
     bucket = bucket_of(given)
-    first = a_round(bucket, given, 1.0)
+    a_round(bucket, given, 1.0)
     kept = given[0].grad
 
     def fails(*_: object) -> None:
@@ -233,5 +242,31 @@ def test_places_for_which_there_was_no_memory_are_asked_for_again(monkeypatch):
         patched.setattr("torch_hooks.buckets.Places", fails)
         with pytest.raises(MemoryError):
             a_round(bucket, given, 2.0)
-    assert a_round(bucket, given, 2.0).numel() == first.numel()
+    assert int((a_round(bucket, given, 2.0) == 2.0).sum()) == sum(p.numel() for p in given)
     assert (kept == 1.0).all()
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.5, 0.25), (0.5, 1.0), (1.0, 0.5), (0.0, 0.0)])
+def test_what_was_weighed_for_one_bucket_is_weighed_by_the_rest_in_another(first, second):
+    given = parameters()[:3]
+    members = bucket_of(given).members
+    backward(given, 2.0)
+    for member in members[:2]:
+        assert member.bucket is not None
+        member.bucket.open()
+        member.bucket.take(member, first)
+    bucket = Bucket("another", members)
+    bucket.open()
+    for member in members[:2]:
+        bucket.take(member, second)
+    gradients, wire = bucket.fill(second)
+    assert all((gradient == 2.0 * second).all() for gradient in gradients)
+    assert int((wire == 2.0 * second).sum()) >= sum(p.numel() for p in given)
+
+
+def test_gradients_of_several_types_do_not_travel_together():
+    given = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(3))]
+    bucket = bucket_of(given)
+    given[1].data = given[1].data.double()
+    with pytest.raises(RoundStateError, match="different types"):
+        bucket.open()

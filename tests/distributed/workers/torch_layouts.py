@@ -109,12 +109,14 @@ def refused(provoke: Callable[[], object]) -> str:
     return "nothing was refused"
 
 
+def deep() -> torch.nn.Module:
+    """Its first weight leaves alone."""
+    layers = (torch.nn.Linear(144, 1), torch.nn.Linear(1, 30), torch.nn.Linear(30, 1))
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
+
+
 def a_hook_that_comes_late() -> str:
     """It changes gradients that have been weighed, and wait for others to leave with."""
-
-    def deep() -> torch.nn.Module:
-        layers = (torch.nn.Linear(144, 1), torch.nn.Linear(1, 30), torch.nn.Linear(30, 1))
-        return torch.nn.Sequential(torch.nn.Flatten(), *layers)
 
     def shift(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
@@ -130,6 +132,43 @@ def a_hook_that_comes_late() -> str:
             break
         step(net, optimizer, *mine(round))
     return said
+
+
+def taken_away(name: str) -> str:
+    """The memory of a gradient on its way, which no version tells."""
+    net, balance = made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    for round in range(3):
+        x, y = mine(round)
+        balance.batch(len(x))
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        if round < 2:
+            optimizer.step()
+    gradient = net.get_parameter(name).grad
+    assert gradient is not None
+    gradient.data = 2 * gradient.data
+    return refused(optimizer.step)
+
+
+def gradients_that_stay() -> float:
+    """Kept from the first round on, cleared and added to where they are: none becomes another tensor."""
+    net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
+    plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
+    kept: list[torch.Tensor | None] = []
+    for round in range(ROUNDS):
+        for gradient in kept:
+            assert gradient is not None
+            gradient.zero_()
+        x, y = mine(round)
+        balance.batch(len(x))
+        functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        step(oracle, plain, *everybodys(round))
+        kept = kept or [p.grad for p in net.parameters()]
+        assert all(p.grad is gradient for p, gradient in zip(net.parameters(), kept, strict=True))
+    return difference(net, oracle)
 
 
 def frozen_while_its_gradient_waits() -> str:
@@ -151,6 +190,22 @@ class Branches(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.used(x.mean((-1, -2)))
+
+
+def frozen_again() -> str:
+    """Trained once, frozen, thawed for a backward pass alone: nobody else knows of its gradient."""
+    net, balance = made(Branches), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    for round in range(3):
+        net.used.weight.requires_grad_(round != 1)
+        x, y = mine(round)
+        balance.batch(len(x))
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        if round < 2:
+            optimizer.step()
+    net.used.weight.requires_grad_(False)
+    return refused(optimizer.step)
 
 
 def frozen_after_it_has_left(*names: str) -> str:
@@ -229,6 +284,9 @@ def main() -> None:
             "differ": layouts_that_differ(),
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
+            "taken": {name: taken_away(name) for name in ("1.weight", "2.weight")},
+            "kept": gradients_that_stay(),
+            "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
             "whole bucket frozen": frozen_after_it_has_left("weight", "bias"),
             "half a bucket frozen": frozen_after_it_has_left("weight"),
