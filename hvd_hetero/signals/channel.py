@@ -27,7 +27,7 @@ class SignalChannel:
         channel = SignalChannel(rank, size, allgather_of_one_object)    # on every rank, at the same point
         ...
         if done: channel.raise_signal(round)       # returns at once
-        if channel.raised(round): stop             # a memory read; at every micro-batch boundary
+        if channel.raised(round): stop             # some microseconds; at every micro-batch boundary
 
     One channel serves one membership: after a reset make a new one with the next ``generation``, and close the old one
     (before or after). Nothing of one channel can be heard in another.
@@ -36,13 +36,12 @@ class SignalChannel:
     raised, and ``raised(r)`` is true once that is r or a later one. That loses nothing: nobody begins round r + 1
     before all have ended r, so wherever somebody has finished a later round, r is over.
 
-    How soon: a fraction of a millisecond where the others compute in calls that release the interpreter's lock, as
-    those of torch and TensorFlow do. A rank busy in plain Python yields that lock once in `sys.getswitchinterval`, 5 ms
-    by default, and the thread needs it once or twice; the interval is the whole process's, so it is left as it is.
-    Rejected: one pre-posted asynchronous allreduce per rank (torch only; it needs no lock to arrive, so it is quicker
-    to a rank in plain Python and several times slower otherwise; it costs each round some collectives, and a dead rank
-    blocks it), and a helper process with shared memory, which needs no lock either, but is a process more per rank for
-    the sake of those that do not compute in a framework. `benchmarks/signals.py` has the figures.
+    How soon: a fraction of a millisecond, since who tells sends and who looks receives, with nobody to be woken. Only
+    where a rank in between has to pass it on (more than a few ranks are not all neighbours), and does not look itself,
+    is its thread waited for: it needs a core, and the interpreter's lock, which a rank busy in plain Python yields once
+    in `sys.getswitchinterval`, 5 ms by default. Rejected: one pre-posted asynchronous allreduce per rank (torch only,
+    several times slower; it costs each round some collectives, and a dead rank blocks it). `benchmarks/signals.py` has
+    the figures.
 
     The signal is advice and not agreement: two ranks may hear of it a micro-batch apart, or never, when the network
     fails; what each has done is for the synchronisation to say. What fails in here costs time, and never an answer.
@@ -117,11 +116,13 @@ class SignalChannel:
         if round >= self._board.own:
             self._board.own = round + 1
             if self._loop is not None and round >= self._board.heard:
-                self._loop.wake()
+                self._loop.tell()
 
     def raised(self, round: int) -> bool:
         """Whether any rank, this one included, has raised the signal for ``round`` or a later one."""
         board = self._board
+        if board.heard <= round and board.own <= round and self._loop is not None:
+            self._loop.hear()
         return board.heard > round or board.own > round
 
     @property

@@ -1,5 +1,8 @@
 """The one thread of a channel: it keeps the connections and passes on what is new. Asleep unless something happens.
 
+A thread that is to wake needs a core and the interpreter's lock, which a rank that computes has both. So whoever tells
+or looks does what can be done at once by itself (`Loop.tell`, `Loop.hear`), and the thread all the rest.
+
 What a connection may cost is bounded: one frame not yet written, less than one frame not yet understood. A peer that
 does not read is not written to; when it reads again it gets the newest state, as nothing is queued for it.
 """
@@ -27,11 +30,12 @@ __all__ = ["Loop"]
 log = logging.getLogger(__name__)
 
 _ACCEPTED_AT_ONCE = 8  # then others get their turn
+_FAILED = "rank %d: the signal channel failed; rounds now end when every rank is done"
 _PAUSE_S = 1.0  # of a listener, when the process has no descriptor left for another connection
 
 
 class Loop:
-    """All that the thread owns. Others may call `wake` and `stop`, and read ``linked``, ``complete``, ``refused``."""
+    """All that the thread owns. Others may call `tell`, `hear`, `wake`, `stop`, and read what has no underscore."""
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class Loop:
         self._links: dict[int, Connection] = {}  # authenticated, by rank
         self._unproven: dict[Connection, None] = {}  # the others, oldest first
         self._spread = 0
+        self._busy = threading.Lock()  # held by whoever uses the connections: the thread, unless it is asleep
         self._stopping = False
         self._listen_again_s = math.inf
         self._selector = selectors.DefaultSelector()
@@ -64,6 +69,37 @@ class Loop:
             os.set_blocking(end, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._listen()
+
+    def tell(self) -> None:
+        """Spread what is new on the board, at once if the thread is asleep, and as far as nothing is in the way."""
+        if self._busy.acquire(blocking=False):
+            try:
+                rounds = max(self._board.own, self._board.heard)
+                # All of them, also after one that takes no more.
+                blocked = [connection.write(rounds) for connection in self._links.values()]
+            except OSError:
+                blocked = [True]  # the thread meets it, too, and drops what has failed
+            finally:
+                self._busy.release()
+            if not any(blocked):
+                return
+        self.wake()
+
+    def hear(self) -> None:
+        """Put on the board what has come, unless the thread is about to."""
+        if self._busy.acquire(blocking=False):
+            linked = self.linked
+            try:
+                for connection in list(self._links.values()):
+                    self._serve(connection, selectors.EVENT_READ)
+                self._spread_news()
+            except Exception:
+                log.exception(_FAILED, self._us.rank)
+                self.stop()
+            finally:
+                self._busy.release()
+            if self.linked is not linked:
+                self.wake()  # to call again whom we have lost
 
     def wake(self) -> None:
         """Have the thread look at the board."""
@@ -82,6 +118,7 @@ class Loop:
         """
         for connection in [*self._links.values(), *self._unproven]:
             connection.sock.close()
+        self._links.clear()  # nobody is to be told or heard any more
         for listener in self._listeners:
             listener.close()
         for end in (self._woken, self._waker):
@@ -92,22 +129,26 @@ class Loop:
         """Until `stop`. Trouble in here ends the signals, with a line in the log, and never the training."""
         try:
             while not self._stopping:
-                for key, events in self._selector.select(self._sleep_s()):
-                    if isinstance(key.data, Connection):
-                        self._serve(key.data, events)
-                    elif key.fileobj is self._woken:
-                        self._woken.read(4096)
-                    else:
-                        assert isinstance(key.fileobj, socket.socket)
-                        self._accept(key.fileobj)
-                self._spread_news()
-                self._look_at_the_clock()
-            self._spread_news()  # of what was raised just before `stop`
+                happened = self._selector.select(self._sleep_s())
+                with self._busy:
+                    for key, events in happened:
+                        if isinstance(key.data, Connection):
+                            self._serve(key.data, events)
+                        elif key.fileobj is self._woken:
+                            self._woken.read(4096)
+                        else:
+                            assert isinstance(key.fileobj, socket.socket)
+                            self._accept(key.fileobj)
+                    self._spread_news()
+                    self._look_at_the_clock()
+            with self._busy:
+                self._spread_news()  # of what was raised just before `stop`
         except Exception:
-            log.exception("rank %d: the signal channel failed; rounds now end when every rank is done", self._us.rank)
+            log.exception(_FAILED, self._us.rank)
         finally:
-            self.linked = frozenset()
-            self.abandon()
+            with self._busy:
+                self.linked = frozenset()
+                self.abandon()
 
     def _spread_news(self) -> None:
         rounds = max(self._board.own, self._board.heard)

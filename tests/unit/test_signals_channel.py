@@ -156,10 +156,12 @@ def test_a_process_that_is_killed():
 
 
 def test_raising_waits_for_nobody(monkeypatch):
-    """Neither for a peer nor for the channel's own thread, which alone sends: stop it, and the calls return still."""
+    """Neither for a peer nor for the channel's own thread: stop it while it is at work, and the calls return still."""
     with Group(3) as group:
-        gate, genuine = threading.Event(), group[2]._loop._spread_news
-        monkeypatch.setattr(group[2]._loop, "_spread_news", lambda: (gate.wait(PATIENT_S), genuine()))
+        gate, loop = threading.Event(), group[2]._loop
+        monkeypatch.setattr(loop, "_look_at_the_clock", lambda: gate.wait(PATIENT_S))
+        loop.wake()
+        eventually(loop._busy.locked)
         for round in range(3):
             group[2].raise_signal(round)
         assert group[2].raised(2)
@@ -168,8 +170,29 @@ def test_raising_waits_for_nobody(monkeypatch):
         eventually(lambda: group[0].raised(2) and group[1].raised(2))
 
 
+def test_threads_that_get_no_turn_are_not_needed(monkeypatch):
+    """Asleep for ever, for want of a core or of the interpreter's lock: who tells writes, and who looks reads."""
+    with Group(2) as group:
+        gate = threading.Event()
+        waiting = [threading.Event(), threading.Event()]
+        for rank in range(2):
+            loop, there = group[rank]._loop, waiting[rank]
+            monkeypatch.setattr(
+                loop._selector, "select", lambda _, there=there: (there.set(), gate.wait(PATIENT_S), [])[-1]
+            )
+            loop.wake()
+            assert there.wait(PATIENT_S)
+        for round in range(20):
+            assert not group[1].raised(round)
+            group[0].raise_signal(round)
+            eventually(lambda r=round: group[1].raised(r))
+        monkeypatch.undo()
+        gate.set()
+        group.works()
+
+
 def test_calls_take_little_time():
-    """raise_signal takes less than 50 us and raised less than 1 us on a quiet machine; bounds are for a busy one."""
+    """raise_signal takes less than 100 us and raised less than 10 us on a quiet machine; bounds are for a busy one."""
     with Group(3) as group:
         raise_s, look_s = [], []
         for round in range(100):
@@ -182,7 +205,7 @@ def test_calls_take_little_time():
             look_s.append((time.perf_counter() - began_s) / 100)
             time.sleep(0.002)
         assert statistics.quantiles(raise_s)[0] < 2e-3
-        assert min(look_s) < 10e-6
+        assert min(look_s) < 50e-6
 
 
 def test_it_sleeps_while_nothing_happens():
@@ -239,12 +262,14 @@ def test_forked_child():
     """A child holds no descriptor of the channel, may not raise, and its end disturbs nobody."""
     with Group(2) as group:
         loop = group[0]._loop
+        links = list(loop._links.values())
+        assert links
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 said = [loop._selector.get_map() is None, all(sock.fileno() == -1 for sock in loop._listeners)]
-                said += [all(link.sock.fileno() == -1 for link in loop._links.values())]
+                said += [all(link.sock.fileno() == -1 for link in links) and not group[0].raised(5)]
                 try:
                     group[0].raise_signal(5)
                 except HeteroError as error:
@@ -260,11 +285,22 @@ def test_forked_child():
         group.works()
 
 
+def test_trouble_while_looking_ends_the_signals_and_not_the_training(caplog, monkeypatch):
+    """The same where it is the computing thread that reads."""
+    with Group(2) as group:
+        monkeypatch.setattr(group[0]._loop, "_serve", lambda *_: 1 / 0)
+        assert not group[0].raised(1)
+        assert "the signal channel failed" in caplog.text
+        group[0].raise_signal(2)
+        assert group[0].raised(2)
+        eventually(lambda: not group[1].connected)
+
+
 def test_trouble_in_the_thread_ends_the_signals_and_not_the_training(caplog, monkeypatch):
     """If the thread fails it says so in the log; both calls go on working, for this rank alone."""
     with Group(2) as group:
-        monkeypatch.setattr(group[0]._loop, "_spread_news", lambda: 1 / 0)
-        group[0].raise_signal(1)
+        monkeypatch.setattr(group[0]._loop, "_look_at_the_clock", lambda: 1 / 0)
+        group[0]._loop.wake()
         eventually(lambda: "the signal channel failed" in caplog.text)
         group[0].raise_signal(2)
         assert group[0].raised(2)
