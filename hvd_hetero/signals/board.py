@@ -6,7 +6,7 @@ __all__ = ["Board"]
 
 
 class Board:
-    """The numbers of rounds ended: as this rank says, as others say. One writer each, so neither needs a lock."""
+    """The numbers of rounds ended: as this rank says, as others say. One writer each at a time (`Loop` sees to it)."""
 
     __slots__ = ("heard", "own")
 

@@ -36,12 +36,12 @@ class SignalChannel:
     raised, and ``raised(r)`` is true once that is r or a later one. That loses nothing: nobody begins round r + 1
     before all have ended r, so wherever somebody has finished a later round, r is over.
 
-    How soon: a fraction of a millisecond, since who tells sends and who looks receives, with nobody to be woken. Only
-    where a rank in between has to pass it on (more than a few ranks are not all neighbours), and does not look itself,
-    is its thread waited for: it needs a core, and the interpreter's lock, which a rank busy in plain Python yields once
-    in `sys.getswitchinterval`, 5 ms by default. Rejected: one pre-posted asynchronous allreduce per rank (torch only,
-    several times slower; it costs each round some collectives, and a dead rank blocks it). `benchmarks/signals.py` has
-    the figures.
+    How soon: a fraction of a millisecond, since who tells sends and who looks receives, without a thread that would
+    have to wake first. A thread is waited for where it is in the middle of its work, or where its rank has to pass the
+    signal on (more than a few ranks are not all neighbours) and does not look: it needs a core, and the interpreter's
+    lock, which a rank busy in plain Python yields once in `sys.getswitchinterval`, 5 ms by default. Rejected: one
+    pre-posted asynchronous allreduce per rank (torch only, several times slower; it costs each round some collectives,
+    and a dead rank blocks it). `benchmarks/signals.py` has the figures.
 
     The signal is advice and not agreement: two ranks may hear of it a micro-batch apart, or never, when the network
     fails; what each has done is for the synchronisation to say. What fails in here costs time, and never an answer.
@@ -121,7 +121,7 @@ class SignalChannel:
     def raised(self, round: int) -> bool:
         """Whether any rank, this one included, has raised the signal for ``round`` or a later one."""
         board = self._board
-        if board.heard <= round and board.own <= round and self._loop is not None:
+        if board.heard <= round and board.own <= round and self._loop is not None and self._pid == os.getpid():
             self._loop.hear()
         return board.heard > round or board.own > round
 

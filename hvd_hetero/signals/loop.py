@@ -58,7 +58,7 @@ class Loop:
         self._links: dict[int, Connection] = {}  # authenticated, by rank
         self._unproven: dict[Connection, None] = {}  # the others, oldest first
         self._spread = 0
-        self._busy = threading.Lock()  # held by whoever uses the connections: the thread, unless it is asleep
+        self._busy = threading.Lock()  # held by whoever uses the connections
         self._stopping = False
         self._listen_again_s = math.inf
         self._selector = selectors.DefaultSelector()
@@ -72,34 +72,48 @@ class Loop:
 
     def tell(self) -> None:
         """Spread what is new on the board, at once if the thread is asleep, and as far as nothing is in the way."""
-        if self._busy.acquire(blocking=False):
-            try:
+        blocked, held = [True], False
+        try:
+            if held := self._busy.acquire(blocking=False):
                 rounds = max(self._board.own, self._board.heard)
                 # All of them, also after one that takes no more.
                 blocked = [connection.write(rounds) for connection in self._links.values()]
-            except OSError:
-                blocked = [True]  # the thread meets it, too, and drops what has failed
-            finally:
+        except OSError:
+            pass  # the thread meets it, too, and drops what has failed
+        except Exception:
+            log.exception(_FAILED, self._us.rank)
+            self.stop()
+        except BaseException:  # an interrupt, which may have left a connection in the middle of something
+            self.stop()
+            raise
+        finally:
+            if held:
                 self._busy.release()
-            if not any(blocked):
-                return
-        self.wake()
+        if any(blocked):
+            self.wake()
 
     def hear(self) -> None:
-        """Put on the board what has come, unless the thread is about to."""
-        if self._busy.acquire(blocking=False):
-            linked = self.linked
-            try:
-                for connection in list(self._links.values()):
-                    self._serve(connection, selectors.EVENT_READ)
+        """Put on the board what has come, unless the thread is at work, which does."""
+        if self._stopping:
+            return
+        linked, held = self.linked, False
+        try:
+            if held := self._busy.acquire(blocking=False):
+                for key, _ in self._selector.select(0):  # one call, however many neighbours there are
+                    if isinstance(key.data, Connection) and key.data.session.authenticated:
+                        self._serve(key.data, selectors.EVENT_READ)
                 self._spread_news()
-            except Exception:
-                log.exception(_FAILED, self._us.rank)
-                self.stop()
-            finally:
+        except Exception:
+            log.exception(_FAILED, self._us.rank)
+            self.stop()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            if held:
                 self._busy.release()
-            if self.linked is not linked:
-                self.wake()  # to call again whom we have lost
+        if self.linked is not linked:
+            self.wake()  # to call again whom we have lost
 
     def wake(self) -> None:
         """Have the thread look at the board."""
@@ -147,6 +161,7 @@ class Loop:
             log.exception(_FAILED, self._us.rank)
         finally:
             with self._busy:
+                self._stopping = True
                 self.linked = frozenset()
                 self.abandon()
 

@@ -18,6 +18,7 @@ from signal_groups import PATIENT_S, Group, eventually
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals import SignalChannel
+from hvd_hetero.signals.connection import Connection
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 20])
@@ -99,6 +100,7 @@ def test_relays_die():
 RANK = """
 import sys, time
 from hvd_hetero.signals import SignalChannel
+from hvd_hetero.signals.connection import Connection
 
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 
@@ -177,9 +179,15 @@ def test_threads_that_get_no_turn_are_not_needed(monkeypatch):
         waiting = [threading.Event(), threading.Event()]
         for rank in range(2):
             loop, there = group[rank]._loop, waiting[rank]
-            monkeypatch.setattr(
-                loop._selector, "select", lambda _, there=there: (there.set(), gate.wait(PATIENT_S), [])[-1]
-            )
+
+            def select(timeout_s, there=there, genuine=loop._selector.select):
+                if timeout_s == 0:  # who looks
+                    return genuine(0)
+                there.set()
+                gate.wait(PATIENT_S)
+                return []
+
+            monkeypatch.setattr(loop._selector, "select", select)
             loop.wake()
             assert there.wait(PATIENT_S)
         for round in range(20):
@@ -285,15 +293,38 @@ def test_forked_child():
         group.works()
 
 
-def test_trouble_while_looking_ends_the_signals_and_not_the_training(caplog, monkeypatch):
-    """The same where it is the computing thread that reads."""
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("what", ["tell", "look"])
+def test_trouble_in_the_middle_of_a_call_ends_the_signals_and_leaves_no_lock(caplog, monkeypatch, what, error):
+    """An error is logged and does not reach the training; an interrupt is the caller's."""
     with Group(2) as group:
-        monkeypatch.setattr(group[0]._loop, "_serve", lambda *_: 1 / 0)
-        assert not group[0].raised(1)
-        assert "the signal channel failed" in caplog.text
-        group[0].raise_signal(2)
-        assert group[0].raised(2)
+        loop = group[0]._loop
+        of = Connection if what == "tell" else loop
+        name = "write" if what == "tell" else "_spread_news"
+        genuine = getattr(of, name)
+
+        def fails(*given: object) -> object:
+            if threading.current_thread() is threading.main_thread():
+                raise error
+            return genuine(*given)
+
+        monkeypatch.setattr(of, name, fails)
+        call = group[0].raise_signal if what == "tell" else group[0].raised
+        interrupted = False
+        for round in range(1000):  # at first the thread may be at work itself
+            try:
+                call(round)
+            except KeyboardInterrupt:
+                interrupted = True
+            if interrupted or "the signal channel failed" in caplog.text:
+                break
+            time.sleep(1e-3)
+        assert interrupted == (error is KeyboardInterrupt)
+        assert group[0].raised(0) == (what == "tell")
         eventually(lambda: not group[1].connected)
+        began_s = time.monotonic()
+        group[0].close()
+        assert time.monotonic() - began_s < 1.0, "the thread waits for a lock"
 
 
 def test_trouble_in_the_thread_ends_the_signals_and_not_the_training(caplog, monkeypatch):
