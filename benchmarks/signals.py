@@ -8,10 +8,10 @@ collectives   each rank posts an asynchronous allreduce named after every other 
 
 On 2 and on 3 real ranks. In each round one rank, drawn alike on all, sleeps a random while, raises the signal and waits
 for the others, which compute in pieces of about 0.1 ms and look after each: in torch (the interpreter's lock is
-released) or in plain Python (it is not; another thread gets its turn after the switch interval, 5 ms by default and 0.5
-ms in the third kind of work). Ways and kinds of work take turns from round to round. The latency is from the
-call of the finisher to the first look that finds the signal, so half a piece of work is in it; all ranks are on one
-machine and share CLOCK_MONOTONIC. With more ranks than cores, it also has the scheduler in it.
+released) or in plain Python (it is not: any other thread of the rank gets its turn after the switch interval, 5 ms by
+default and 0.5 ms in the third kind of work). Ways and kinds of work take turns from round to round. The latency is
+from the call of the finisher to the first look that finds the signal, so half a piece of work is in it; all ranks are
+on one machine and share CLOCK_MONOTONIC. With more ranks than cores, it also has the scheduler in it.
 
 Cost while waiting: the processor time of a whole rank that sleeps, while the way is armed, less that of one with
 Horovod initialised and nothing armed, the median over turns of a second each; in thousandths of a core.

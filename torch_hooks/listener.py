@@ -12,11 +12,11 @@ __all__ = ["Listener"]
 
 
 class Listener:
-    """Calls ``tell`` with ``who`` listens, each parameter whose gradient is there, and what is known of it.
+    """Calls ``tell(who, parameter, note)`` whenever the gradient of a parameter is there.
 
-    ``note_of`` gives the latter once, when the hook is made: a look into a dictionary by tensor would cost every step.
-    ``who`` is held weakly, for a model may outlive its optimizer and be trained by another; and not as a weak method,
-    whose every call is some more of Python.
+    ``note_of(parameter)`` gives the note once, when the hook is made: a look into a dictionary by tensor would cost
+    every step. ``who`` is held weakly, for a model may outlive its optimizer and be trained by another; and not as a
+    weak method, whose every call is some more of Python.
     """
 
     def __init__(

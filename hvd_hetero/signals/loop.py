@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from hvd_hetero.signals.addresses import Address
@@ -71,42 +71,24 @@ class Loop:
         self._listen()
 
     def tell(self) -> None:
-        """Spread what is new on the board, at once if the thread is asleep, and as far as nothing is in the way."""
-        blocked, held = [True], False
-        try:
-            if held := self._busy.acquire(blocking=False):
-                rounds = max(self._board.own, self._board.heard)
-                # All of them, also after one that takes no more.
-                blocked = [connection.write(rounds) for connection in self._links.values()]
-        except OSError:
-            pass  # the thread meets it, too, and drops what has failed
-        except Exception:
-            log.exception(_FAILED, self._us.rank)
-            self.stop()
-        except BaseException:  # an interrupt, which may have left a connection in the middle of something
-            self.stop()
-            raise
-        finally:
-            if held:
-                self._busy.release()
-        if any(blocked):
-            self.wake()
+        """Spread what is new on the board, at once if the thread is asleep."""
+        if not self._at_once(self._spread_news):
+            self.wake()  # it may have looked at the board already
 
     def hear(self) -> None:
         """Put on the board what has come, unless the thread is at work, which does."""
-        if self._stopping:
-            return
+        self._at_once(self._read)
+
+    def _at_once(self, work: Callable[[], None]) -> bool:
+        """Do it in the calling thread, if ours is not at work. Trouble ends the signals; an interrupt goes on, too."""
         linked, held = self.linked, False
         try:
             if held := self._busy.acquire(blocking=False):
-                for key, _ in self._selector.select(0):  # one call, however many neighbours there are
-                    if isinstance(key.data, Connection) and key.data.session.authenticated:
-                        self._serve(key.data, selectors.EVENT_READ)
-                self._spread_news()
+                work()
         except Exception:
             log.exception(_FAILED, self._us.rank)
             self.stop()
-        except BaseException:
+        except BaseException:  # which may have left a connection in the middle of something
             self.stop()
             raise
         finally:
@@ -114,6 +96,7 @@ class Loop:
                 self._busy.release()
         if self.linked is not linked:
             self.wake()  # to call again whom we have lost
+        return held
 
     def wake(self) -> None:
         """Have the thread look at the board."""
@@ -164,6 +147,13 @@ class Loop:
                 self._stopping = True
                 self.linked = frozenset()
                 self.abandon()
+
+    def _read(self) -> None:
+        if not self._stopping:
+            for key, _ in self._selector.select(0):  # one call, however many neighbours there are
+                if isinstance(key.data, Connection) and key.data.session.authenticated:
+                    self._serve(key.data, selectors.EVENT_READ)
+            self._spread_news()
 
     def _spread_news(self) -> None:
         rounds = max(self._board.own, self._board.heard)

@@ -134,17 +134,26 @@ def a_hook_that_comes_late() -> str:
     return said
 
 
-def taken_away(name: str) -> str:
-    """The memory of a gradient on its way, which no version tells."""
-    net, balance = made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+def before_the_third_step(
+    kind: Callable[[], torch.nn.Module], prepare: Callable[[torch.nn.Module, int], object] = lambda net, round: None
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Two rounds, and of a third one the backward pass: its gradients are on their way, from buckets that stand."""
+    net, balance = made(kind), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
     for round in range(3):
+        prepare(net, round)
         x, y = mine(round)
         balance.batch(len(x))
         optimizer.zero_grad()
         functional.mse_loss(net(x), y).backward()
         if round < 2:
             optimizer.step()
+    return net, optimizer
+
+
+def taken_away(name: str) -> str:
+    """The memory of a gradient on its way, which no version tells."""
+    net, optimizer = before_the_third_step(deep)
     gradient = net.get_parameter(name).grad
     assert gradient is not None
     gradient.data = 2 * gradient.data
@@ -194,31 +203,14 @@ class Branches(torch.nn.Module):
 
 def frozen_again() -> str:
     """Trained once, frozen, thawed for a backward pass alone: nobody else knows of its gradient."""
-    net, balance = made(Branches), LoadBalance("bsp", global_batch=2 * SAMPLES)
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
-    for round in range(3):
-        net.used.weight.requires_grad_(round != 1)
-        x, y = mine(round)
-        balance.batch(len(x))
-        optimizer.zero_grad()
-        functional.mse_loss(net(x), y).backward()
-        if round < 2:
-            optimizer.step()
+    net, optimizer = before_the_third_step(Branches, lambda net, round: net.used.weight.requires_grad_(round != 1))
     net.used.weight.requires_grad_(False)
     return refused(optimizer.step)
 
 
 def frozen_after_it_has_left(*names: str) -> str:
     """Of the layer that is used, whose gradients are on their way to the other ranks by then."""
-    net, balance = made(Branches), LoadBalance("bsp", global_batch=2 * SAMPLES)
-    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
-    for round in range(3):
-        x, y = mine(round)
-        balance.batch(len(x))
-        optimizer.zero_grad()
-        functional.mse_loss(net(x), y).backward()
-        if round < 2:
-            optimizer.step()
+    net, optimizer = before_the_third_step(Branches)
     for name in names:
         net.get_parameter(f"used.{name}").requires_grad_(False)
     return refused(optimizer.step)
