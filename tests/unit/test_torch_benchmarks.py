@@ -61,16 +61,21 @@ def test_the_error_of_a_median_is_that_of_the_normal_law(overhead):
 
 def test_every_pair_counts_in_the_overhead(overhead):
     # Half of the pairs from a time when the machine was not steady: the median is of all of them.
-    rows, worst, unsure = overhead.table(of_launches(overhead, [1.0] * 10 + [1.1] * 12, [1.0] * 10 + [1.1] * 12), 256)
-    assert worst == pytest.approx(1.1)
-    assert unsure == pytest.approx(0.93 * 0.1 / math.sqrt(22))
+    found = of_launches(overhead, [1.0] * 10 + [1.1] * 12, [1.0] * 10 + [1.1] * 12)
+    assert found["10 tensors"]["bsp"].error == pytest.approx(0.93 * 0.1 / math.sqrt(22))
+    rows, said = overhead.table(found, 256)
+    assert said == "**missed**"
     assert "| 10 tensors, 256 samples | 2 x 11 | 1.100 | 0.020 |" in "\n".join(rows)
+    assert rows[-1] == "Target: at most 1.01 in each row; the largest is 1.1000: **missed**."
 
 
 def test_launches_that_differ_by_more_than_their_pairs_make_the_median_unsure(overhead):
     found = of_launches(overhead, [1.0] * 22, [1.02] * 22, [1.04] * 22)
-    assert overhead.table(found, 256)[2] == pytest.approx(max(0.02 / math.sqrt(3), 0.93 * 0.04 / math.sqrt(33)))
-    assert overhead.table(of_launches(overhead, [1.0] * 22), 256)[2] == math.inf
+    error = found["10 tensors"]["bsp"].error
+    assert error == pytest.approx(max(0.02 / math.sqrt(3), 0.93 * 0.04 / math.sqrt(33)))
+    single = of_launches(overhead, [1.0] * 22)
+    assert single["10 tensors"]["bsp"].error == math.inf
+    assert overhead.table(single, 256)[1].startswith("**undecided**")
 
 
 def of_launches(overhead, *launches: list[float]) -> dict:
@@ -79,3 +84,18 @@ def of_launches(overhead, *launches: list[float]) -> dict:
     bsp.launches = list(launches)
     other.launches = [[1.0] * len(launch) for launch in launches]
     return {"10 tensors": {"bsp": bsp, "lb-bsp": other}}
+
+
+@pytest.mark.parametrize(
+    ("medians", "said"),
+    [
+        ([(0.98, 0.004), (1.009, 0.004)], "met"),
+        ([(0.98, 0.009), (0.97, 0.006)], "met"),  # unsure, and far from the target all the same
+        ([(0.98, 0.004), (1.005, 0.006)], "**undecided**"),
+        ([(0.98, 0.009), (1.011, 0.004)], "**missed**"),
+        ([(1.005, 0.006), (1.04, 0.009)], "**missed**"),
+        ([(1.015, 0.006)], "**undecided**"),
+    ],
+)
+def test_an_overhead_is_judged_as_far_as_its_error_allows(overhead, medians, said):
+    assert overhead.verdict(medians).split(",")[0] == said
