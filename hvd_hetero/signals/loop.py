@@ -35,7 +35,7 @@ _PAUSE_S = 1.0  # of a listener, when the process has no descriptor left for ano
 
 
 class Loop:
-    """All that the thread owns. Others may call `tell`, `hear`, `wake`, `stop`, and read what has no underscore."""
+    """The thread's. Others may call `tell`, `hear`, `wake`, `stop`, and read what has no underscore."""
 
     def __init__(
         self,
@@ -71,31 +71,33 @@ class Loop:
         self._listen()
 
     def tell(self) -> None:
-        """Spread what is new on the board, at once if the thread is asleep."""
+        """Spread what is new on the board, at once if nobody else uses the connections."""
         if not self._at_once(self._spread_news):
-            self.wake()  # it may have looked at the board already
+            self.wake()  # who does may have looked at the board already
 
     def hear(self) -> None:
-        """Put on the board what has come, unless the thread is at work, which does."""
+        """Put on the board what has come, unless somebody else uses the connections, who does or will have it done."""
         self._at_once(self._read)
 
     def _at_once(self, work: Callable[[], None]) -> bool:
-        """Do it in the calling thread, if ours is not at work. Trouble ends the signals; an interrupt goes on, too."""
-        linked, held = self.linked, False
+        """Do it in the calling thread, and return whether it could: not if somebody else uses the connections.
+
+        Any trouble ends the signals, for a connection may be in the middle of something. An error is logged, and an
+        interrupt raised again.
+        """
+        held = False
         try:
             if held := self._busy.acquire(blocking=False):
                 work()
-        except Exception:
+        except BaseException as trouble:
+            self._spread = 0  # perhaps not to all: have the thread do it again
+            self.stop()
+            if not isinstance(trouble, Exception):
+                raise
             log.exception(_FAILED, self._us.rank)
-            self.stop()
-        except BaseException:  # which may have left a connection in the middle of something
-            self.stop()
-            raise
         finally:
             if held:
                 self._busy.release()
-        if self.linked is not linked:
-            self.wake()  # to call again whom we have lost
         return held
 
     def wake(self) -> None:
@@ -138,6 +140,7 @@ class Loop:
                             self._accept(key.fileobj)
                     self._spread_news()
                     self._look_at_the_clock()
+                    self._note_completeness()
             with self._busy:
                 self._spread_news()  # of what was raised just before `stop`
         except Exception:
@@ -163,7 +166,7 @@ class Loop:
                 self._write(connection)
 
     def _serve(self, connection: Connection, events: int) -> None:
-        if connection.closed:  # by what came over another one, after the selector had named this one
+        if connection.closed:  # after the selector had named it
             return
         if events & selectors.EVENT_READ:
             try:
@@ -245,7 +248,7 @@ class Loop:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection; if we made it, make it again later."""
+        """Close a connection; if we made it, have the thread make it again later."""
         self._close(connection)
         self._unproven.pop(connection, None)
         peer = connection.session.peer
@@ -254,6 +257,7 @@ class Loop:
             self._note_links()
         if connection.outgoing and peer is not None:
             self._calls[peer].failed(time.monotonic(), self._limits)
+        self.wake()
 
     def _close(self, connection: Connection) -> None:
         connection.closed = True
@@ -262,6 +266,9 @@ class Loop:
 
     def _note_links(self) -> None:
         self.linked = frozenset(self._links)
+
+    def _note_completeness(self) -> None:
+        """In the thread alone, for who waits has the lock of the event, and signal handlers may look meanwhile."""
         if self.linked == self._called_by | self._calls.keys():
             self.complete.set()
         else:

@@ -182,18 +182,20 @@ def test_threads_that_get_no_turn_are_not_needed(monkeypatch):
                 if timeout_s == 0:  # who looks
                     return genuine(0)
                 there.set()
-                gate.wait(PATIENT_S)
+                gate.wait()
                 return []
 
             monkeypatch.setattr(loop._selector, "select", select)
             loop.wake()
             assert there.wait(PATIENT_S)
-        for round in range(20):
-            assert not group[1].raised(round)
-            group[0].raise_signal(round)
-            eventually(lambda r=round: group[1].raised(r))
-        monkeypatch.undo()
-        gate.set()
+        try:
+            for round in range(20):
+                assert not group[1].raised(round)
+                group[0].raise_signal(round)
+                eventually(lambda r=round: group[1].raised(r))
+        finally:
+            monkeypatch.undo()
+            gate.set()
         group.works()
 
 
@@ -297,14 +299,15 @@ def test_trouble_in_the_middle_of_a_call_ends_the_signals_and_leaves_no_lock(cap
     """An error is logged and does not reach the training; an interrupt is the caller's."""
     with Group(2) as group:
         loop = group[0]._loop
-        genuine = loop._spread_news
+        name = "_write" if what == "tell" else "_spread_news"
+        genuine = getattr(loop, name)
 
-        def fails() -> None:
+        def fails(*given: object) -> None:
             if threading.current_thread() is threading.main_thread():
                 raise error
-            genuine()
+            genuine(*given)
 
-        monkeypatch.setattr(loop, "_spread_news", fails)
+        monkeypatch.setattr(loop, name, fails)
         call = group[0].raise_signal if what == "tell" else group[0].raised
         interrupted = False
         for round in range(1000):  # at first the thread may be at work itself
@@ -316,7 +319,9 @@ def test_trouble_in_the_middle_of_a_call_ends_the_signals_and_leaves_no_lock(cap
                 break
             time.sleep(1e-3)
         assert interrupted == (error is KeyboardInterrupt)
-        assert group[0].raised(0) == (what == "tell")
+        assert group[0].raised(round) == (what == "tell")
+        if what == "tell":
+            eventually(lambda: group[1].raised(round))  # the thread's last word
         eventually(lambda: not group[1].connected)
         began_s = time.monotonic()
         group[0].close()
