@@ -109,11 +109,16 @@ class Turns:
 
 
 def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
-    """Every turn of every scheme, the schemes in alternating order."""
+    """Every turn of every scheme, the schemes in alternating order.
+
+    They warm up in turns with the oracle, since ranks are not as fast in one row of rounds (see `Oracle`): what a
+    scheme learns of their speeds is to hold when it counts.
+    """
     found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
-        for _ in range(warm_up.get(name, 4)):
-            next(rounds)
+        for _ in range(0, warm_up.get(name, 4), USUAL_TURN):
+            Turns().take(rounds, USUAL_TURN)
+            Turns().take(oracle.rounds, USUAL_TURN)
         say(name)
     for cycle in range(cycles):
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:

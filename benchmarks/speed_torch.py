@@ -14,8 +14,9 @@ others. A superstep of ElasticBSP holds as many iterations of 96 samples as it t
 table says how many samples an update took, and how many of them each rank did (means over all turns).
 
 Self-adaptive allocation is held against LB-BSP turn by turn: the median of the ratios of the same cycle, for both meet
-the same moments of the machine there. It begins to count after five epochs. From 9 : 1 it is to be stable within five
-epochs and to stay so to the end, which is ten epochs: a declaration that is taken back does not count.
+the same moments of the machine there. It begins to count after five epochs, trained in turns as well. From 9 : 1 it is
+to be stable within five epochs and to stay so to the end, which is ten epochs: a declaration that is taken back does
+not count.
 
 The first rank has a core to itself, and the others share one. They are slowed down by processor quotas, which hold
 while they fit into that core together: 1/2 and 1/3 do. Where quotas cannot be set, a sleep proportional to computing
