@@ -19,6 +19,7 @@ __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
+_SPARE = 0.03  # by which a share may grow before it takes another micro-batch: shares at rest still move so much
 
 
 class SelfAdaptive(Policy):
@@ -165,11 +166,14 @@ class SelfAdaptive(Policy):
         self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 
     def _divide(self, shares: list[int]) -> None:
-        """At rest: a count stays where it is the one needed, or one more, so that it does not go to and fro."""
-        total = sum(self._weights)
-        needed = [-(-x * total // self._global_batch) for x in shares]
-        before = self._counts or needed
-        self._counts = [k if n <= k <= min(n + 1, x) else n for n, k, x in zip(needed, before, shares, strict=True)]
+        """At rest: a count has something to spare, and stays while it is enough, so that it does not go to and fro."""
+        pieces = [x * sum(self._weights) / self._global_batch for x in shares]
+        ample = [min(x, math.ceil(p * (1 + _SPARE))) for p, x in zip(pieces, shares, strict=True)]
+        before = self._counts or ample
+        self._counts = [
+            k if p <= k <= min(x, max(math.ceil(p) + 1, a)) else a
+            for k, p, a, x in zip(before, pieces, ample, shares, strict=True)
+        ]
         self._shares = shares
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:

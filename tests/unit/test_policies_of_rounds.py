@@ -67,6 +67,21 @@ def test_self_adaptive_allocation_is_stable_within_5_epochs_from_9_to_1_on_ranks
     assert max(times) / min(times) < 1.06, "once at rest, samples are divided, and not micro-batches alone"
 
 
+@pytest.mark.parametrize("slow", np.linspace(0.28, 0.52, 13))
+def test_self_adaptive_allocation_is_stable_within_5_epochs_on_a_rank_whose_pace_changes(slow):
+    # By 3 % from epoch to epoch. Some of these shares are just a whole number of micro-batches, as 7 of 10.
+    for seed in range(4):
+        policy = SelfAdaptive(start=[9, 1])
+        cluster = Cluster(policy, [400.0, 400 * slow], 384, noise=0.03)
+        cluster.rng = np.random.default_rng(seed)
+        found = []
+        for epoch in range(10):
+            cluster.speeds[1] = 400 * slow * (1 + 0.03 * cluster.rng.standard_normal())
+            found += [(*cluster.run(20, epoch).micro_batches, policy.stable)]
+        assert found[5:] == [found[-1]] * 5
+        assert policy.stable
+
+
 @pytest.mark.parametrize("start", [[18, 1, 1], [1, 1, 18], None])
 def test_self_adaptive_allocation_comes_to_equal_times_wherever_it_starts(start):
     policy = SelfAdaptive(20, start=start)
