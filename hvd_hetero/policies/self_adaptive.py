@@ -19,7 +19,7 @@ __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
-_SPARE = 0.03  # by which a share may grow before it takes another micro-batch: shares at rest still move so much
+_SPARE = 0.03  # by which a share may grow before it takes another micro-batch; arbitrary
 
 
 class SelfAdaptive(Policy):

@@ -35,7 +35,7 @@ _PAUSE_S = 1.0  # of a listener, when the process has no descriptor left for ano
 
 
 class Loop:
-    """The thread's. Others may call `tell`, `hear`, `wake`, `stop`, and read what has no underscore."""
+    """What the thread runs. Others may call `tell`, `hear`, `wake`, `stop`, and read what has no underscore."""
 
     def __init__(
         self,

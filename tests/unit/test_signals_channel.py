@@ -54,6 +54,7 @@ def test_raised_before_anybody_is_connected():
     with group:
         for channel in group:
             eventually(lambda channel=channel: channel.raised(5))
+            assert not channel.raised(6)
 
 
 def test_late_signal_of_an_old_round_changes_nothing():
@@ -264,6 +265,7 @@ def test_raised_in_the_very_last_moment_is_still_said(monkeypatch):
         monkeypatch.setattr(loop, "_look_at_the_clock", too_late_for_this_turn)
         loop.wake()
         eventually(lambda: group[1].raised(8))
+        assert not group[1].raised(9)
 
 
 def test_forked_child():
