@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import demo_rank
 import horovod.torch as hvd
@@ -17,6 +18,17 @@ from hvd_hetero.testing import SlowDown
 PASS, LEFT_OUT = 12, 3  # rounds of training at one split, and those of them that its times are not taken from
 PASSES = 8
 STILL = 0.02  # of its share, or one sample: less than what a rank's time scatters by
+
+
+@dataclass
+class Known:
+    """What the oracle knows of ranks at one state of them: the split set for it, and the rounds trained there."""
+
+    split: list[int]
+    per_sample_s: list[float] = field(default_factory=list)
+    """seconds that this rank was at work, of every round"""
+    splits: list[list[int]] = field(default_factory=list)
+    """of every round"""
 
 
 class Oracle:
@@ -33,42 +45,45 @@ class Oracle:
     split is the mean of the last half of them.
 
     In turns with other schemes ranks are not as fast as in one row of rounds (a slow rank lost up to a twentieth), so
-    from one pass of rounds on the split is set anew before each turn, by all of its turns so far.
+    from one pass of rounds on the split is set anew before each turn, by all of its turns so far. Where ranks change,
+    the oracle is told (``now``), and keeps a split for each state of theirs.
     """
 
     def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
-        self.split = [int(x) for x in proportional([1.0] * hvd.size(), global_batch)]
         self._data, self._global_batch = data, global_batch
         self._slowness = slowness
-        self._per_sample_s: list[float] = []
-        self._splits: list[list[int]] = []
+        self.now = self.nothing_known()
         self.rounds = self._train()
+
+    def nothing_known(self) -> Known:
+        """Of ranks at a new state: to each the same."""
+        return Known([int(x) for x in proportional([1.0] * hvd.size(), self._global_batch)])
 
     def tune(self) -> str:
         """Find the split at the speeds of now; returns how that went."""
         tried, rests = [], 0
         for done in range(1, PASSES + 1):
             seconds = self._at_work_of_a_pass()
-            tried.append(self.split)
-            divided = divide(self.split, seconds)
-            rests = rests + 1 if still(self.split, divided) else 0
+            tried.append(self.now.split)
+            divided = divide(self.now.split, seconds)
+            rests = rests + 1 if still(self.now.split, divided) else 0
             if rests == 2:
-                return f"at rest after {done} passes of {PASS} rounds, {said(self.split, seconds)}"
+                return f"at rest after {done} passes of {PASS} rounds, {said(self.now.split, seconds)}"
             if not rests:
-                self.split = divided
+                self.now.split = divided
         last = np.mean(tried[-PASSES // 2 :], axis=0)
-        self.split = [int(x) for x in proportional(last, self._global_batch)]
+        self.now.split = [int(x) for x in proportional(last, self._global_batch)]
         seconds = self._at_work_of_a_pass()
-        return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.split, seconds)}"
+        return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.now.split, seconds)}"
 
     def follow(self, rounds: int) -> None:
         """Before a turn, after so many rounds in turns."""
         if rounds >= PASS:
-            self.split = divide(self.split, self.at_work(rounds))
+            self.now.split = divide(self.now.split, self.at_work(rounds))
 
     def at_work(self, last: int) -> list[float]:
         """Median seconds that each rank would have been at work at the present split, by the last rounds."""
-        mine = float(np.median(self._per_sample_s[-last:])) * self.split[hvd.rank()]
+        mine = float(np.median(self.now.per_sample_s[-last:])) * self.now.split[hvd.rank()]
         return hvd.allgather_object(mine, name="at work")
 
     def judged(self, last: int) -> tuple[str, float]:
@@ -77,8 +92,8 @@ class Oracle:
         Split by split, at the speeds of all of them together: what is wrong to one side does not make up for what was
         wrong to the other.
         """
-        splits = self._splits[-last:]
-        seconds = np.divide(self.at_work(last), self.split)
+        splits = self.now.splits[-last:]
+        seconds = np.divide(self.at_work(last), self.now.split)
         mean = np.mean(splits, axis=0)
         off = float(np.mean([excess(split, list(split * seconds)) for split in splits]))
         return f"{said(mean, list(mean * seconds))}; all of them, {off:.1%} longer", off
@@ -93,8 +108,8 @@ class Oracle:
         for _ in itertools.count():
             epoch = order.permutation(len(self._data))
             for start in range(0, len(self._data) - self._global_batch + 1, self._global_batch):
-                begin = start + sum(self.split[: hvd.rank()])
-                yield epoch[begin : begin + self.split[hvd.rank()]].tolist()
+                begin = start + sum(self.now.split[: hvd.rank()])
+                yield epoch[begin : begin + self.now.split[hvd.rank()]].tolist()
 
     def _train(self) -> Iterator[list[int]]:
         model, pace = demo_rank.network(), demo_rank.Pace(self._slowness)
@@ -112,9 +127,9 @@ class Oracle:
             agreed = time.perf_counter()
             with optimizer.skip_synchronize():
                 optimizer.step()
-            self._per_sample_s.append((computed - began + time.perf_counter() - agreed) / len(x))
-            self._splits.append(self.split)
-            yield self.split
+            self.now.per_sample_s.append((computed - began + time.perf_counter() - agreed) / len(x))
+            self.now.splits.append(self.now.split)
+            yield self.now.split
 
 
 def divide(split: list[int], at_work_s: list[float]) -> list[int]:

@@ -140,7 +140,7 @@ def steady(job: Job, cycles: int) -> dict:
     oracle = job.oracle()
     tuned = oracle.tune()
     per_epoch = len(job.data) // GLOBAL_BATCH
-    most = n * max(oracle.split)
+    most = n * max(oracle.now.split)
     schemes = {
         "stock": job.stock("stock"),
         "oracle": oracle.rounds,
@@ -157,34 +157,44 @@ def steady(job: Job, cycles: int) -> dict:
     found = turns(schemes, oracle, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
     in_turns, off = oracle.judged(cycles * TURN.get("oracle", USUAL_TURN))
     return {
-        "turns": found, "tuned": [tuned], "in_turns": in_turns, "off": off, "settings": settings,
+        "turns": found, "tuned": [tuned], "in_turns": [in_turns], "off": off, "settings": settings,
         "global_batch": GLOBAL_BATCH,
     }  # fmt: skip
 
 
 def switching(job: Job, cycles: int) -> dict:
-    """The slow rank is another one every 60 rounds; the oracle's split changes in the same round."""
+    """The slow rank is another one every 60 rounds; the oracle's split changes in the same round.
+
+    A first turn with each of them slow does not count: from it the oracle learns how fast ranks are in turns.
+    """
     n, slow = hvd.size(), max(job.factors)
     oracle = job.oracle()
-    splits, tuned = [], []
+    known, tuned = [], []
     for victim in range(n):
         job.become(slow if hvd.rank() == victim else 1.0)
+        oracle.now = oracle.nothing_known()
         tuned.append(oracle.tune())
-        splits.append(oracle.split)
+        known.append(oracle.now)
     schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(LBBSP())[0]}
     found = {name: Turns() for name in schemes}
-    for rounds in schemes.values():
-        for _ in range(4):
-            next(rounds)
-    for cycle in range(cycles):
+    for cycle in range(-n, cycles):
         victim = cycle % n
-        oracle.split = splits[victim]
+        oracle.now = known[victim]
+        oracle.follow((cycle + n) // n * SWITCH)
         for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
             # Each scheme meets the change in the first round of its turn, used to the former victim.
             job.become(slow if hvd.rank() == victim else 1.0)
-            found[name].take(schemes[name], SWITCH)
+            (found[name] if cycle >= 0 else Turns()).take(schemes[name], SWITCH)
             say(name)
-    return {"turns": {name: of.tell() for name, of in found.items()}, "tuned": tuned}
+    in_turns, off = [], []
+    for victim, oracle.now in enumerate(known):
+        said, longer = oracle.judged(len(range(victim, cycles, n)) * SWITCH)
+        in_turns.append(said)
+        off.append(longer)
+    return {
+        "turns": {name: of.tell() for name, of in found.items()}, "tuned": tuned, "in_turns": in_turns,
+        "off": max(off),
+    }  # fmt: skip
 
 
 def stability(job: Job, epochs: int) -> dict:

@@ -23,7 +23,7 @@ def outcome(**rates):
     return {
         "turns": turns,
         "tuned": ["60 : 36"],
-        "in_turns": "60 : 36",
+        "in_turns": ["60 : 36"],
         "off": 0.01,
         "settings": {},
         "global_batch": 96,
@@ -113,11 +113,11 @@ def test_the_excess_is_what_a_perfect_split_would_save(oracle):
 def test_between_its_turns_the_oracle_goes_by_these(oracle):
     tuned = Tuned(oracle, [(0.5, 1.0)] * 9).oracle
     tuned.tune()
-    tuned.at_work = lambda rounds: [x * s for x, s in zip(tuned.split, (0.25, 1.0), strict=True)]
+    tuned.at_work = lambda rounds: [x * s for x, s in zip(tuned.now.split, (0.25, 1.0), strict=True)]
     tuned.follow(oracle.PASS - 1)
-    assert tuned.split == [64, 32], "too few rounds to go by"
+    assert tuned.now.split == [64, 32], "too few rounds to go by"
     tuned.follow(oracle.PASS)
-    assert tuned.split == [77, 19]
+    assert tuned.now.split == [77, 19]
 
 
 class Tuned:
@@ -125,16 +125,18 @@ class Tuned:
 
     def __init__(self, oracle, passes):
         self.oracle = object.__new__(oracle.Oracle)
-        self.oracle.split, self.oracle._global_batch = [48, 48], 96
+        self.oracle.now, self.oracle._global_batch = oracle.Known([48, 48]), 96
         seconds = iter(passes)
-        self.oracle._at_work_of_a_pass = lambda: [x * s for x, s in zip(self.oracle.split, next(seconds), strict=True)]
+        self.oracle._at_work_of_a_pass = lambda: [
+            x * s for x, s in zip(self.oracle.now.split, next(seconds), strict=True)
+        ]
 
 
 def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
     # In the first pass something else slowed down the fast rank, so that the equal split looked right.
     tuned = Tuned(oracle, [(1.0, 1.0), *[(0.5, 1.0)] * 7]).oracle
     assert tuned.tune().startswith("at rest after 4 passes")
-    assert tuned.split == [64, 32]
+    assert tuned.now.split == [64, 32]
 
 
 def test_an_oracle_whose_split_was_wrong_meets_nothing(speed):
@@ -142,19 +144,31 @@ def test_an_oracle_whose_split_was_wrong_meets_nothing(speed):
     assert "its split was 2.5% off in its turns" in speed.steady(outcome() | {"off": 0.025})[1][0]
 
 
+def test_lb_bsp_is_held_to_an_oracle_that_changes_with_the_slow_rank_and_was_right(speed):
+    right, wrong = {"in_turns": ["64 : 32", "32 : 64"]}, {"off": 0.025}
+    assert speed.switching(outcome(lb_bsp=[91.0] * 4) | right)[1] == []
+    assert speed.switching(outcome(lb_bsp=[89.0] * 4) | right)[1] == ["lb-bsp 0.890, at least 0.9"]
+    rows, missed = speed.switching(outcome() | right | wrong)
+    assert len(missed) == 1
+    assert "its split was 2.5% off in its turns" in missed[0]
+    assert [line for line in rows if line.startswith("- In its turns")] == [
+        "- In its turns: 64 : 32.",
+        "- In its turns: 32 : 64.",
+    ]
+
+
 def test_an_oracle_without_rest_takes_the_mean_of_the_last_half(oracle):
     tuned = Tuned(oracle, [*[(0.5, 1.0), (0.25, 1.0)] * 4, (0.5, 1.0)]).oracle
     assert tuned.tune().startswith("not at rest after 8 passes")
-    assert tuned.split == [71, 25]  # the mean of 64 and 77
+    assert tuned.now.split == [71, 25]  # the mean of 64 and 77
 
 
 def test_an_oracle_that_is_wrong_to_either_side_is_not_right_in_the_mean(oracle):
     judged = object.__new__(oracle.Oracle)
-    judged.split = [64, 32]
+    judged.now = oracle.Known([64, 32], splits=[[64, 32]] * 3 + [[56, 40], [72, 24]] * 4)
     judged.at_work = lambda last: [64 * 0.5, 32 * 1.0]
-    judged._splits = [[64, 32]] * 3 + [[56, 40], [72, 24]] * 4
     text, off = judged.judged(8)
     assert text.startswith("64 : 32")
     assert off == pytest.approx((40 / 32 + 36 / 32) / 2 - 1)
-    judged._splits = [[64, 32]] * 3
+    judged.now.splits = [[64, 32]] * 3
     assert judged.judged(3)[1] == pytest.approx(0.0)
