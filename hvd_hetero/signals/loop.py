@@ -82,8 +82,8 @@ class Loop:
     def _at_once(self, work: Callable[[], None]) -> bool:
         """Do it in the calling thread, and return whether it could: not if somebody else uses the connections.
 
-        Any trouble ends the signals, for a connection may be in the middle of something. An error is logged, and an
-        interrupt raised again.
+        Any trouble ends the signals, for a connection may be in the middle of something. It is logged, and an interrupt
+        raised again.
         """
         held = False
         try:
@@ -92,9 +92,9 @@ class Loop:
         except BaseException as trouble:
             self._spread = 0  # perhaps not to all: have the thread do it again
             self.stop()
+            log.exception(_FAILED, self._us.rank)
             if not isinstance(trouble, Exception):
                 raise
-            log.exception(_FAILED, self._us.rank)
         finally:
             if held:
                 self._busy.release()
@@ -149,6 +149,7 @@ class Loop:
             with self._busy:
                 self._stopping = True
                 self.linked = frozenset()
+                self._note_completeness()
                 self.abandon()
 
     def _read(self) -> None:
