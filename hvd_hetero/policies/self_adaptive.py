@@ -19,7 +19,7 @@ __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
-_SPARE = 0.03  # by which a share may grow before it takes another micro-batch; arbitrary
+_SPARE = 0.03  # by which a share may move before its count of micro-batches does; arbitrary
 
 
 class SelfAdaptive(Policy):
@@ -33,7 +33,8 @@ class SelfAdaptive(Policy):
 
     A rank is up to half a micro-batch from its share, which is much where it has few. So at rest Eq. 10 divides the
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
-    before. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
+    before: enough of them that its share may move by 3 % before their number does, so all ranks may do a few more than
+    C then. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
     after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
     What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
@@ -166,15 +167,20 @@ class SelfAdaptive(Policy):
         self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 
     def _divide(self, shares: list[int]) -> None:
-        """At rest: a count has something to spare, and stays while it is enough, so that it does not go to and fro."""
-        pieces = [x * sum(self._weights) / self._global_batch for x in shares]
-        ample = [min(x, math.ceil(p * (1 + _SPARE))) for p, x in zip(pieces, shares, strict=True)]
-        before = self._counts or ample
-        self._counts = [
-            k if p <= k <= min(x, max(math.ceil(p) + 1, a)) else a
-            for k, p, a, x in zip(before, pieces, ample, shares, strict=True)
-        ]
+        """At rest: samples, and micro-batches enough that none is larger than before."""
+        before = self._counts or [0] * len(shares)
+        self._counts = [self._count(x, k) for x, k in zip(shares, before, strict=True)]
         self._shares = shares
+
+    def _count(self, samples: int, before: int) -> int:
+        """As many as before while these are enough, and not far too many; else enough, and some to spare.
+
+        A share may then move by ``_SPARE`` either way before its count does.
+        """
+        least = samples * sum(self._weights) / self._global_batch
+        ample = math.ceil(least * (1 + _SPARE))
+        most = max(math.ceil(least) + 1, math.ceil(least * (1 + _SPARE) ** 2))
+        return before if least <= before <= min(most, samples) else min(ample, samples)
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
         """Eq. 10."""
