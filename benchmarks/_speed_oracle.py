@@ -29,6 +29,8 @@ class Known:
     """seconds that this rank was at work, of every round"""
     splits: list[list[int]] = field(default_factory=list)
     """of every round"""
+    in_a_row: int = 0
+    """how many of the rounds were those of tuning"""
 
 
 class Oracle:
@@ -61,6 +63,11 @@ class Oracle:
 
     def tune(self) -> str:
         """Find the split at the speeds of now; returns how that went."""
+        outcome = self._tuned()
+        self.now.in_a_row = len(self.now.splits)
+        return outcome
+
+    def _tuned(self) -> str:
         tried, rests = [], 0
         for done in range(1, PASSES + 1):
             seconds = self._at_work_of_a_pass()
@@ -76,9 +83,9 @@ class Oracle:
         seconds = self._at_work_of_a_pass()
         return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.now.split, seconds)}"
 
-    def follow(self, rounds: int) -> None:
-        """Before a turn, after so many rounds in turns."""
-        if rounds >= PASS:
+    def follow(self) -> None:
+        """Before a turn."""
+        if (rounds := len(self.now.splits) - self.now.in_a_row) >= PASS:
             self.now.split = divide(self.now.split, self.at_work(rounds))
 
     def at_work(self, last: int) -> list[float]:

@@ -112,21 +112,32 @@ def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict
     """Every turn of every scheme, the schemes in alternating order.
 
     They warm up in turns with the oracle, since ranks are not as fast in one row of rounds (see `Oracle`): what a
-    scheme learns of their speeds is to hold when it counts.
+    scheme, and the oracle, learns of their speeds is to hold when it counts.
     """
     found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
         for _ in range(0, warm_up.get(name, 4), USUAL_TURN):
             Turns().take(rounds, USUAL_TURN)
+            oracle.follow()
             Turns().take(oracle.rounds, USUAL_TURN)
         say(name)
     for cycle in range(cycles):
-        for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
+        for name in order(list(schemes), cycle):
             if name == "oracle":
-                oracle.follow(cycle * TURN.get(name, USUAL_TURN))
+                oracle.follow()
             found[name].take(schemes[name], TURN.get(name, USUAL_TURN))
             say(name)
     return {name: of.tell() for name, of in found.items()}
+
+
+def order(names: list[str], cycle: int) -> list[str]:
+    """To and fro, so that a drift of the machine favours nobody.
+
+    Who turns has two turns in a row, which makes ranks faster, so that is another one each time.
+    """
+    first = cycle // 2 % len(names)
+    names = names[first:] + names[:first]
+    return names if cycle % 2 == 0 else names[::-1]
 
 
 def say(what: str) -> None:
@@ -155,7 +166,7 @@ def steady(job: Job, cycles: int) -> dict:
         "elastic-bsp": f"global_batch={ITERATION}, of one iteration",
     }
     found = turns(schemes, oracle, cycles, {"lb-bsp": 12, "self-adaptive": 5 * per_epoch + 1, "elastic-bsp": 6})
-    in_turns, off = oracle.judged(cycles * TURN.get("oracle", USUAL_TURN))
+    in_turns, off = oracle.judged(cycles * USUAL_TURN)
     return {
         "turns": found, "tuned": [tuned], "in_turns": [in_turns], "off": off, "settings": settings,
         "global_batch": GLOBAL_BATCH,
@@ -180,14 +191,15 @@ def switching(job: Job, cycles: int) -> dict:
     for cycle in range(-n, cycles):
         victim = cycle % n
         oracle.now = known[victim]
-        oracle.follow((cycle + n) // n * SWITCH)
-        for name in list(schemes) if cycle % 2 == 0 else list(schemes)[::-1]:
+        oracle.follow()
+        for name in order(list(schemes), cycle):
             # Each scheme meets the change in the first round of its turn, used to the former victim.
             job.become(slow if hvd.rank() == victim else 1.0)
             (found[name] if cycle >= 0 else Turns()).take(schemes[name], SWITCH)
             say(name)
     in_turns, off = [], []
-    for victim, oracle.now in enumerate(known):
+    for victim in range(n):
+        oracle.now = known[victim]
         said, longer = oracle.judged(len(range(victim, cycles, n)) * SWITCH)
         in_turns.append(said)
         off.append(longer)

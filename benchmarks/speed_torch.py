@@ -51,8 +51,8 @@ class Scenario:
 
 
 SCENARIOS = {
-    "half": Scenario("steady", (1, 2), 20),
-    "third": Scenario("steady", (1, 3), 18),
+    "half": Scenario("steady", (1, 2), 30),
+    "third": Scenario("steady", (1, 3), 30),
     "three": Scenario("steady", (1, 2, 3), 40),
     "switching": Scenario("switching", (1, 2), 8),
     "stability": Scenario("stability", (1, 2), 10),
@@ -184,7 +184,7 @@ def main() -> int:
             task = progress.add_task(f"{name:<10}", total=None)
             arguments = ["--scenario", scenario.kind, "--cycles", cycles, "--factors", *scenario.factors]
             result = launch(
-                RANK, len(scenario.factors), arguments, timeout_s=1500, env=KEEP_MEMORY | {"PYTHONPATH": examples},
+                RANK, len(scenario.factors), arguments, timeout_s=3600, env=KEEP_MEMORY | {"PYTHONPATH": examples},
                 on_line=lambda rank, line, task=task: progress.advance(task),
             )  # fmt: skip
             progress.update(task, total=progress.tasks[task].completed or 1)

@@ -114,9 +114,11 @@ def test_between_its_turns_the_oracle_goes_by_these(oracle):
     tuned = Tuned(oracle, [(0.5, 1.0)] * 9).oracle
     tuned.tune()
     tuned.at_work = lambda rounds: [x * s for x, s in zip(tuned.now.split, (0.25, 1.0), strict=True)]
-    tuned.follow(oracle.PASS - 1)
+    tuned.now.splits += [[64, 32]] * (oracle.PASS - 1)
+    tuned.follow()
     assert tuned.now.split == [64, 32], "too few rounds to go by"
-    tuned.follow(oracle.PASS)
+    tuned.now.splits += [[64, 32]]
+    tuned.follow()
     assert tuned.now.split == [77, 19]
 
 
