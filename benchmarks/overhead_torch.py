@@ -15,8 +15,9 @@ with an error of 0.007 each). How many there are does not depend on how they com
 a rule set beforehand: three, and as long as the standard error of a median is above half a per cent one more, up to
 nine. All pairs of all launches count. With q the distance of the quartiles, the error of a median of n is about
 0.93 q / sqrt(n) (exact for the normal law and large n), or what the medians of the launches tell by their standard
-deviation, if that is more. Ratios of both ranks are in the median, but a pair counts once in n, for the ranks wait for
-each other and have nearly the same step times.
+deviation, if that is more. Where that stays above half a per cent, a median less than two of its errors from the target
+leaves it undecided. Ratios of both ranks are in the median, but a pair counts once in n, for the ranks wait for each
+other and have nearly the same step times.
 
 All kinds train the very same tensors: parameters, momenta and the optimizer inside are one, and the hooks on them are
 put on for a block and taken off after it. (Two networks of one process differ by up to a tenth in pace, by where
