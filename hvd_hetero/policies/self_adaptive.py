@@ -19,7 +19,7 @@ __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 8  # allocations remembered: more than the stop rule looks at
-_SPARE = 0.03  # by which a share may move before its count of micro-batches does; arbitrary
+_SPARE = 0.03  # by which a share may move from where its count of micro-batches was set; arbitrary
 
 
 class SelfAdaptive(Policy):
@@ -175,11 +175,11 @@ class SelfAdaptive(Policy):
     def _count(self, samples: int, before: int) -> int:
         """As many as before while these are enough, and not far too many; else enough, and some to spare.
 
-        A share may then move by ``_SPARE`` either way before its count does.
+        From where its count was set, a share may move by ``_SPARE`` either way before the count does.
         """
         least = samples * sum(self._weights) / self._global_batch
         ample = math.ceil(least * (1 + _SPARE))
-        most = max(math.ceil(least) + 1, math.ceil(least * (1 + _SPARE) ** 2))
+        most = max(math.ceil(least) + 1, math.ceil(least * (1 + _SPARE) / (1 - _SPARE)))
         return before if least <= before <= min(most, samples) else min(ample, samples)
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
