@@ -269,7 +269,7 @@ def test_raised_in_the_very_last_moment_is_still_said(monkeypatch):
 
 
 def test_forked_child():
-    """A child holds no descriptor of the channel, may not raise, and its end disturbs nobody."""
+    """A child holds no descriptor of the channel, is not connected, may not raise, and its end disturbs nobody."""
     with Group(2) as group:
         loop = group[0]._loop
         links = list(loop._links.values())
@@ -280,6 +280,7 @@ def test_forked_child():
             try:
                 said = [loop._selector.get_map() is None, all(sock.fileno() == -1 for sock in loop._listeners)]
                 said += [all(link.sock.fileno() == -1 for link in links) and not group[0].raised(5)]
+                said += [not group[0].connected and not group[0].wait_connected(0)]
                 try:
                     group[0].raise_signal(5)
                 except HeteroError as error:
@@ -288,7 +289,7 @@ def test_forked_child():
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
-        assert json.loads(os.read(read, 1000)) == [True, True, True, True]
+        assert json.loads(os.read(read, 1000)) == [True] * 5
         os.close(read)
         os.close(write)
         assert not group[1].raised(5)
