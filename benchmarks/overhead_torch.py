@@ -206,7 +206,10 @@ def row(name: str, of: Found, batch: int) -> str:
     for kind in KINDS:
         low, middle, high = statistics.quantiles(of[kind].all, n=4)
         cells += [f"{middle:.3f}", f"{of[kind].error:.3f}", f"{low:.3f} to {high:.3f}"]
-    return f"| {' | '.join([*cells, verdict(of)])} |"
+    said = verdict(of)
+    if said != "met":  # figures that are rounded might not show why
+        said += f": {', '.join(f'{statistics.median(of[k].all):.4f} (error {of[k].error:.4f})' for k in KINDS)}"
+    return f"| {' | '.join([*cells, said])} |"
 
 
 def table(found: dict[str, Found], batch: int) -> list[str]:

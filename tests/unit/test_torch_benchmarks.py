@@ -65,7 +65,7 @@ def test_every_pair_counts_in_the_overhead(overhead):
     assert found["10 tensors"]["bsp"].error == pytest.approx(0.93 * 0.1 / math.sqrt(22))
     (row,) = (line for line in overhead.table(found, 256) if line.startswith("| 10 tensors"))
     assert row.startswith("| 10 tensors, 256 samples | 2 x 11 | 1.100 | 0.020 |")
-    assert row.endswith("| **missed** |")
+    assert row.endswith("| **missed**: 1.1000 (error 0.0198), 1.0000 (error 0.0000) |")
 
 
 def test_launches_that_differ_by_more_than_their_pairs_make_the_median_unsure(overhead):
