@@ -17,6 +17,7 @@ from hvd_hetero.testing import SlowDown
 
 PASS, LEFT_OUT = 12, 3  # rounds of training at one split, and those of them that its times are not taken from
 PASSES = 8
+RECENT = 60  # rounds in turns that the split is set by: more scatter less, fewer follow the machine sooner
 STILL = 0.02  # of its share, or one sample: less than what a rank's time scatters by
 
 
@@ -47,8 +48,8 @@ class Oracle:
     split is the mean of the last half of them.
 
     In turns with other schemes ranks are not as fast as in one row of rounds (a slow rank lost up to a twentieth), so
-    from one pass of rounds on the split is set anew before each turn, by all of its turns so far. Where ranks change,
-    the oracle is told (``now``), and keeps a split for each state of theirs.
+    from one pass of rounds on the split is set anew before each turn, by the last 60 rounds in turns. Where ranks
+    change, the oracle is told (``now``), and keeps a split for each state of theirs.
     """
 
     def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
@@ -84,9 +85,9 @@ class Oracle:
         return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.now.split, seconds)}"
 
     def follow(self) -> None:
-        """Before a turn."""
+        """Before a turn, go by the last ones."""
         if (rounds := len(self.now.splits) - self.now.in_a_row) >= PASS:
-            self.now.split = divide(self.now.split, self.at_work(rounds))
+            self.now.split = divide(self.now.split, self.at_work(min(rounds, RECENT)))
 
     def at_work(self, last: int) -> list[float]:
         """Median seconds that each rank would have been at work at the present split, by the last rounds."""

@@ -116,6 +116,8 @@ def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict
     """
     found = {name: Turns() for name in schemes}
     for name, rounds in schemes.items():
+        if name == "oracle":
+            continue
         for _ in range(0, warm_up.get(name, 4), USUAL_TURN):
             Turns().take(rounds, USUAL_TURN)
             oracle.follow()

@@ -1,5 +1,9 @@
 """The speed benchmark's own judgement: that a miss cannot hide, and that what ran is what is told."""
 
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 from script_modules import load
 
@@ -13,6 +17,12 @@ def speed():
 def oracle():
     pytest.importorskip("horovod.torch")
     return load("_speed_oracle", "benchmarks", "examples")
+
+
+@pytest.fixture(scope="module")
+def rank():
+    pytest.importorskip("horovod.torch")
+    return load("_speed_rank", "benchmarks", "examples")
 
 
 def outcome(**rates):
@@ -110,16 +120,58 @@ def test_the_excess_is_what_a_perfect_split_would_save(oracle):
     assert oracle.excess([48, 48], [24.0, 48.0]) == pytest.approx(0.5)
 
 
-def test_between_its_turns_the_oracle_goes_by_these(oracle):
+def test_between_its_turns_the_oracle_goes_by_the_last_of_these_and_not_by_the_rounds_of_tuning(oracle):
     tuned = Tuned(oracle, [(0.5, 1.0)] * 9).oracle
     tuned.tune()
-    tuned.at_work = lambda rounds: [x * s for x, s in zip(tuned.now.split, (0.25, 1.0), strict=True)]
+    assert len(tuned.now.splits) >= oracle.PASS
+    asked = []
+
+    def at_work(last):
+        asked.append(last)
+        return [x * s for x, s in zip(tuned.now.split, (0.25, 1.0), strict=True)]
+
+    tuned.at_work = at_work
     tuned.now.splits += [[64, 32]] * (oracle.PASS - 1)
     tuned.follow()
     assert tuned.now.split == [64, 32], "too few rounds to go by"
     tuned.now.splits += [[64, 32]]
     tuned.follow()
     assert tuned.now.split == [77, 19]
+    tuned.now.splits += [[77, 19]] * 1000
+    tuned.follow()
+    assert asked == [oracle.PASS, oracle.RECENT]
+
+
+def test_no_scheme_comes_sooner_or_has_two_turns_in_a_row_oftener_than_others(rank):
+    names = list("abcdef")
+    cycles = [rank.order(names, cycle) for cycle in range(4 * len(names))]
+    for name in names:
+        assert sum(cycle.index(name) for cycle in cycles) == len(cycles) * (len(names) - 1) / 2
+    in_a_row = Counter(after[0] for before, after in itertools.pairwise(cycles) if before[-1] == after[0])
+    assert set(in_a_row) == set(names)
+    assert max(in_a_row.values()) - min(in_a_row.values()) <= 1
+
+
+def test_schemes_warm_up_in_turns_with_the_oracle_and_the_oracle_not_by_itself(rank, monkeypatch):
+    ran = []
+
+    def rounds(name):
+        while True:
+            ran.append(name)
+            yield [1]
+
+    monkeypatch.setattr(rank.hvd, "allreduce", lambda *_, **__: None)
+    monkeypatch.setattr(rank, "say", lambda what: None)
+    oracle = SimpleNamespace(rounds=rounds("oracle"), follow=lambda: ran.append("follow"))
+    schemes = {"stock": rounds("stock"), "oracle": oracle.rounds, "lb-bsp": rounds("lb-bsp")}
+    turn = rank.USUAL_TURN
+    found = rank.turns(schemes, oracle, 2, {"stock": 1, "lb-bsp": 2 * turn})
+    follows = ["follow", *["oracle"] * turn]
+    warm = [*["stock"] * turn, *follows, *2 * [*["lb-bsp"] * turn, *follows]]
+    there = [*["stock"] * turn, *follows, *["lb-bsp"] * turn]
+    back = [*["lb-bsp"] * turn, *follows, *["stock"] * turn]
+    assert ran == warm + there + back
+    assert [len(of["rates"]) for of in found.values()] == [2, 2, 2]
 
 
 class Tuned:
@@ -129,9 +181,13 @@ class Tuned:
         self.oracle = object.__new__(oracle.Oracle)
         self.oracle.now, self.oracle._global_batch = oracle.Known([48, 48]), 96
         seconds = iter(passes)
-        self.oracle._at_work_of_a_pass = lambda: [
-            x * s for x, s in zip(self.oracle.now.split, next(seconds), strict=True)
-        ]
+
+        def at_work_of_a_pass():
+            split = self.oracle.now.split
+            self.oracle.now.splits += [split] * oracle.PASS
+            return [x * s for x, s in zip(split, next(seconds), strict=True)]
+
+        self.oracle._at_work_of_a_pass = at_work_of_a_pass
 
 
 def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
