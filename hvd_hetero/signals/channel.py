@@ -128,7 +128,7 @@ class SignalChannel:
     @property
     def connected(self) -> frozenset[int]:
         """The neighbours that are connected now; in a fork of the process none is."""
-        return frozenset() if self._loop is None or self._pid != os.getpid() else self._loop.linked
+        return frozenset() if self._loop is None else self._loop.linked
 
     @property
     def refused(self) -> int:
@@ -137,9 +137,7 @@ class SignalChannel:
 
     def wait_connected(self, timeout_s: float) -> bool:
         """Wait until every neighbour is connected. Nobody has to: what is raised before reaches them afterwards."""
-        if self._loop is None:
-            return True
-        return self._pid == os.getpid() and self._loop.complete.wait(timeout_s)
+        return self._loop is None or self._loop.complete.wait(timeout_s)
 
     def close(self) -> None:
         """End the thread and close all connections. What was raised before is sent first, as far as it can be."""

@@ -111,13 +111,15 @@ class Loop:
         self.wake()
 
     def abandon(self) -> None:
-        """In a forked child: close our copies of the descriptors, and leave what they refer to as it is.
+        """At the end, or in a forked child: close our copies of the descriptors, and be connected to nobody.
 
-        Nothing is unregistered, since parent and child share one epoll set.
+        What they refer to is left as it is, and nothing is unregistered, since parent and child share one epoll set.
         """
         for connection in [*self._links.values(), *self._unproven]:
             connection.sock.close()
         self._links.clear()  # nobody is to be told or heard any more
+        self.linked = frozenset()
+        self.complete = threading.Event()  # a fork may have come while the old one's lock was taken
         for listener in self._listeners:
             listener.close()
         for end in (self._woken, self._waker):
@@ -148,8 +150,6 @@ class Loop:
         finally:
             with self._busy:
                 self._stopping = True
-                self.linked = frozenset()
-                self._note_completeness()
                 self.abandon()
 
     def _read(self) -> None:
