@@ -115,11 +115,12 @@ class Loop:
 
         What they refer to is left as it is, and nothing is unregistered, since parent and child share one epoll set.
         """
-        for connection in [*self._links.values(), *self._unproven]:
-            connection.sock.close()
+        connections = [*self._links.values(), *self._unproven]
         self._links.clear()  # nobody is to be told or heard any more
         self.linked = frozenset()
         self.complete = threading.Event()  # a fork may have come while the old one's lock was taken
+        for connection in connections:
+            connection.sock.close()
         for listener in self._listeners:
             listener.close()
         for end in (self._woken, self._waker):
