@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvd_hetero.horovod_build.distributions import installed_version
+from hvd_hetero.horovod_build.edits import EDITS
 from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.source import EDITS, HOROVOD_VERSION, SDIST_SHA256
+from hvd_hetero.horovod_build.source import HOROVOD_VERSION, SDIST_SHA256
 
 __all__ = ["BuildPlan", "Framework", "find_frameworks", "make_plan"]
 

@@ -9,47 +9,17 @@ import os
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_hetero.horovod_build.edits import EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.process import run_logged
 
-__all__ = [
-    "EDITS", "HOROVOD_VERSION", "SDIST_NAME", "SDIST_SHA256", "Edit", "apply_edits", "fetch", "pip_download", "sha256",
-    "unpack",
-]  # fmt: skip
+__all__ = ["HOROVOD_VERSION", "SDIST_NAME", "SDIST_SHA256", "apply_edits", "fetch", "pip_download", "sha256", "unpack"]
 
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Replace the single occurrence of ``old`` in the file ``path`` by ``new``."""
-
-    path: str
-    old: str
-    new: str
-    reason: str
-
-
-EDITS = (
-    Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)", "torch's headers are C++17"),
-    Edit(
-        "horovod/torch/CMakeLists.txt",
-        "set(CMAKE_CXX_STANDARD 14)",
-        "set(CMAKE_CXX_STANDARD 17)",
-        "torch's headers are C++17",
-    ),
-    Edit(
-        "horovod/tensorflow/CMakeLists.txt",
-        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
-        "",
-        "its XLA headers left TensorFlow in 2.19; only jit-compiled GPU collectives are lost",
-    ),
-)
 
 
 def sha256(path: Path) -> str:

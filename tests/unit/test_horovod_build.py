@@ -20,6 +20,7 @@ from rich.console import Console
 from hvd_hetero import cli
 from hvd_hetero.horovod_build import command, compile, install, plan, process, progress, source, toolchain
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
+from hvd_hetero.horovod_build.edits import EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import Framework, make_plan
 
@@ -32,7 +33,8 @@ TOOLS = toolchain.Toolchain("cc", "c++", "cmake", "make")
 FAKE_FILES = {
     "CMakeLists.txt": "project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n",
     "horovod/torch/CMakeLists.txt": "    set(CMAKE_CXX_STANDARD 14)\n",
-    "horovod/tensorflow/CMakeLists.txt": source.EDITS[2].old + "add_library()\n",
+    "horovod/tensorflow/CMakeLists.txt": EDITS[2].old + "add_library()\n",
+    "horovod/common/util.py": "\n".join(edit.old for edit in EDITS if edit.path == "horovod/common/util.py"),
     "horovod/__init__.py": "",
     "setup.py": (
         "import os\n"
@@ -114,7 +116,7 @@ def test_key_changes_with_whatever_changes_the_binary() -> None:
 def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
     """A wheel of an older recipe is not taken for one of the new."""
     before = torch_plan.key
-    monkeypatch.setattr(plan, "EDITS", source.EDITS[:2])
+    monkeypatch.setattr(plan, "EDITS", EDITS[:2])
     assert torch_plan.key != before
 
 
@@ -176,8 +178,8 @@ def test_no_framework_is_an_error_with_a_way_out(site: Path) -> None:
 # --- the source: download, hash, edits
 
 
-def test_edits_change_exactly_the_three_files(tmp_path: Path) -> None:
-    """After the edits, both standards are 17, and the XLA source is gone."""
+def test_edits_change_what_they_name(tmp_path: Path) -> None:
+    """After the edits, both standards are 17, and the XLA source is gone; other files stay."""
     for name, text in FAKE_FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -188,9 +190,9 @@ def test_edits_change_exactly_the_three_files(tmp_path: Path) -> None:
     assert (tmp_path / "setup.py").read_text() == FAKE_FILES["setup.py"]
 
 
-@pytest.mark.parametrize("edit", source.EDITS, ids=lambda edit: edit.path)
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.path)
 @pytest.mark.parametrize("places", [0, 2, None], ids=["nothing to change", "two places", "no such file"])
-def test_an_edit_that_does_not_fit_names_its_file(tmp_path: Path, edit: source.Edit, places: int | None) -> None:
+def test_an_edit_that_does_not_fit_names_its_file(tmp_path: Path, edit: Edit, places: int | None) -> None:
     """Zero or two places to change, or no file, are errors that name the file, and the file stays as it was."""
     path = tmp_path / edit.path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""The edits of the Horovod that is installed: what its launcher is asked before it starts a rank."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("horovod")
+
+ASK = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "tensorflow", "mxnet"):
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refused())
+from horovod.common.util import gloo_built, mpi_built
+print(gloo_built(), mpi_built())
+"""
+
+
+def test_what_horovod_was_built_with_is_told_without_a_framework() -> None:
+    """`horovodrun` asks both questions before each job; importing TensorFlow to answer took it 17 s."""
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environ, check=False)
+    assert (done.stdout, done.returncode) == ("True False\n", 0), done.stderr
+
+
+@pytest.fixture
+def util(tmp_path: Path) -> ModuleType:
+    """Horovod's ``common/util.py`` in a package without extensions."""
+    spec = importlib.util.find_spec("horovod.common.util")
+    assert spec is not None
+    assert spec.origin is not None
+    copy = tmp_path / "horovod" / "common" / "util.py"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(spec.origin, copy)
+    moved = importlib.util.spec_from_file_location("moved_util", copy)
+    assert moved is not None
+    assert moved.loader is not None
+    module = importlib.util.module_from_spec(moved)
+    moved.loader.exec_module(module)
+    return module
+
+
+def extension(util: ModuleType, package: str, content: bytes) -> None:
+    path = Path(util.__file__ or "").parents[1] / package / f"mpi_lib_v2{util.get_ext_suffix()}"
+    path.parent.mkdir()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "answers"),
+    [
+        (b"..N7horovod6common14GlooControllerE..", (True, False)),
+        (b"..N7horovod6common13MPIControllerE..", (False, True)),
+        (b"..13MPIController..14GlooController..", (True, True)),
+        (b"a log that speaks of GlooController and of MPIController", (False, False)),
+    ],
+)
+def test_the_first_extension_there_is_answers(util: ModuleType, content: bytes, answers: tuple[bool, bool]) -> None:
+    """A class counts by the name that the compiler wrote; the second framework answers where the first lacks."""
+    extension(util, "torch", content)
+    assert (util.gloo_built(), util.mpi_built()) == answers
+
+
+def test_without_an_extension_there_is_no_answer(util: ModuleType) -> None:
+    """None is what `horovodrun` takes for "no framework"."""
+    assert (util.gloo_built(), util.mpi_built()) == (None, None)
+
+
+def test_verbose_says_what_was_looked_for(util: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """`horovodrun --verbose` says the same as before."""
+    extension(util, "torch", b"14GlooController")
+    util.gloo_built(verbose=True)
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "Checking whether extension torch was built with Gloo.",
+        "Extension torch was built with Gloo.",
+    ]
