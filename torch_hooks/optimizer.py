@@ -15,6 +15,7 @@ from torch_hooks.allreduce import Allreduce
 from torch_hooks.attempt import Attempt
 from torch_hooks.compression import compressor
 from torch_hooks.cuda_stopwatch import CudaStopwatch
+from torch_hooks.gathered import Gathered
 from torch_hooks.listener import Listener
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
@@ -25,16 +26,6 @@ from torch_hooks.wrapped import WrappedOptimizer
 
 __all__ = ["DistributedOptimizer"]
 
-_CLEARED = (
-    "the gradient that this round has gathered so far is gone: call optimizer.zero_grad(), which keeps it until the "
-    "round is complete, and not model.zero_grad(); and without backward(create_graph=True), which makes a new gradient "
-    "every time: with it, use a policy with one micro-batch per round"
-)
-_CHANGED_IN_BETWEEN = (
-    "the gradient that this round has gathered so far was changed between two micro-batches. Clip the gradient of the "
-    "whole round: in optimizer.register_step_pre_hook(…), or after 'if optimizer.synchronize():' (with a GradScaler, "
-    "'if scaler.unscale_(optimizer):')"
-)
 _STOCK_SCALER = (
     "torch.amp.GradScaler would unscale gradients that are still on their way to the other ranks; use "
     "torch_hooks.GradScaler(…, optimizer=optimizer), or call optimizer.synchronize() first and scaler.step(optimizer) "
@@ -59,8 +50,9 @@ class DistributedOptimizer(WrappedOptimizer):
     body runs once per micro-batch, and not at all on a rank without data. Ranks that differ in their learning rates or
     parameters are found out in the next round.
 
-    Call ``zero_grad()`` for every batch, as usual: a gradient of an earlier round that is still there when a round of
-    several micro-batches begins would count with a weight that is not its own.
+    A round begins without gradients: what is left of an earlier one is cleared then, in whatever order the loop calls
+    ``zero_grad()``, ``backward()`` and ``step()``, and on a rank whose loop does not run. Inside a round of several
+    micro-batches clear nothing by ``model.zero_grad()``; it is found out.
 
     Gradients below 1 MiB travel together: after ``step()`` they lie next to each other, ``p.grad`` being another tensor
     then (unless it was added to in that place). One that you keep stays as it is, and with it the memory of all that
@@ -110,7 +102,6 @@ class DistributedOptimizer(WrappedOptimizer):
         self._balancer = balance.balancer
         self._names = named_groups(optimizer, named_parameters)
         self._prefix = balance.prefix
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self._synchronised = False
         self._declined = False
         self._skip = False
@@ -120,8 +111,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._straight = False
         self._timed: torch.device | None = None
         self._scaler: Any = None
-        # The gradient that was added to last, and the version it had then, which tells a change by the user.
-        self._latest: tuple[torch.Tensor, torch.Tensor | None, int] | None = None
+        self._gathered = Gathered()
         packed = compressor(compression)
         self._sync = self._synchroniser(balance, packed, sparse_as_dense)
         for parameter in self._names:
@@ -150,36 +140,25 @@ class DistributedOptimizer(WrappedOptimizer):
     # What a round asks of it.
 
     def begin_micro_batch(self) -> None:
-        """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``)."""
+        """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``).
+
+        What an earlier round has left is cleared, in whatever order the loop calls ``zero_grad()`` and ``step()``: its
+        body, which does so, does not run on a rank without data.
+        """
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._declined = False
-        self._kept = None
         self._attempt.begin()
         accumulating = self._accumulating
         self._straight = self._gradients_leave and not (accumulating or self._attempt.left)
         if not accumulating:
+            self._gathered.forget()
+            for parameter in self._names:
+                parameter.grad = None
             return
-        latest = self._latest
-        self._require_unchanged()
-        self._kept = self._gathered()
-        if self._kept is None:
-            if self._attempt.left and latest is None:
-                return  # all gradients left before memory ran short
-            raise RoundStateError(_CLEARED)
+        self._gathered.require_unchanged(self._names)
         factor = self._balancer.rescale
         if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self._names if p.grad is not None], factor)
-
-    def _gathered(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """A gradient that has been gathered, and its parameter."""
-        return next(((p, p.grad) for p in self._names if p.requires_grad and p.grad is not None), None)
-
-    def _require_unchanged(self) -> None:
-        """The gradient gathered so far is what the last backward pass has left."""
-        if self._latest is not None:
-            (parameter, gradient, version), self._latest = self._latest, None
-            if gradient is not None and parameter.grad is gradient and gradient._version != version:
-                raise RoundStateError(_CHANGED_IN_BETWEEN)
+            self._gathered.rescale(self._names, factor)
 
     @property
     def _accumulating(self) -> bool:
@@ -197,8 +176,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._straight = False
         left = self._sync.set_aside()
         undone = self._attempt.undo(self._names, left, self._accumulating)
-        gathered = self._gathered()
-        self._latest = None if gathered is None else (*gathered, gathered[1]._version)
+        self._gathered.renew(self._names)
         return undone
 
     @property
@@ -221,7 +199,6 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def idle_round(self) -> None:
         """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
-        self.zero_grad()
         if self._scaler is None:
             self.step()
         else:
@@ -243,13 +220,14 @@ class DistributedOptimizer(WrappedOptimizer):
             return False
         self._straight = False
         self._attempt.over()
-        self._require_unchanged()
+        if self._sync.overlaps:  # else the gradient is this rank's own, to do with as it likes
+            self._gathered.require_unchanged(self._names)
+        self._gathered.forget()
         self._sync.finish()
         if self._sync.rearranged:
             self._sync.rearranged = False
             self._listener.listen(self._names)  # to those that have been thawed
         self._attempt.round_over()
-        self._kept = None
         self._synchronised = True
         return True
 
@@ -403,16 +381,14 @@ class DistributedOptimizer(WrappedOptimizer):
             return
         if not self._attempt.touch(parameter):
             return
-        if self._kept is not None and parameter is self._kept[0] and parameter.grad is not self._kept[1]:
-            raise RoundStateError(_CLEARED)
+        if not self._balancer.in_round:
+            raise RoundStateError(_WITHOUT_A_BATCH)
+        if not self._sync.updates_locally:
+            self._gathered.added(parameter)
         if self._balancer.closing:
+            self._gathered.leaves(parameter)
             if self._sync.overlaps:
                 self._sync.arrived(note)
-        elif self._balancer.in_round:
-            gradient = parameter.grad
-            self._latest = parameter, gradient, 0 if gradient is None else gradient._version
-        else:
-            raise RoundStateError(_WITHOUT_A_BATCH)
 
     def _check_device(self, parameter: torch.Tensor) -> None:
         """Have a stopwatch for the device of this parameter, if its work is queued and its time matters."""

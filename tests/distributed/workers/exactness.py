@@ -82,6 +82,8 @@ class Net(torch.nn.Module):
         return self.outer(torch.tanh(self.convolution(hidden[:, None])).flatten(1))
 
 
+ZERO_GRAD_FIRST = "zero_grad first"
+OTHER_ORDERS = ("zero_grad last", "zero_grad of the model last", "zero_grad in the middle, in place", "no zero_grad")
 OPTIMIZERS: dict[str, Callable] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
@@ -111,7 +113,9 @@ def clip(parameters: list[torch.nn.Parameter]) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, CLIP)
 
 
-def train(policy: Policy, optimizer_name: str, dtype: torch.dtype, clock: SimulatedClock) -> Outcome:
+def train(
+    policy: Policy, optimizer_name: str, dtype: torch.dtype, clock: SimulatedClock, order: str = ZERO_GRAD_FIRST
+) -> Outcome:
     torch.manual_seed(100 + hvd.rank())  # ranks start apart: the broadcast has something to do
     net = Net().to(dtype)
     x, y = samples(dtype)
@@ -135,11 +139,23 @@ def train(policy: Policy, optimizer_name: str, dtype: torch.dtype, clock: Simula
             sizes.append(len(index))
             clock.pass_s(1e-3 * len(index) * (1 + 2 * hvd.rank()))
             time.sleep(PAUSE_S * hvd.rank() * (policy.name == "non-blocking"))
-            optimizer.zero_grad()
-            functional.mse_loss(net(x[index]), y[index]).backward()
-            optimizer.step()
+            body(net, optimizer, order, x[index], y[index])
     balance.close()
     return Outcome(net, seen, epochs, planned, sum(not s for s in seen), sizes)
+
+
+def body(net: Net, optimizer: DistributedOptimizer, order: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    if order == ZERO_GRAD_FIRST:
+        optimizer.zero_grad()
+    loss = functional.mse_loss(net(x), y)
+    if order == "zero_grad in the middle, in place":
+        optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()
+    if order == "zero_grad last":
+        optimizer.zero_grad()
+    elif order == "zero_grad of the model last":
+        net.zero_grad()
 
 
 def reference(rounds: list[list[int]], optimizer_name: str, dtype: torch.dtype) -> Net:
@@ -178,15 +194,21 @@ def main() -> None:
         "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // n),
         "elastic-bsp": lambda: ElasticBSP(lookahead=4),
     }
-    cases = [(p, "momentum", torch.float64) for p in policies]
-    cases += [("every round another", "adam", torch.float64)]
-    cases += [(p, "momentum", torch.float32) for p in ("bsp", "static", "every round another", "non-blocking")]
+    usual = torch.float64, ZERO_GRAD_FIRST
+    cases = [(p, "momentum", *usual) for p in policies]
+    cases += [("every round another", "adam", *usual)]
+    float32 = ("bsp", "static", "every round another", "non-blocking")
+    cases += [(p, "momentum", torch.float32, ZERO_GRAD_FIRST) for p in float32]
+    orders = [("bsp", order) for order in OTHER_ORDERS]
+    orders += [("every round another", order) for order in OTHER_ORDERS if "model" not in order]  # in rounds of several
+    orders += [(policy, "zero_grad last") for policy in ("lb-bsp", "bsp in micro-batches", "elastic-bsp")]
+    cases += [(policy, "momentum", torch.float64, order) for policy, order in orders]
     if n == 4:  # twice the cores that a small machine has: the policies whose rounds differ most
         cases = [case for case in cases if case[0] in ("lb-bsp", "non-blocking", "elastic-bsp", "every round another")]
-        cases = [case for case in cases if case[1:] == ("momentum", torch.float64)]
+        cases = [case for case in cases if case[1:] == ("momentum", *usual)]
     results = []
-    for policy, optimizer_name, dtype in cases:
-        outcome = train(policies[policy](), optimizer_name, dtype, clock)
+    for policy, optimizer_name, dtype, order in cases:
+        outcome = train(policies[policy](), optimizer_name, dtype, clock, order)
         parts = hvd.allgather_object(outcome.seen)
         rounds = [[i for part in parts for i in part[r]] for r in range(ROUNDS)]
         flat = torch.cat([p.detach().flatten() for p in outcome.net.parameters()])
@@ -196,6 +218,7 @@ def main() -> None:
                 "policy": policy,
                 "optimizer": optimizer_name,
                 "dtype": str(dtype),
+                "order": order,
                 "difference": difference(outcome.net, reference(rounds, optimizer_name, dtype)),
                 "between_ranks": float((everywhere - everywhere[0]).abs().max()),
                 "rounds": [sorted(r) for r in rounds],
