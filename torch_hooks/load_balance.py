@@ -21,6 +21,7 @@ from hvd_hetero.out_of_memory import is_out_of_memory
 from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
+from torch_hooks.arguments import LOAD_BALANCE, refuse
 
 if TYPE_CHECKING:
     from torch_hooks.optimizer import DistributedOptimizer
@@ -76,10 +77,17 @@ class LoadBalance:
         self,
         policy: str | Policy = "lb-bsp",
         *,
-        global_batch: int,
+        global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
         telemetry: str | Path | None = None,
+        **others: Any,
     ) -> None:
+        refuse(others, LOAD_BALANCE, "LoadBalance")
+        if global_batch is None:
+            raise TypeError(
+                "global_batch is missing: the samples of a round over all ranks together; with batch_size on each "
+                "rank so far, write global_batch=batch_size * hvd.size()"
+            )
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)

@@ -12,12 +12,14 @@ import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.allreduce import Allreduce
+from torch_hooks.arguments import OPTIMIZER, refuse
 from torch_hooks.attempt import Attempt
 from torch_hooks.compression import compressor
 from torch_hooks.cuda_stopwatch import CudaStopwatch
 from torch_hooks.gathered import Gathered
 from torch_hooks.listener import Listener
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.made_state import MadeState, only_zeros
 from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
 from torch_hooks.parameters import broadcast_parameters, broadcast_state, named_groups, require_alike, suitable
 from torch_hooks.sparse import empty_gradient
@@ -58,9 +60,10 @@ class DistributedOptimizer(WrappedOptimizer):
     then (unless it was added to in that place). One that you keep stays as it is, and with it the memory of all that
     travelled beside it, also in ``torch.save``: keep ``p.grad.clone()``.
 
-    Parameters and the optimizer's state are broadcast from rank 0 at construction. Buffers of a model (the running
-    statistics of batch norm) are not parameters, and stay the user's: ``hvd.broadcast_parameters(model.state_dict(),
-    0)``.
+    Parameters and the optimizer's state are broadcast from rank 0 at construction. Where rank 0 alone loads a
+    checkpoint later, ``hvd.broadcast_parameters`` and ``hvd.broadcast_optimizer_state`` do what they do in Horovod.
+    Buffers of a model (the running statistics of batch norm) are not parameters, and stay the user's:
+    ``hvd.broadcast_parameters(model.state_dict(), 0)``.
 
     Composition, not a class made at run time: ``optimizer`` keeps its class, and hyper-parameters, state, hooks and
     schedulers work on the one that was given, since this object shares its ``param_groups``.
@@ -89,10 +92,15 @@ class DistributedOptimizer(WrappedOptimizer):
         *,
         compression: Any = None,
         sparse_as_dense: bool = False,
+        **others: Any,
     ) -> None:
+        refuse(others, OPTIMIZER, "DistributedOptimizer")
         suitable(optimizer)
         if not isinstance(balance, LoadBalance):
-            raise TypeError(f"balance must be the LoadBalance of this training, got {type(balance).__name__}")
+            raise TypeError(
+                f"balance must be the LoadBalance of this training, got {type(balance).__name__}; write "
+                "DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
+            )
         if balance.optimizer is not None:
             raise ValueError(
                 "balance already serves another optimizer; make one LoadBalance for each, or close() that one between "
@@ -112,6 +120,7 @@ class DistributedOptimizer(WrappedOptimizer):
         self._timed: torch.device | None = None
         self._scaler: Any = None
         self._gathered = Gathered()
+        self._made: MadeState | None = None
         packed = compressor(compression)
         self._sync = self._synchroniser(balance, packed, sparse_as_dense)
         for parameter in self._names:
@@ -150,6 +159,9 @@ class DistributedOptimizer(WrappedOptimizer):
         self._attempt.begin()
         accumulating = self._accumulating
         self._straight = self._gradients_leave and not (accumulating or self._attempt.left)
+        if self._made is not None:
+            self._made.forget_unless_received()
+            self._made = None
         if not accumulating:
             self._gathered.forget()
             for parameter in self._names:
@@ -263,6 +275,9 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._closed:
             raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
         if not (self._synchronised or balancer.in_round):
+            if only_zeros(self._names):
+                self._made = MadeState(self._inner, self._names)
+                return
             raise RoundStateError(
                 "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
                 "balance.batch(samples) before its forward pass"
@@ -360,6 +375,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._balancer.in_round:
             raise RoundStateError("load_state_dict() in the middle of a round; call it between rounds")
         self._inner.load_state_dict(dict(state_dict))
+        self._made = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, the same on every rank, between rounds. They are named by their place."""

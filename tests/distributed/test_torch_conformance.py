@@ -28,7 +28,10 @@ def test_every_optimizer_of_pytorch_is_tried(outcome):
     assert set(outcome["optimizers"]) >= {
         "ASGD", "Adadelta", "Adagrad", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
     }  # fmt: skip
-    for scenario in ("state_is_broadcast_for_every_optimizer", "options_are_broadcast_for_every_optimizer"):
+    for scenario in (
+        "state_is_broadcast_for_every_optimizer", "horovods_broadcasts_work_after_wrapping",
+        "options_are_broadcast_for_every_optimizer",
+    ):  # fmt: skip
         assert set(outcome[scenario]) == set(outcome["optimizers"])
 
 
@@ -38,6 +41,12 @@ def test_a_checkpoint_that_rank_0_has_loaded_reaches_fresh_optimizers(ranks):
             assert case["lost"] == 0.0, name
             assert case["entries"] > 0, name
             assert case["parameters apart"] == case["state apart"] == 0.0, name
+
+
+def test_horovods_broadcasts_after_wrapping_bring_what_rank_0_has_loaded_and_change_nothing_else(ranks):
+    for rank in ranks:
+        for name, case in rank["horovods_broadcasts_work_after_wrapping"].items():
+            assert case == {"lost": 0.0, "hooks": 0, "apart": 0.0, "with nothing to load": 0.0}, name
 
 
 def test_options_become_those_of_rank_0_with_their_types(ranks):

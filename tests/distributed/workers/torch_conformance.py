@@ -141,6 +141,53 @@ def state_is_broadcast_for_every_optimizer() -> dict:
     return outcome
 
 
+def horovods_broadcasts_work_after_wrapping() -> dict:
+    """In the order of Horovod's examples: wrap, load on rank 0 alone, broadcast. And with nothing to load."""
+    outcome = {}
+    for kind in OPTIMIZERS:
+        hooked = []
+
+        def wrapped(seed: int, kind: Any = kind, hooked: list[int] = hooked) -> tuple[Any, DistributedOptimizer, Any]:
+            model = model_for(kind)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(seed)
+            optimizer, balance = wrap(kind(model.parameters(), **accepted(kind, OPTIONS)), model.named_parameters())
+            optimizer.register_step_post_hook(lambda *_: hooked.append(1))
+            return model, optimizer, balance
+
+        model, optimizer, balance = wrapped(0)
+        steps(model, optimizer, balance)
+        saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        before = [*saved["model"].values(), *copy.deepcopy(state_of(optimizer))]
+
+        model, optimizer, balance = wrapped(1)
+        hooked.clear()
+        if hvd.rank() == 0:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        after = [*model.parameters(), *state_of(optimizer)]
+        lost = max((float((a - b).abs().max()) for a, b in zip(before, after, strict=True)), default=0.0)
+        hooks = len(hooked)
+        steps(model, optimizer, balance, begin=2)
+        outcome[kind.__name__] = {
+            "lost": lost, "hooks": hooks, "apart": apart([*model.parameters(), *state_of(optimizer)]),
+        }  # fmt: skip
+
+        ends = []
+        for broadcasts in (False, True):
+            model, optimizer, balance = wrapped(0)
+            if broadcasts:
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            steps(model, optimizer, balance)
+            ends.append([p.detach().clone() for p in [*model.parameters(), *state_of(optimizer)]])
+        fresh = zip(*ends, strict=True)
+        outcome[kind.__name__]["with nothing to load"] = max(float((a - b).abs().max()) for a, b in fresh)
+    return outcome
+
+
 def options_are_broadcast_for_every_optimizer() -> dict:
     """Ranks are given other options; rank 0's hold, with their types, and a step works with them."""
     outcome = {}
@@ -485,7 +532,8 @@ def main() -> None:
         one_rank_leaves()
         return
     scenarios = [
-        state_is_broadcast_for_every_optimizer, options_are_broadcast_for_every_optimizer,
+        state_is_broadcast_for_every_optimizer, horovods_broadcasts_work_after_wrapping,
+        options_are_broadcast_for_every_optimizer,
         parameters_without_gradients_are_broadcast, state_with_several_optimizers,
         gradients_are_exchanged_though_ranks_use_other_layers, ranks_do_not_drift, names,
         gradients_are_turned_off_and_on, clipping, a_step_after_synchronize_does_not_synchronise_twice,
