@@ -7,6 +7,7 @@ it in; the last round of a run has no waiting time (``null``).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -39,7 +40,7 @@ def _plain(values: Iterable[float]) -> list[float | None]:
 
 
 class TelemetryWriter:
-    """Writes a run to a file, which is made anew.
+    """Writes a run to a file, which is made anew; a former file of that name is kept under another.
 
     Trouble with the file ends the telemetry, with one warning, and never the training.
     """
@@ -50,6 +51,7 @@ class TelemetryWriter:
         self._file: TextIO | None = None
         # A path that cannot be written from the start is the user's mistake, and is told at once.
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        _keep_former(self._path)
         self._file = self._path.open("w", encoding="utf-8")
         self._write(
             {
@@ -100,6 +102,18 @@ class TelemetryWriter:
             file, self._file = self._file, None
             with contextlib.suppress(OSError):  # closing tries to write what is left, on the same full disk
                 file.close()
+
+
+def _keep_former(path: Path) -> None:
+    """Give what is in the way a name with a number, the next that is free: an earlier run, or one before a restart.
+
+    One file cannot hold both, for the number of ranks may differ.
+    """
+    if path.is_file() and path.stat().st_size:
+        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        logger.warning("%s is there already, and is kept as %s", path, kept.name)
 
 
 @dataclass(frozen=True, slots=True)

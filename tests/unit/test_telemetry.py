@@ -39,6 +39,21 @@ def write(path, rounds: int, device: bool = False) -> None:
     writer.close()
 
 
+def test_a_former_run_is_kept_under_another_name(tmp_path):
+    path = tmp_path / "run.jsonl"
+    for rounds in (1, 2, 3):
+        write(path, rounds)
+    kept = {file.name: len(read_run(file).round) for file in tmp_path.iterdir()}
+    assert kept == {"run.1.jsonl": 1, "run.2.jsonl": 2, "run.jsonl": 3}
+
+
+def test_an_empty_file_is_in_nobodys_way(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.touch()
+    write(path, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
+
+
 def test_a_run_is_read_back_as_it_was(tmp_path):
     path = tmp_path / "new" / "run.jsonl"
     write(path, 5)
