@@ -2,11 +2,13 @@
 
     hvd-hetero/horovod/lock                     held during a build
     hvd-hetero/horovod/horovod-0.28.1.tar.gz    the verified source distribution
-    hvd-hetero/horovod/<key>/*.whl, build.log   one wheel per key
+    hvd-hetero/horovod/<key>/*.whl, *.sha256    one wheel per key, and its digest
+    hvd-hetero/horovod/<key>_compiled/*         the same before the edits of Python files, and build.log
     hvd-hetero/horovod/work-*/                  a build under way
 
-A wheel appears by a rename within one file system, so that it is there whole or not at all. Only the holder of the lock
-makes work directories, so whatever it finds of them was left by a build that was killed, and is removed.
+A wheel appears by a rename within one file system, so that it is there whole or not at all. Its digest tells when it
+was damaged later. Against somebody who can write into the user's own directories it is no protection. Only the holder
+of the lock makes work directories, so whatever it finds of them was left by a build that was killed, and is removed.
 """
 
 import fcntl
@@ -21,6 +23,7 @@ from pathlib import Path
 
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import BuildPlan
+from hvd_hetero.horovod_build.source import sha256
 
 __all__ = ["WheelCache", "cache_root", "check_wheel"]
 
@@ -34,7 +37,7 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def check_wheel(wheel: Path, plan: BuildPlan) -> str | None:
-    """Return what is wrong with a wheel, or None. Horovod builds without a framework that it could not find."""
+    """Return what a wheel lacks, or None. Horovod builds without a framework that it could not find."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
@@ -44,6 +47,10 @@ def check_wheel(wheel: Path, plan: BuildPlan) -> str | None:
     return f"it has no extension for {' and '.join(lacking)}" if lacking else None
 
 
+def _digest_file(wheel: Path) -> Path:
+    return wheel.with_name(f"{wheel.name}.sha256")
+
+
 @dataclass(frozen=True, slots=True)
 class WheelCache:
     """Wheels by key, below one directory."""
@@ -51,24 +58,45 @@ class WheelCache:
     root: Path
 
     def entry(self, plan: BuildPlan) -> Path:
-        """Return the directory of a plan's wheel and log."""
+        """Return the directory of a plan's wheel."""
         return self.root / plan.key
 
+    def compiled_entry(self, plan: BuildPlan) -> Path:
+        """Return the directory of what the compiler made, and of its log."""
+        return self.root / plan.compiled_key
+
     def find(self, plan: BuildPlan) -> Path | None:
-        """Return the plan's wheel if it is there and whole."""
-        for wheel in sorted(self.entry(plan).glob("*.whl")):
-            if check_wheel(wheel, plan) is None:
-                return wheel
-        return None
+        """Return the plan's wheel if it is there, as it was stored."""
+        return self._find(self.entry(plan), plan)
+
+    def find_compiled(self, plan: BuildPlan) -> Path | None:
+        """Return the wheel before the edits of Python files, if it is there, as it was stored."""
+        return self._find(self.compiled_entry(plan), plan)
 
     def store(self, plan: BuildPlan, built: Path) -> Path:
         """Move a wheel from a work directory to its place, in one step."""
+        return self._store(self.entry(plan), plan, built)
+
+    def store_compiled(self, plan: BuildPlan, built: Path) -> Path:
+        """Do the same with what the compiler made."""
+        return self._store(self.compiled_entry(plan), plan, built)
+
+    def _find(self, entry: Path, plan: BuildPlan) -> Path | None:
+        for wheel in sorted(entry.glob("*.whl")):
+            recorded = _digest_file(wheel)
+            if recorded.is_file() and recorded.read_text() == sha256(wheel) and check_wheel(wheel, plan) is None:
+                return wheel
+        return None
+
+    def _store(self, entry: Path, plan: BuildPlan, built: Path) -> Path:
         if (wrong := check_wheel(built, plan)) is not None:
-            raise HorovodBuildError(f"Horovod was built, but {wrong}; the log is {self.entry(plan) / 'build.log'}")
+            log = self.compiled_entry(plan) / "build.log"
+            raise HorovodBuildError(f"Horovod was built, but {wrong}; the log is {log}")
         with built.open("rb") as file:
             os.fsync(file.fileno())  # a rename may reach the disk before the data does
-        self.entry(plan).mkdir(parents=True, exist_ok=True)
-        target = self.entry(plan) / built.name
+        entry.mkdir(parents=True, exist_ok=True)
+        target = entry / built.name
+        _digest_file(target).write_text(sha256(built))
         os.replace(built, target)
         return target
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
 from hvd_hetero.horovod_build.compile import build_environment, compile_wheel, default_jobs
+from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
 from hvd_hetero.horovod_build.install import install, is_installed
 from hvd_hetero.horovod_build.plan import BuildPlan, find_frameworks, make_plan
 from hvd_hetero.horovod_build.progress import Reporter, make_reporter
+from hvd_hetero.horovod_build.repack import edit_wheel
 from hvd_hetero.horovod_build.source import apply_edits, fetch, unpack, verify
 from hvd_hetero.horovod_build.toolchain import find_toolchain
 
@@ -79,18 +81,22 @@ def ensure_wheel(
     with cache.locked(reporter.note):
         if not force and (wheel := cache.find(plan)) is not None:
             return wheel  # whoever held the lock has built it
-        log = cache.entry(plan) / "build.log"
+        log = cache.compiled_entry(plan) / "build.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("")
         with cache.workspace() as work:
-            if sdist is None:
-                reporter.stage("fetch the source")
-                sdist = fetch(cache.root, work, log)
-            reporter.stage("unpack and edit")
-            tree = unpack(sdist, work)
-            apply_edits(tree)
-            built = compile_wheel(tree, work, build_environment(plan, tools, path, jobs, environ), log, reporter)
-            return cache.store(plan, built)
+            compiled = None if force else cache.find_compiled(plan)
+            if compiled is None:
+                if sdist is None:
+                    reporter.stage("fetch the source")
+                    sdist = fetch(cache.root, work, log)
+                reporter.stage("unpack and edit")
+                tree = unpack(sdist, work)
+                apply_edits(tree, SOURCE_EDITS)
+                built = compile_wheel(tree, work, build_environment(plan, tools, path, jobs, environ), log, reporter)
+                compiled = cache.store_compiled(plan, built)
+            reporter.stage("edit the wheel")
+            return cache.store(plan, edit_wheel(compiled, PACKAGE_EDITS, work, log))
 
 
 @contextmanager

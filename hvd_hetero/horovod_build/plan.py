@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvd_hetero.horovod_build.distributions import installed_version
-from hvd_hetero.horovod_build.edits import EDITS
+from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.source import HOROVOD_VERSION, SDIST_SHA256
 
@@ -72,7 +72,15 @@ class BuildPlan:
     @property
     def key(self) -> str:
         """The cache's name of this build; equal keys mean interchangeable wheels."""
-        recipe = json.dumps([SDIST_SHA256, [[e.path, e.old, e.new] for e in EDITS], self.variables])
+        return self._name(SOURCE_EDITS + PACKAGE_EDITS)
+
+    @property
+    def compiled_key(self) -> str:
+        """The cache's name of the wheel as the compiler leaves it, which edits of Python files do not change."""
+        return self._name(SOURCE_EDITS) + "_compiled"
+
+    def _name(self, edits: tuple[Edit, ...]) -> str:
+        recipe = json.dumps([SDIST_SHA256, [[e.path, e.old, e.new] for e in edits], self.variables])
         digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
         named = [f"{f.module}-{f.version}" for f in self.frameworks]
         return "_".join([f"horovod-{HOROVOD_VERSION}", *named, self.python, self.libc, digest])

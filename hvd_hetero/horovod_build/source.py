@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hvd_hetero.horovod_build.edits import EDITS, Edit
+from hvd_hetero.horovod_build.edits import Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.process import run_logged
 
@@ -86,8 +86,8 @@ def unpack(sdist: Path, into: Path) -> Path:
     return into / f"horovod-{HOROVOD_VERSION}"
 
 
-def apply_edits(tree: Path, edits: tuple[Edit, ...] = EDITS) -> None:
-    """Make the edits; one that does not find exactly one place to change is an error that names the file."""
+def apply_edits(tree: Path, edits: tuple[Edit, ...]) -> None:
+    """Make edits in order; one that does not find exactly one place to change is an error that names the file."""
     for edit in edits:
         path = tree / edit.path
         text = path.read_text() if path.exists() else ""

@@ -20,7 +20,7 @@ from rich.console import Console
 from hvd_hetero import cli
 from hvd_hetero.horovod_build import command, compile, install, plan, process, progress, source, toolchain
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
-from hvd_hetero.horovod_build.edits import EDITS, Edit
+from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import Framework, make_plan
 
@@ -29,21 +29,22 @@ TENSORFLOW = Framework("tensorflow", "TENSORFLOW", "2.21.0")
 SILENT = progress.SilentReporter()
 TOOLS = toolchain.Toolchain("cc", "c++", "cmake", "make")
 
+EDITS = SOURCE_EDITS + PACKAGE_EDITS
 # A source distribution in Horovod's shape: the places to edit, and a setup.py that "compiles" for torch.
 FAKE_FILES = {
+    **{path: "\n".join(e.old for e in EDITS if e.path == path) for path in {edit.path for edit in EDITS}},
     "CMakeLists.txt": "project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n",
     "horovod/torch/CMakeLists.txt": "    set(CMAKE_CXX_STANDARD 14)\n",
-    "horovod/tensorflow/CMakeLists.txt": EDITS[2].old + "add_library()\n",
-    "horovod/common/util.py": "\n".join(edit.old for edit in EDITS if edit.path == "horovod/common/util.py"),
+    "horovod/tensorflow/CMakeLists.txt": SOURCE_EDITS[2].old + "add_library()\n",
     "horovod/__init__.py": "",
     "setup.py": (
         "import os\n"
-        "from setuptools import setup\n"
+        "from setuptools import find_namespace_packages, setup\n"
         "assert '17' in open('CMakeLists.txt').read()\n"
         "assert os.environ['HOROVOD_WITH_PYTORCH'] == '1'\n"
         "print('[  5%] Building', '[ 50%] Building', sep='\\n', flush=True)\n"
         "open('horovod/torch/mpi_lib_v2.fake.so', 'w').close()\n"
-        "setup(name='horovod', version='0.28.1', packages=['horovod', 'horovod.torch'],\n"
+        "setup(name='horovod', version='0.28.1', packages=find_namespace_packages(include=['horovod*']),\n"
         "      package_data={'horovod.torch': ['*.so']})\n"
     ),
 }
@@ -115,9 +116,14 @@ def test_key_changes_with_whatever_changes_the_binary() -> None:
 
 def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
     """A wheel of an older recipe is not taken for one of the new."""
-    before = torch_plan.key
-    monkeypatch.setattr(plan, "EDITS", EDITS[:2])
+    before, compiled = torch_plan.key, torch_plan.compiled_key
+    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:2])
     assert torch_plan.key != before
+    assert torch_plan.compiled_key == compiled, "a change in a Python file compiles nothing again"
+    before = torch_plan.key
+    monkeypatch.setattr(plan, "SOURCE_EDITS", SOURCE_EDITS[:2])
+    assert torch_plan.key != before
+    assert torch_plan.compiled_key != compiled
 
 
 def test_key_is_the_same_inside_a_job(torch_plan: plan.BuildPlan) -> None:
@@ -183,14 +189,14 @@ def test_edits_change_what_they_name(tmp_path: Path) -> None:
     for name, text in FAKE_FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    source.apply_edits(tmp_path)
+    source.apply_edits(tmp_path, SOURCE_EDITS)
     assert (tmp_path / "CMakeLists.txt").read_text() == FAKE_FILES["CMakeLists.txt"].replace("14", "17")
     assert (tmp_path / "horovod/torch/CMakeLists.txt").read_text() == "    set(CMAKE_CXX_STANDARD 17)\n"
     assert (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text() == "add_library()\n"
     assert (tmp_path / "setup.py").read_text() == FAKE_FILES["setup.py"]
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.path)
+@pytest.mark.parametrize("edit", [SOURCE_EDITS[0], PACKAGE_EDITS[0]], ids=lambda edit: edit.path)
 @pytest.mark.parametrize("places", [0, 2, None], ids=["nothing to change", "two places", "no such file"])
 def test_an_edit_that_does_not_fit_names_its_file(tmp_path: Path, edit: Edit, places: int | None) -> None:
     """Zero or two places to change, or no file, are errors that name the file, and the file stays as it was."""
@@ -319,21 +325,26 @@ def test_cache_root_follows_xdg() -> None:
     assert cache_root({}) == cache_root({"XDG_CACHE_HOME": "relative"}) == home
 
 
-def test_a_hit_needs_no_tools(bare: Path, cache: WheelCache, torch_plan: plan.BuildPlan) -> None:
+def test_a_hit_needs_no_tools(bare: Path, cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path) -> None:
     """What is cached is returned on a machine that could not build it."""
-    wheel = torch_wheel(cache.entry(torch_plan) / "horovod-0.28.1-x.whl")
+    wheel = cache.store(torch_plan, torch_wheel(tmp_path / "horovod-0.28.1-x.whl"))
     assert command.ensure_wheel(torch_plan, cache, {"PATH": str(bare)}, SILENT, jobs=1) == wheel
 
 
-def test_only_whole_wheels_with_all_extensions_are_hits(cache: WheelCache) -> None:
-    """Neither half a file nor a wheel without one of the frameworks' extensions is taken."""
+def test_a_wheel_is_a_hit_only_as_it_was_stored(cache: WheelCache, tmp_path: Path) -> None:
+    """Not one that was cut short, nor one with other content, nor one of which it is not known what it was."""
     both = make_plan((TORCH, TENSORFLOW), {})
-    path = cache.entry(both) / "horovod-0.28.1-x.whl"
-    torch_wheel(path)
-    assert cache.find(both) is None
-    make_wheel(path, "horovod/torch/mpi_lib_v2.so", "horovod/tensorflow/mpi_lib.so")
+    names = ("horovod/torch/mpi_lib_v2.so", "horovod/tensorflow/mpi_lib.so")
+    path = cache.store(both, make_wheel(tmp_path / "horovod-0.28.1-x.whl", *names))
     assert cache.find(both) == path
-    path.write_bytes(path.read_bytes()[:-30])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    assert cache.find(both) is None
+    make_wheel(path, *names, "horovod/another.py")
+    assert cache.find(both) is None, "all names are there"
+    path.write_bytes(whole)
+    assert cache.find(both) == path
+    path.with_name(path.name + ".sha256").unlink()
     assert cache.find(both) is None
 
 
@@ -422,6 +433,19 @@ def test_the_whole_way_with_a_small_source(
     monkeypatch.setattr(command, "compile_wheel", lambda *_: pytest.fail("built although it was cached"))
     assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
     assert capsys.readouterr() == (f"{wheel}\n", "")
+    with zipfile.ZipFile(wheel) as archive:
+        for edit in PACKAGE_EDITS:
+            assert edit.new in archive.read(edit.path).decode()
+
+    # A change in a Python file needs no compiler: what that left is still there.
+    monkeypatch.setattr(command, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
+    other = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert other != wheel
+    with zipfile.ZipFile(other) as archive:
+        assert PACKAGE_EDITS[0].new in archive.read(PACKAGE_EDITS[0].path).decode()
+        assert PACKAGE_EDITS[-1].new not in archive.read(PACKAGE_EDITS[-1].path).decode()
 
 
 def test_a_failing_build_shows_the_end_of_the_log(
@@ -433,7 +457,7 @@ def test_a_failing_build_shows_the_end_of_the_log(
     monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
     with pytest.raises(HorovodBuildError, match="Horovod did not build") as caught:
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
-    log = cache.entry(torch_plan) / "build.log"
+    log = cache.compiled_entry(torch_plan) / "build.log"
     assert "ops.cc:1: error: no such type" in str(caught.value)
     assert str(caught.value).endswith(str(log))
     assert "ops.cc:1: error: no such type" in log.read_text()

@@ -1,34 +1,10 @@
-"""What the build changes in Horovod's sources, and why."""
+"""Edits by which ``horovodrun`` learns what Horovod was built with, without importing a framework."""
 
-from dataclasses import dataclass
+from hvd_hetero.horovod_build.edits.edit import Edit
 
-__all__ = ["EDITS", "Edit"]
+__all__ = ["QUESTION_EDITS"]
 
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Replace the single occurrence of ``old`` in the file ``path`` by ``new``."""
-
-    path: str
-    old: str
-    new: str
-    reason: str
-
-
-EDITS = (
-    Edit("CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)", "torch's headers are C++17"),
-    Edit(
-        "horovod/torch/CMakeLists.txt",
-        "set(CMAKE_CXX_STANDARD 14)",
-        "set(CMAKE_CXX_STANDARD 17)",
-        "torch's headers are C++17",
-    ),
-    Edit(
-        "horovod/tensorflow/CMakeLists.txt",
-        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
-        "",
-        "its XLA headers left TensorFlow in 2.19; only jit-compiled GPU collectives are lost",
-    ),
+QUESTION_EDITS = (
     Edit(
         "horovod/common/util.py",
         "def extension_available(",

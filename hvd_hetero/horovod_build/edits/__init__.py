@@ -1,0 +1,15 @@
+"""What the build changes in Horovod's sources, and why.
+
+`SOURCE_EDITS` are made before the compiler runs. `PACKAGE_EDITS`, of Python files alone, are made in the wheel that the
+compiler left: a change in them compiles nothing again.
+"""
+
+from hvd_hetero.horovod_build.edits.authentication import AUTHENTICATION_EDITS, TOKEN_EDITS
+from hvd_hetero.horovod_build.edits.compilers import COMPILER_EDITS
+from hvd_hetero.horovod_build.edits.edit import Edit
+from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
+
+__all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
+
+SOURCE_EDITS: tuple[Edit, ...] = (*COMPILER_EDITS, *TOKEN_EDITS)
+PACKAGE_EDITS: tuple[Edit, ...] = (*QUESTION_EDITS, *AUTHENTICATION_EDITS)
