@@ -264,24 +264,31 @@ class DistributedOptimizer(WrappedOptimizer):
 
     # What the training loop asks of it.
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Synchronise and update, at the end of a round; otherwise only note that the micro-batch is done."""
-        if closure is not None:
-            raise ValueError(
-                "closure is not supported: it would compute gradients anew inside the step, on every rank at its own "
-                "pace; compute the loss before step() and call step() without it"
-            )
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Synchronise and update, at the end of a round; otherwise only note that the micro-batch is done.
+
+        A ``closure`` computes the gradient of this micro-batch, and is called exactly once. Returns what it returns.
+        """
         balancer = self._balancer
         if self._closed:
             raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
         if not (self._synchronised or balancer.in_round):
             if only_zeros(self._names):
                 self._made = MadeState(self._inner, self._names)
-                return
+                return None
             raise RoundStateError(
                 "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
                 "balance.batch(samples) before its forward pass"
             )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
+        balancer = self._balancer
         if self._skip and not self._synchronised:
             if balancer.between_updates:
                 balancer.pause()

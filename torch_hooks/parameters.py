@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -29,8 +30,12 @@ def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         raise TypeError(
             "optimizer is a DistributedOptimizer already, of this package or of Horovod; wrap the plain optimizer once"
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS needs a closure, which no rank can call at its own pace; use one that steps once")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates a closure as often as it likes, and each evaluation is a micro-batch "
+            "that all ranks must take part in; use an optimizer that evaluates the loss once, such as SGD or Adam"
+        )
     return optimizer
 
 

@@ -116,7 +116,6 @@ def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
         ("names of no pairs", "ValueError: named_parameters must be pairs"),
         ("twice", "ValueError: balance already serves another optimizer"),
         ("wrapped", "TypeError: optimizer is a DistributedOptimizer already"),
-        ("closure", "ValueError: closure is not supported"),
         ("step without batch", r"RoundStateError: step\(\) came without a batch.*balance.batch\(samples\)"),
         ("two backward passes", "RoundStateError: the gradient of '.*' was computed twice"),
         ("zero_grad too late", r"RoundStateError: zero_grad\(\) came after backward\(\)"),

@@ -152,7 +152,7 @@ def test_reading_updating_and_what_lies_between_rounds_are_told_apart(ranks):
         ("optimizer without balance", "TypeError: balance must be the LoadBalance of this training, got str"),
         ("a model", "TypeError: optimizer must be a torch.optim.Optimizer, got Linear"),
         ("wrapped by Horovod", "TypeError: optimizer is a DistributedOptimizer already, of this package or of Horovod"),
-        ("lbfgs", "ValueError: LBFGS needs a closure"),
+        ("lbfgs", "ValueError: LBFGS evaluates a closure as often as it likes"),
         ("bfloat16", "ValueError: parameter 'weight' is bfloat16.*autocast"),
         ("copy", r"TypeError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)"),
         ("nothing left", "ValueError: drop_last leaves no round at all: the dataset has 5 samples.* 12"),

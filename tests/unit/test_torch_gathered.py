@@ -111,3 +111,33 @@ def test_zeroing_where_each_round_is_one_micro_batch_is_as_usual():
             other = trained(**{where: act}, micro_batch=None)
             for mine, its in zip(other.parameters(), usual.parameters(), strict=True):
                 torch.testing.assert_close(mine, its, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_closure_is_called_once_for_each_micro_batch(micro_batch):
+    usual = trained(micro_batch=micro_batch)
+    net = Net()
+    balance = LoadBalance(BSP(max_micro_batch=micro_batch), global_batch=8)
+    loader = BalancedLoader(TensorDataset(X, Y), balance)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+    losses = []
+    for x, y in loader:
+
+        def closure(x=x, y=y):
+            optimizer.zero_grad()
+            loss = functional.mse_loss(net(x), y)
+            loss.backward()
+            losses.append(loss)
+            return loss
+
+        with torch.no_grad():
+            assert optimizer.step(closure) is losses[-1]
+    assert len(losses) == (3 if micro_batch is None else 8)
+    for mine, its in zip(net.parameters(), usual.parameters(), strict=True):
+        assert torch.equal(mine, its)
+
+
+def test_an_optimizer_that_evaluates_often_is_refused():
+    net = Net()
+    with pytest.raises(ValueError, match=r"LBFGS evaluates a closure as often as it likes.*such as SGD or Adam"):
+        DistributedOptimizer(torch.optim.LBFGS(net.parameters()), LoadBalance("bsp", global_batch=8))

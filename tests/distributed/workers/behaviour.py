@@ -380,7 +380,6 @@ def refusals() -> dict:
         "names of no pairs": refusal(lambda: DistributedOptimizer(inner, balance(), [p for _, p in names])),
         "twice": refusal(lambda: (lambda b: [DistributedOptimizer(inner, b, names) for _ in range(2)])(balance())),
         "wrapped": refusal(lambda: DistributedOptimizer(ready()[0], balance(), names)),
-        "closure": refusal(lambda: ready()[0].step(lambda: 0.0)),
         "step without batch": refusal(lambda: DistributedOptimizer(inner, balance(), names).step()),
         "two backward passes": refusal(double_backward),
         "zero_grad too late": refusal(zero_after_backward),
