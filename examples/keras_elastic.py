@@ -1,13 +1,13 @@
 """Recognise handwritten digits on ranks that may be lost, and may come, while it trains: a whole Keras script.
 
-    cp examples/hosts.txt /var/tmp/hosts.txt
-    HOSTS=/var/tmp/hosts.txt horovodrun -np 3 --min-np 1 --max-np 4 --host-discovery-script examples/discover_hosts.sh \
+    cp examples/hosts.txt ~/hosts.txt
+    HOSTS=~/hosts.txt horovodrun -np 3 --min-np 1 --max-np 4 --host-discovery-script examples/discover_hosts.sh \
         --network-interface lo python examples/keras_elastic.py
 
-Then end a rank with ``kill -9``: the others go on from the last commit. Or let one more join:
-``echo 127.0.0.0001:1 >> /var/tmp/hosts.txt``. All host names in there mean this machine; Horovod gives up the whole
-host of a rank that has failed, so each rank has a name of its own. ``TF_USE_LEGACY_KERAS=1`` takes tf_keras. Needs
-scikit-learn, which carries the digits.
+Each rank prints the number of its process. End one with ``kill -9``: the others go on from the last commit. Or let one
+more join: ``echo 127.0.0.0001:1 >> ~/hosts.txt``. All host names in there mean this machine; Horovod gives up the
+whole host of a rank that has failed, so each rank has a name of its own. ``TF_USE_LEGACY_KERAS=1`` takes tf_keras.
+Needs scikit-learn, which carries the digits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ keras = tf.keras
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default="lb-bsp")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=100)  # a minute or more: time to end a rank by hand
     parser.add_argument("--batches-per-commit", type=int, default=5)
     options = parser.parse_args()
 

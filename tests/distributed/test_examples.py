@@ -48,6 +48,33 @@ def test_the_script_that_finds_hosts_prints_those_of_the_example_and_others(tmp_
     assert subprocess.check_output([script], text=True, env={**os.environ, "HOSTS": str(tmp_path / "mine")}) == "a:2\n"
 
 
+@pytest.mark.parametrize("shared", ["directory", "file", "link"])
+def test_hosts_that_other_users_could_name_are_refused(tmp_path, shared):
+    """As any user could who had been the first to make /var/tmp/hosts.txt."""
+    tmp_path.chmod(0o1777 if shared == "directory" else 0o700)
+    hosts = real = tmp_path / "hosts"
+    if shared == "link":
+        hosts.symlink_to(real := tmp_path / "real")
+    real.write_text("a:2\n")
+    real.chmod(0o644 if shared == "directory" else 0o666)
+    command, environ = [EXAMPLES / "discover_hosts.sh"], {**os.environ, "HOSTS": str(hosts)}
+    done = subprocess.run(command, text=True, capture_output=True, env=environ, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"{hosts}: other users can write to it, or to its directory. Keep it in a directory of your own\n"
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("given", ["directory", "file"])
+def test_hosts_of_another_user_are_refused(tmp_path, given):
+    (tmp_path / "hosts").write_text("a:2\n")
+    os.chown(tmp_path if given == "directory" else tmp_path / "hosts", 65534, 65534)
+    environ = {**os.environ, "HOSTS": str(tmp_path / "hosts")}
+    done = subprocess.run([EXAMPLES / "discover_hosts.sh"], text=True, capture_output=True, env=environ, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):
     """Figures are judged by the demo itself at full length; here the slow rank must get the smaller part."""
     command = [sys.executable, str(EXAMPLES / "demo.py"), "--rounds", "25", "--slow", "3", "--out", str(tmp_path)]
