@@ -264,7 +264,7 @@ class DistributedOptimizer(WrappedOptimizer):
 
     # What the training loop asks of it.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronise and update, at the end of a round; otherwise only note that the micro-batch is done.
 
         A ``closure`` computes the gradient of this micro-batch, and is called exactly once. Returns what it returns.

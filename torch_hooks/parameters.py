@@ -33,8 +33,8 @@ def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{type(optimizer).__name__} evaluates a closure as often as it likes, and each evaluation is a micro-batch "
-            "that all ranks must take part in; use an optimizer that evaluates the loss once, such as SGD or Adam"
+            f"{type(optimizer).__name__} evaluates a closure as often as it likes, and all ranks would have to do so "
+            "alike; use an optimizer that evaluates the loss once, such as SGD or Adam"
         )
     return optimizer
 
