@@ -2,14 +2,20 @@
 
 A rank listens on each address that it is known by and on no other (never on the wildcard), on a port that the system
 chooses, and tells all of them; who connects tries them in turn. Loopback addresses are only tried between ranks that
-give the same host name. The key is drawn by rank 0 and is as secret as the collective that carries it, as is all that
-the job itself exchanges.
+give the same host name.
+
+The key is made of what rank 0 draws and of the job's key, which the launcher of the Horovod that we build gives to each
+rank in its environment. The job's key is not sent, so that who reads the network cannot take part. Under another
+launcher what rank 0 draws is the key, and as secret as the collective that carries it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import json
+import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +32,8 @@ __all__ = ["Address", "Directory", "exchange_directory", "listen"]
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
-_VERSION = 1
+_VERSION = 2
+_INTERFACE = "HOROVOD_GLOO_IFACE"
 _BACKLOG = 128
 _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
 
@@ -34,9 +41,11 @@ _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one tha
 def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
     """A listening socket for each address of ``names``, and what hindered the others.
 
-    With no names given: the addresses that the host's own name resolves to, then loopback. Where that name means
-    loopback alone, as it does on many systems as they are installed, the addresses of the host's interfaces, too.
+    With no names given: the addresses of the interface that Horovod uses, as its launcher has told this rank. If it has
+    not, the addresses that the host's own name resolves to, then loopback. Where that name means loopback alone, as it
+    does on many systems as they are installed, the addresses of the host's interfaces, too.
     """
+    names = names or _interfaces(os.environ.get(_INTERFACE, ""))
     given = names or [socket.gethostname(), "127.0.0.1", "::1"]
     listeners, troubles = _listen(given)
     if not names and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
@@ -46,9 +55,12 @@ def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
     return list(listeners.values()), "; ".join(troubles)
 
 
-def _interfaces() -> list[str]:
+def _interfaces(name: str | None = None) -> list[str]:
+    """Return the addresses of one interface, or of all."""
     internet = (socket.AF_INET, socket.AF_INET6)
-    return [each.address for of in psutil.net_if_addrs().values() for each in of if each.family in internet]
+    there = psutil.net_if_addrs()
+    chosen = there.values() if name is None else [there.get(name, [])]
+    return [each.address for of in chosen for each in of if each.family in internet]
 
 
 def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
@@ -97,6 +109,7 @@ def exchange_directory(
     listeners: Sequence[socket.socket],
     troubles: str,
     exchange: Callable[[bytes], Sequence[bytes]],
+    job_key: bytes = b"",
 ) -> Directory:
     """Take part in the exchange, whatever our own state: a rank that stayed away would leave the others waiting.
 
@@ -111,6 +124,7 @@ def exchange_directory(
         "addresses": [listener.getsockname()[:2] for listener in listeners],
         "troubles": troubles,
         "key": secrets.token_hex(KEY_BYTES) if rank == 0 else "",
+        "job": hmac.new(job_key, b"signals: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
     entries = [_entry(payload) for payload in exchange(json.dumps(own).encode())]
     for key, here in (("version", [_VERSION] * size), ("rank", list(range(size)))):
@@ -127,17 +141,19 @@ def exchange_directory(
     for entry in entries:
         if not entry["addresses"]:
             raise HeteroError(
-                f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}); "
-                "give `addresses` by which the other ranks can reach it"
+                f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}). "
+                "Name the interface that leads to the other ranks: horovodrun --network-interface"
             )
         if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
             raise HeteroError(
-                f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}), where "
-                "ranks of other hosts cannot reach it; give that host's name an address of its network, in /etc/hosts "
-                "say, or give `addresses`"
+                f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
+                "ranks of other hosts cannot reach it. Name an interface that they can reach (horovodrun "
+                "--network-interface), or give that host's name an address of its network in /etc/hosts"
             )
+    drawn = bytes.fromhex(entries[0]["key"])
+    all_have_it = bool(job_key) and len({entry["job"] for entry in entries}) == 1
     return Directory(
-        key=bytes.fromhex(entries[0]["key"]),
+        key=hmac.new(job_key, drawn, hashlib.sha256).digest() if all_have_it else drawn,
         addresses=tuple(
             tuple(
                 (ip, port) for ip, port in entry["addresses"] if entry["host"] == own["host"] or _leads_here((ip, port))

@@ -19,6 +19,7 @@ from hvd_hetero.signals.neighbours import neighbours
 __all__ = ["SignalChannel"]
 
 _LONGEST_CLOSE_S = 5.0
+_JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 
 
 class SignalChannel:
@@ -64,9 +65,10 @@ class SignalChannel:
     ) -> None:
         """Listen, exchange addresses and key, and connect in the background.
 
-        ``exchange(payload)`` returns every rank's payload in order of rank (an allgather), called once.
-        ``addresses`` are names or addresses of this host by which the others reach it, the best first; without any, it
-        is what this host's name resolves to. ``generation`` numbers the membership, the same on all ranks.
+        ``exchange(payload)`` returns every rank's payload in order of rank (an allgather), called once. ``addresses``
+        are names or addresses of this host by which the others reach it, the best first; without any, it is those of
+        the interface that Horovod uses, or what this host's name resolves to. ``generation`` numbers the membership,
+        the same on all ranks.
         """
         if not (isinstance(size, int) and size >= 1):
             raise ValueError(f"size must be a positive whole number of ranks, got {size!r}")
@@ -85,7 +87,9 @@ class SignalChannel:
             return
         listeners, troubles = listen(addresses)
         try:
-            directory = exchange_directory(rank, size, generation, listeners, troubles, exchange)
+            directory = exchange_directory(
+                rank, size, generation, listeners, troubles, exchange, os.environ.get(_JOB_KEY, "").encode()
+            )
             # Of two neighbours the lower rank calls: the higher one must know whom to expect, and only one may.
             self._loop = Loop(
                 self._board,

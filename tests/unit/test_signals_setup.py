@@ -5,7 +5,9 @@ import gc
 import json
 import os
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -14,7 +16,7 @@ from signal_groups import Group, eventually
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals import Limits, SignalChannel
 from hvd_hetero.signals import addresses as addressing
-from hvd_hetero.signals.frames import KEY_BYTES
+from hvd_hetero.signals.frames import KEY_BYTES, Identity, Session
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ EXCHANGES = {
     "out of order": (lambda e: e[::-1], "in order of rank"),
     "another size": (lambda e: [e[0], e[1] | {"size": 3}], "the same size"),
     "another generation": (lambda e: [e[0], e[1] | {"generation": 9}], "the same generation"),
-    "another version": (lambda e: [e[0], e[1] | {"version": 2}], "version"),
+    "another version": (lambda e: [e[0], e[1] | {"version": 1}], "version"),
     "not ours": (lambda e: [e[0], b"\x80nonsense"], "no signal channel"),
     "an unreachable rank": (lambda e: [e[0], e[1] | {"addresses": [], "troubles": "no luck"}], "rank 1 .*no luck"),
 }
@@ -84,7 +86,7 @@ def test_exchange_that_does_not_fit(change, says):
 
 def test_a_rank_that_cannot_listen_takes_part_in_the_exchange():
     """It tells the others why instead of leaving them waiting; then all raise."""
-    with pytest.raises(HeteroError, match=r"rank 0 .*no-such-host\.invalid.*give `addresses`"):
+    with pytest.raises(HeteroError, match=r"rank 0 .*no-such-host\.invalid.*horovodrun --network-interface"):
         alone(addresses=["no-such-host.invalid"])
 
 
@@ -115,18 +117,69 @@ def test_loopback_of_another_host_is_not_tried():
 
 def test_a_host_that_others_cannot_reach_is_told_on_all_ranks():
     """Its own name means loopback, and it has no other address: rounds would wait for the slowest, and say nothing."""
-    with pytest.raises(HeteroError, match=r"rank 0 .*has loopback addresses alone .*/etc/hosts"):
+    with pytest.raises(HeteroError, match=r"rank 0 .*has loopback addresses alone .*--network-interface.*/etc/hosts"):
         alone(lambda e: [e[0], e[1] | {"host": "elsewhere"}])
 
 
 def test_a_host_whose_name_means_loopback_listens_on_its_interfaces_too(monkeypatch):
     monkeypatch.setattr(addressing.socket, "gethostname", lambda: "localhost")
-    monkeypatch.setattr(addressing, "_interfaces", lambda: ["127.0.0.1", "127.0.0.2", "fe80::1%eth0"])
+    everywhere = ["127.0.0.1", "127.0.0.2", "fe80::1%eth0"]
+    monkeypatch.setattr(addressing, "_interfaces", lambda name=None: everywhere if name is None else [])
     listeners, troubles = addressing.listen([])
     with contextlib.ExitStack() as stack:
         found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
     assert {"127.0.0.1", "127.0.0.2"} <= found <= {"127.0.0.1", "127.0.0.2", "::1"}, troubles
     assert all(isinstance(ip, str) for ip in addressing._interfaces())
+
+
+@pytest.mark.parametrize(("interface", "only_loopback"), [("lo", True), ("no-such-interface", False)])
+def test_ranks_listen_at_the_interface_that_horovod_uses(monkeypatch, interface, only_loopback):
+    """It is what `horovodrun --network-interface` names. One that this host does not have counts as none."""
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", interface)
+    monkeypatch.setattr(addressing.socket, "gethostname", lambda: "127.0.0.3")
+    listeners, troubles = addressing.listen([])
+    with contextlib.ExitStack() as stack:
+        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
+    assert ("127.0.0.3" not in found) == only_loopback, troubles
+    assert "127.0.0.1" in found
+
+
+@pytest.mark.parametrize(
+    "job_keys", [[b"this job's"] * 2, [b"this job's", b"another's"], [b"this job's", b""], [b""] * 2]
+)
+def test_what_is_read_on_the_network_does_not_open_the_signals_where_all_ranks_have_the_jobs_key(job_keys):
+    """Elsewhere, under a launcher that hands out none, all ranks still get the same key."""
+    told, gate = [b"", b""], threading.Barrier(2)
+
+    def directory(rank):
+        def exchange(payload):
+            told[rank] = payload
+            gate.wait(10)
+            return told
+
+        listeners, troubles = addressing.listen(["127.0.0.1"])
+        with contextlib.ExitStack() as stack:
+            for listener in listeners:
+                stack.enter_context(listener)
+            return addressing.exchange_directory(rank, 2, 0, listeners, troubles, exchange, job_keys[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = (each.key for each in pool.map(directory, range(2)))
+    assert first == second
+    assert len(first) == KEY_BYTES
+    assert (first.hex() in told[0].decode()) == (job_keys[0] != job_keys[1] or job_keys[0] == b"")
+    assert not any(key and key in payload for key in job_keys for payload in told)
+
+
+def test_channels_take_the_jobs_key_from_their_environment(monkeypatch):
+    """Where `horovodrun` puts it; it works, and not with the key that rank 0 told."""
+    monkeypatch.setenv("_HOROVOD_SECRET_KEY", "of this job")
+    with Group(2) as group:
+        with group.stranger(1) as sock:
+            sock.sendall(Session(Identity(0, 0, group.key), calls=1).next_frame(0))
+            assert sock.recv(1) == b"", "no welcome"
+        assert group[1].refused == 1
+        group.works()
 
 
 ARGUMENTS = {
