@@ -2,7 +2,7 @@
 
     hvd-hetero/horovod/lock                     held during a build
     hvd-hetero/horovod/horovod-0.28.1.tar.gz    the verified source distribution
-    hvd-hetero/horovod/<key>/*.whl, *.sha256    one wheel per key, and its digest
+    hvd-hetero/horovod/<key>/*                  one wheel per key, its digest, and edit.log
     hvd-hetero/horovod/<key>_compiled/*         the same before the edits of Python files, and build.log
     hvd-hetero/horovod/work-*/                  a build under way
 

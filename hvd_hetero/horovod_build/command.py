@@ -81,12 +81,10 @@ def ensure_wheel(
     with cache.locked(reporter.note):
         if not force and (wheel := cache.find(plan)) is not None:
             return wheel  # whoever held the lock has built it
-        log = cache.compiled_entry(plan) / "build.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
         with cache.workspace() as work:
             compiled = None if force else cache.find_compiled(plan)
             if compiled is None:
+                log = _empty(cache.compiled_entry(plan) / "build.log")
                 if sdist is None:
                     reporter.stage("fetch the source")
                     sdist = fetch(cache.root, work, log)
@@ -96,7 +94,13 @@ def ensure_wheel(
                 built = compile_wheel(tree, work, build_environment(plan, tools, path, jobs, environ), log, reporter)
                 compiled = cache.store_compiled(plan, built)
             reporter.stage("edit the wheel")
-            return cache.store(plan, edit_wheel(compiled, PACKAGE_EDITS, work, log))
+            return cache.store(plan, edit_wheel(compiled, PACKAGE_EDITS, work, _empty(cache.entry(plan) / "edit.log")))
+
+
+def _empty(log: Path) -> Path:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("")
+    return log
 
 
 @contextmanager

@@ -457,12 +457,16 @@ def test_the_whole_way_with_a_small_source(
     # A change in a Python file needs no compiler: what that left is still there.
     monkeypatch.setattr(command, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
     monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    (log,) = wheel.parent.parent.glob("*_compiled/build.log")
+    said = log.read_text()
     assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
     other = Path(capsys.readouterr().out.removesuffix("\n"))
     assert other != wheel
     with zipfile.ZipFile(other) as archive:
         assert PACKAGE_EDITS[0].new in archive.read(PACKAGE_EDITS[0].path).decode()
         assert PACKAGE_EDITS[-1].new not in archive.read(PACKAGE_EDITS[-1].path).decode()
+    assert log.read_text() == said
+    assert "Building" in said
 
 
 def test_a_failing_build_shows_the_end_of_the_log(
