@@ -263,11 +263,18 @@ class Balancer:
         return min(self.pace.limit or size, -(-size // 2))
 
     def report(
-        self, *, settings: float = 0.0, witness: float = 0.0, trained: int = 0, dtype: npt.DTypeLike = np.float64
+        self,
+        *,
+        settings: float = 0.0,
+        witness: float = 0.0,
+        trained: int = 0,
+        ended: bool = False,
+        dtype: npt.DTypeLike = np.float64,
     ) -> npt.NDArray[Any]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
 
-        ``trained`` is a checksum of which parameters are.
+        ``trained`` is a checksum of which parameters are; ``ended`` says whether data that this rank reads alone end
+        with this round.
         """
         self._expect(_State.COMPUTING)
         work = self._work
@@ -275,12 +282,15 @@ class Balancer:
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
-        self.pace.learn(short=work.plan.total < self._plans[0].total)
+        # Fewer than planned, in a round that nobody ends before its time: the data of this rank have ended.
+        fewer = work.plan.ends == "all" and self.pace.round.samples < work.plan.samples[self.rank]
+        self.pace.learn(short=fewer or work.plan.total < self._plans[0].total)
         return RoundReport(
             wait_s=self._wait_s,
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
+            ended=float(ended),
             **self.pace.row(),
         ).vector(self.rank, self.workers, dtype)
 

@@ -112,16 +112,18 @@ class RoundPlan:
         """Whether all ranks hold the same number of samples, in one micro-batch each."""
         return min(self.samples) == max(self.samples) and max(self.micro_batches) == 1
 
-    def sizes(self, rank: int) -> tuple[int, ...]:
-        """Samples of each micro-batch of a rank, the smaller ones first.
+    def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
+        """Samples of each micro-batch of a rank, the smaller ones first; ``held``: of so many, where its data end.
 
         Smaller first, because the accumulated gradient is re-scaled when the size changes, by (old size) / (new size):
         in this order that factor is below one and cannot overflow a half-precision gradient.
         """
-        k = self.micro_batches[rank]
+        k, samples = self.micro_batches[rank], self.samples[rank]
+        if held is not None and held < samples:
+            k, samples = -(-held // -(-samples // k)), held
         if k == 0:
             return ()
-        base, larger = divmod(self.samples[rank], k)
+        base, larger = divmod(samples, k)
         return (base,) * (k - larger) + (base + 1,) * larger
 
     def start(self, rank: int) -> int:
@@ -145,6 +147,19 @@ class RoundPlan:
             for x, full, k in zip(samples, self.samples, self.micro_batches, strict=True)
         )
         return RoundPlan(tuple(int(x) for x in samples), micro_batches, "all", self.local)
+
+    def without(self, ended: Sequence[bool]) -> RoundPlan:
+        """The plan without the ranks whose data have ended; the others do what they would have done.
+
+        It ends when all are done: a rank without data would otherwise be the first, and end it at once.
+        """
+        if not any(ended):
+            return self
+        samples = [0 if over else x for x, over in zip(self.samples, ended, strict=True)]
+        if not any(samples):  # those who have data were to get none
+            return RoundPlan.of(proportional([float(not over) for over in ended], self.total, minimum=0))
+        micro_batches = [k if x else 0 for x, k in zip(samples, self.micro_batches, strict=True)]
+        return RoundPlan(tuple(samples), tuple(micro_batches), "all", self.local)
 
     def within(self, limits: Sequence[int]) -> RoundPlan:
         """The same samples in micro-batches no larger than each rank's limit (0: no limit), for its memory's sake."""
@@ -202,6 +217,8 @@ class RoundReport:
     timed_samples: float = 0.0
     """the samples that ``compute_s`` and ``input_s`` are of, which may be those of the round before; 0 where these tell
     nothing of the speed (a short round, or the very first)"""
+    ended: float = 0.0
+    """1 where the rank reads a part of the data alone, and that ends with this round"""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""

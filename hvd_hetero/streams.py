@@ -32,7 +32,7 @@ from hvd_hetero.allocation._checks import integer
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.states import require_version
 
-__all__ = ["ShardStream", "SharedStream"]
+__all__ = ["ShardStream", "SharedStream", "Source", "require_kind"]
 
 _STATE_VERSION = 2
 Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
@@ -59,7 +59,8 @@ class SharedStream:
         self.epoch = epoch
         self._source: Iterator[Any] | None = None
         self._opened = 0  # the number of the sample that is read next
-        self._taken = 0
+        self.taken = 0
+        """samples of this epoch that rounds have taken"""
         self._waiting: deque[tuple[int, Any]] = deque()  # read, and not taken yet, with their numbers
         self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
 
@@ -67,6 +68,11 @@ class SharedStream:
     def remaining(self) -> int:
         """Samples still to be taken, as far as a round needs to know: ``least`` at most."""
         return min(self._await(self._least), self._least)
+
+    @property
+    def over(self) -> bool:
+        """Whether all samples of the epoch are taken."""
+        return self._await(1) == 0
 
     def holds(self, samples: int) -> bool:
         """Whether so many samples are still to be taken."""
@@ -83,9 +89,9 @@ class SharedStream:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
         plan = plan.shrink(left)
         part = [self._waiting.popleft() for _ in range(plan.total)]
-        self._taken += plan.total
+        self.taken += plan.total
         self._open.append((plan, part))
-        here = [self.epoch, self._taken, self.remaining, self._readers]
+        here = [self.epoch, self.taken, self.remaining, self._readers]
         self.place = zlib.crc32(np.array(here, dtype="<i8").tobytes())
         begin = plan.start(rank)
         return plan, [sample for _, sample in part[begin : begin + plan.samples[rank]]]
@@ -105,7 +111,7 @@ class SharedStream:
             begin = plan.start(rank)
             undone += part[begin + int(count) : begin + planned]
         self._waiting.extendleft(reversed(undone))
-        self._taken -= len(undone)
+        self.taken -= len(undone)
 
     def resume(self) -> bool:
         """Whether anything is left to do."""
@@ -140,7 +146,7 @@ class SharedStream:
                 "resume with the same data"
             )
         self._waiting.extend(kept.items())
-        self._taken = self._opened - len(kept)
+        self.taken = self._opened - len(kept)
 
     def _await(self, count: int) -> int:
         """Read on until that many are waiting, or the stream ends. Returns how many are."""
@@ -260,11 +266,16 @@ class ShardStream:
         return [self._waiting.popleft() for _ in range(count)]
 
 
-def _require(state: Mapping[str, Any], kind: str, readers: int) -> None:
+def require_kind(state: Mapping[str, Any], kind: str, version: int) -> None:
+    """Raise unless the state is of a stream of this kind, and of this version."""
     if state.get("stream") != kind:
         found = f"stream={state['stream']!r}" if "stream" in state else "data with random access"
         raise ValueError(f"the state is of {found}, this loader has stream={kind!r}; resume with the same kind of data")
-    require_version(state, "the stream", _STATE_VERSION)
+    require_version(state, "the stream", version)
+
+
+def _require(state: Mapping[str, Any], kind: str, readers: int) -> None:
+    require_kind(state, kind, _STATE_VERSION)
     if state["readers"] != readers:
         raise ValueError(
             f"the state is of a stream read with num_workers={state['readers']}, this loader has "

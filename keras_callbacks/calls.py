@@ -113,7 +113,8 @@ class RoundCalls:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
         others = {} if self._optimizer is None else host.hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
-        row = self.balancer.report(settings=settings, witness=self._witness)
+        ended = self.queue is not None and self.queue.ends_after(int(self.share()[1]))
+        row = self.balancer.report(settings=settings, witness=self._witness, ended=ended)
         return np.append(row, float(self.wants_to_stop))
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
@@ -124,7 +125,7 @@ class RoundCalls:
         with self.queue.lock:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
-            self.queue.settle(self.balancer.finished.table.figures("samples"))
+            self.queue.settle(self.balancer.finished.table)
         self.stop_agreed = bool(summed[-1] > 0)
         self.agreed_at = time.perf_counter()
         return correction

@@ -46,8 +46,8 @@ __all__ = ["CommitStateCallback", "KerasState"]
 logger = logging.getLogger(__name__)
 
 _SHARDS = (
-    "a dataset is read in shards: with other ranks there are other shards, and nobody knows which samples of theirs "
-    "were done in the epoch at hand; give resize_batches arrays"
+    "with stream='shard' other ranks read other shards, of which nobody knows what was done in the epoch at hand; give "
+    "resize_batches arrays, or a dataset that all ranks read whole"
 )
 
 

@@ -15,8 +15,8 @@ from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
 from keras_callbacks import host
+from keras_callbacks.balanced_dataset import BalancedDataset, refuses_resized
 from keras_callbacks.calls import RoundCalls
-from keras_callbacks.data import BalancedDataset
 from keras_callbacks.exchange import AllReduce, average, exchange_of
 from keras_callbacks.failures import tells_failures
 from keras_callbacks.graph import GraphRound
@@ -255,7 +255,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         model.train_function = function = RoundFunction(self, model, model.train_function)
         self._undo.append(_set(model, "get_metrics_result", global_results(self, model, function.close_epoch)))
 
-        self._undo.append(_set(model, "evaluate", tells_failures(model.evaluate, lambda: self.elastic)))
+        evaluate = refuses_resized(tells_failures(model.evaluate, lambda: self.elastic))
+        self._undo.append(_set(model, "evaluate", evaluate))
 
         def forget_function() -> None:
             model.train_function = None

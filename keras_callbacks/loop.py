@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
-from keras_callbacks.data import BalancedDataset
+from keras_callbacks.balanced_dataset import BalancedDataset
 from keras_callbacks.exchange import SHARE, ask, dense
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
             f"policy {balance.policy.name!r} with this sync does not end a round by averaging gradients alone, which "
             "only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
         )
-    queue = balance.queue
-    if queue is None or not isinstance(data, BalancedDataset):
+    if not isinstance(data, BalancedDataset):
         raise ValueError(
             f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
             "balance.batches(resize_batches((x, y), balance))"
         )
+    balance.queue = queue = data.queue
     balance.balancer.abandon()  # of a loop that was left before its last batch was used
     iterator = iter(data)
     number = 0
@@ -69,7 +69,7 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
         batch = next(iterator)
         with queue.lock:
             cut = queue.take()
-            work = MicroBatch(cut.plan, cut.plan.samples[balance.balancer.rank], True, cut.epoch, cut.place)
+            work = MicroBatch(cut.plan, cut.samples, True, cut.epoch, cut.place)
             balance.balancer.begin(work, time.perf_counter() - asked_at)
         yield batch
         balance.balancer.expect_next()

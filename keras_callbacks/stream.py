@@ -1,133 +1,133 @@
-"""Rounds from a stream of single samples: this rank's shard, cut into batches of whatever size is planned."""
+"""Rounds from a stream of samples: what this rank has of each, cut into batches of whatever size is planned."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, cast
 
 import tensorflow as tf
 
-from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.ending_shard import EndingShard
+from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.streams import SharedStream
+from keras_callbacks.queue import Cut
+from keras_callbacks.sources import Chunk, Source
 
 __all__ = ["StreamOrder"]
 
-_SHUFFLED = 10_000  # samples that are held to draw from, where an epoch is longer (arbitrary, as is usual)
-_CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
+_Handle = tuple[Chunk, int]  # a sample: the chunk that it is in, and its row there
 
 
 class StreamOrder:
-    """Each n-th sample of a dataset, from the front again at its end, for as many rounds as one pass over all takes.
+    """The samples of a source, cut by the plan: all ranks read the same (``whole``), or each one a part of its own.
 
-    The stream is read in chunks that tf.data forms; what a round leaves of a chunk waits for the next one. It goes on
-    from epoch to epoch, so that a slow rank, too, comes to the end of its shard in time.
+    Samples are read in chunks, and only their places in these are handed about. A rank without samples gets the very
+    first one of its stream to stand in. ``seeds``: a checksum of what the order in which all read depends on.
     """
 
-    survives_resets = False
-
-    def __init__(self, samples: tf.data.Dataset, rank: int, workers: int, seed: int | None = None) -> None:
-        length = int(samples.cardinality())
-        if length == 0:
-            raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
-        # Negative where it is unknown or infinite.
-        self.length: int | None = length if length > 0 else None
-        if self.length is not None and self.length < workers:
-            raise ValueError(
-                f"data must hold a sample for every rank, and the dataset has {self.length} for {workers} ranks; "
-                "launch fewer ranks"
-            )
-        shard = samples.shard(workers, rank)
-        if seed is not None:
-            shard = shard.shuffle(min(_SHUFFLED, self.length or _SHUFFLED), seed=seed)
-        self._chunks = shard.repeat().batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
-        self._spec = self._chunks.element_spec
-        for spec in tf.nest.flatten(self._spec):
-            if not isinstance(spec, tf.TensorSpec):
-                raise TypeError(
-                    f"samples must be dense tensors, the dataset has {type(spec).__name__}; pad or densify them in a "
-                    "map before resize_batches"
-                )
-        self._iterator: Iterator[Any] | None = None
-        self._left: list[tf.Tensor] = []
-        self._stand_in: list[tf.Tensor] = []
-        self.start(0)
+    def __init__(self, source: Source, rank: int, workers: int, *, whole: bool, seeds: int = 0) -> None:
+        self.length = source.length if whole else None
+        self.ends = source.ends
+        self.survives_resets = whole
+        self._source = source
+        self._seeds = seeds
+        self._stream = SharedStream(self._read) if whole else EndingShard(self._read, rank, workers)
+        self._stand_in: Chunk = []
+        self._begun = False
 
     def start(self, epoch: int) -> None:
-        """Begin an epoch. The stream itself goes on."""
-        self._epoch = epoch
-        self._used = 0
-        self._count = 0
-        self._open: deque[tuple[RoundPlan, list[tf.Tensor]]] = deque()
+        """Begin an epoch, at the front of the stream."""
+        self._stream.start(epoch)
+        self._begun = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the samples of this epoch are all taken, on every rank."""
+        return self._stream.over
 
     @property
     def remaining(self) -> int | None:
-        """Samples that the rounds of this epoch have still to take, over all ranks."""
-        return None if self.length is None else self.length - self._used
+        """Samples of this epoch that no round has taken; None where that is not known."""
+        if self.length is None or not isinstance(self._stream, SharedStream):
+            return None
+        return self.length - self._stream.taken
 
-    @property
-    def place(self) -> int:
-        """The number of the round, for the samples of the ranks have nothing in common."""
-        return self._epoch * 2**20 + self._count
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """The next round, and this rank's samples of it, component by component."""
+        self._require_samples()
+        self._begun = True
+        plan, samples = self._stream.take(plan, rank)
+        part = _gather(samples) if samples else self._stand_in
+        return Cut(plan, part, len(samples), self._stream.epoch, self._stream.place ^ self._seeds)
 
-    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[tf.Tensor]]:
-        """The plan and this rank's samples, component by component; the first one ever stands in for none."""
-        if self.remaining is not None:
-            plan = plan.shrink(self.remaining)
-        self._used += plan.total
-        self._count += 1
-        wanted = plan.samples[rank]
-        part = self._pull(wanted) if wanted else tf.nest.flatten(self.stand_in())
-        self._open.append((plan, part))
-        return plan, part
+    def ends_after(self, done: int) -> bool:
+        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
+        return isinstance(self._stream, EndingShard) and self._stream.ends_after(done)
 
-    def settle(self, done: Sequence[float], rank: int) -> None:
-        """What was left undone goes back to the front of this rank's shard."""
-        plan, part = self._open.popleft()
-        if plan.ends == "first":
-            self._used -= plan.total - int(sum(done))
-            back = [tensor[int(done[rank]) :] for tensor in part]
-            self._left = [tf.concat(pair, 0) for pair in zip(back, self._left, strict=True)] if self._left else back
+    def settle(self, table: RoundTable) -> None:
+        """The round is agreed. What was left undone comes back to the front."""
+        if isinstance(self._stream, EndingShard):
+            self._stream.settle(table.figures("samples"), table.figures("ended"))
+        else:
+            self._stream.settle(table.figures("samples"))
 
     def stand_in(self) -> Any:
         """A batch of one sample, which stays in the stream if it is the first."""
         if not self._stand_in:
-            self._pull(1, keep=True)
-        return tf.nest.pack_sequence_as(self._spec, self._stand_in)
+            self._require_samples()
+        return tf.nest.pack_sequence_as(self._source.spec, self._stand_in)
 
     def state_dict(self) -> dict[str, Any]:
-        """How much of the epoch is done. Which samples that were is the stream's own affair, which is not rewound."""
-        flight = [plan.total for plan, _ in self._open]
-        return {"epoch": self._epoch, "used": self._used - sum(flight), "count": self._count - len(flight)}
+        """Where the epoch stands; the same on every rank."""
+        return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do the rest of such an epoch."""
-        self.start(state["epoch"])
-        self._used, self._count = state["used"], state["count"]
+        """Go on where such an epoch stood: the stream is read from its front, and what was done is passed over."""
+        self._stream.load_state_dict(state)
+        self._begun = True
 
     def reader(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
         """The function from a round's number to its batch, for ``map``."""
-        specs = tf.nest.flatten(self._spec)
+        specs = tf.nest.flatten(self._source.spec)
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
         def batch(number: tf.Tensor) -> Any:
             parts = tf.py_function(lambda i: part(int(i)), [number], [spec.dtype for spec in specs])
             for tensor, spec in zip(parts, specs, strict=True):
                 tensor.set_shape(spec.shape)
-            return tf.nest.pack_sequence_as(self._spec, parts)
+            return tf.nest.pack_sequence_as(self._source.spec, parts)
 
         return cast(Callable[[Any], Any], batch)
 
-    def _pull(self, count: int, *, keep: bool = False) -> list[tf.Tensor]:
-        with tf.device("CPU:0"):
-            if self._iterator is None:
-                self._iterator = iter(self._chunks)
-            pieces = [self._left] if self._left else []
-            have = int(self._left[0].shape[0]) if self._left else 0
-            while have < count:
-                pieces.append(tf.nest.flatten(next(self._iterator)))
-                have += int(pieces[-1][0].shape[0])
-            whole = pieces[0] if len(pieces) == 1 else [tf.concat(parts, 0) for parts in zip(*pieces, strict=True)]
+    def _require_samples(self) -> None:
+        if not self._begun and not self._stream.holds(1):
+            raise ValueError(
+                f"data must hold at least one sample on every rank, and epoch {self._stream.epoch} of this one's had "
+                "none; check what is read and filtered, and that it can be read again for every epoch"
+            )
+
+    def _read(self, epoch: int) -> Iterator[_Handle]:
+        chunks = self._source.chunks(epoch)
+        while True:
+            with tf.device("CPU:0"):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
             if not self._stand_in:
-                self._stand_in = [part[:1] for part in whole]
-            self._left = whole if keep else [part[count:] for part in whole]
-            return [part[:count] for part in whole]
+                self._stand_in = [part[:1] for part in chunk]
+            for row in range(int(chunk[0].shape[0])):
+                yield chunk, row
+
+
+def _gather(samples: list[_Handle]) -> Chunk:
+    """The samples, component by component: as few slices as there are runs of rows."""
+    # Rows of a run grow with their places in the list.
+    runs = groupby(enumerate(samples), key=lambda numbered: (id(numbered[1][0]), numbered[1][1] - numbered[0]))
+    pieces: list[Chunk] = []
+    with tf.device("CPU:0"):
+        for _, run in runs:
+            handles = [handle for _, handle in run]
+            chunk, begin = handles[0]
+            pieces.append([part[begin : begin + len(handles)] for part in chunk])
+        return pieces[0] if len(pieces) == 1 else [tf.concat(parts, 0) for parts in zip(*pieces, strict=True)]

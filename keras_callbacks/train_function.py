@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
-from keras_callbacks.data import BalancedDataset
+from keras_callbacks.balanced_dataset import BalancedDataset
 from keras_callbacks.failures import told
 from keras_callbacks.metrics import join_over_ranks, state_of
 from keras_callbacks.queue import TOO_FAR_AHEAD
@@ -19,13 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["EPOCH_IS_OVER", "RoundFunction"]
 
 
-def _check_source(iterator: Any) -> None:
+def _use_source(balance: LoadBalance, iterator: Any) -> None:
+    """Have rounds come from the data that fit iterates over, which may not be what was resized last."""
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
-    if source is not None and not isinstance(source, BalancedDataset):
+    if source is None or balance.queue is None:
+        return
+    if not isinstance(source, BalancedDataset):
         raise RoundStateError(
             "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
             "repeat: model.fit(resize_batches((x, y), balance), callbacks=[balance])"
         )
+    if not source.queue.serves(balance.balancer):
+        raise RoundStateError(
+            "the batches of this fit were resized for another LoadBalance than is among its callbacks: write "
+            "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
+        )
+    if not (balance.params or {}).get("steps") and source.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
+            "leave repeat() out, since fit begins the data anew in every epoch"
+        )
+    source.queue.want_epoch(balance.queue.wanted_epoch)
+    balance.queue = source.queue
 
 
 class _EpochIsOver:
@@ -56,7 +73,7 @@ class RoundFunction:
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
         if iterator is not self._iterator:
-            _check_source(iterator)
+            _use_source(balance, iterator)
         samples = balance.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.

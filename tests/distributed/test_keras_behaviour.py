@@ -40,7 +40,11 @@ PARTS = (
         "ranks_with_other_rates_or_data_are_found_out",
         "what_cannot_work",
     ),
-    ("options_of_the_optimizer_and_of_fit_match_one_process",),
+    (
+        "options_of_the_optimizer_and_of_fit_match_one_process",
+        "streams_of_unknown_length_end",
+        "a_tfrecord_pipeline_gives_what_one_process_gives",
+    ),
 )
 
 
@@ -180,10 +184,57 @@ def test_a_dataset_of_samples_is_shared_out_among_the_ranks(outcomes):
     equal, unequal = outcome["equal"], outcome["unequal"]
     assert equal["steps"] == unequal["steps"] == 5
     assert equal["rounds"] == unequal["rounds"] == 10
-    assert sorted(i for rank in equal["seen"] for i in rank) == sorted([*range(50), *range(50)])
-    assert not set(unequal["seen"][0]) & set(unequal["seen"][1]), "each rank has its shard"
-    assert len(unequal["seen"][0]) + len(unequal["seen"][1]) == 100
+    for seen in (equal["seen"], unequal["seen"]):
+        assert sorted(i for rank in seen for i in rank) == sorted([*range(50), *range(50)])
     assert len(unequal["seen"][0]) > 2 * len(unequal["seen"][1])
+
+
+@pytest.mark.parametrize(
+    ("stream", "sizes"),
+    [
+        ("whole", [8, 8, 8, 8, 8, 8, 2] * 3),
+        ("generator, shuffled", [8, 8, 8, 8, 8, 8, 2] * 2),
+        # A fit that does not use up a stream goes on in it, as Keras does; where it ends, so does the epoch.
+        ("whole, steps", [8, 8, 8, 8, 8, 8, 2] * 2),
+        ("shards", ([8, 8, 8, 5] + [4] * 5 + [1]) * 3),
+        ("shards, non-blocking", None),
+    ],
+)
+def test_a_stream_of_unknown_length_ends_on_all_ranks_together_and_each_sample_comes_once(outcomes, stream, sizes):
+    first, *others = (rank[stream] for rank in outcomes("streams_of_unknown_length_end"))
+    assert first["difference"] < 1e-5, "as one process on the same rounds"
+    assert first["spread"] == 0.0
+    assert len(set(first["visits"])) == 1, "each sample equally often"
+    assert first["visits"][0] == (2 if stream in ("generator, shuffled", "whole, steps") else 3)
+    if sizes is not None:
+        assert first["sizes"] == sizes
+    for other in others:
+        assert {**other, "difference": 0} == {**first, "difference": 0}, "ranks agree, also on the history"
+
+
+def test_each_epoch_of_a_stream_that_is_shuffled_has_an_order_of_its_own(outcomes):
+    order = outcomes("streams_of_unknown_length_end")[0]["generator, shuffled"]["order"]
+    assert sorted(order[:50]) == sorted(order[50:]) == list(range(50))
+    assert order[:50] != order[50:]
+    assert order[:50] != list(range(50))
+
+
+def test_validation_and_history_of_a_stream_are_those_of_all_samples(outcomes):
+    whole = outcomes("streams_of_unknown_length_end")[0]["whole"]
+    assert len(whole["loss"]) == len(whole["val_loss"]) == 3
+    assert whole["val_loss"][-1] < whole["val_loss"][0]
+
+
+@pytest.mark.parametrize("policy", ["bsp", "static"])
+def test_a_tfrecord_pipeline_gives_the_history_and_the_weights_of_one_process(outcomes, policy):
+    for rank in outcomes("a_tfrecord_pipeline_gives_what_one_process_gives"):
+        result = rank[policy]
+        assert result["rounds"] == 9, "the last of an epoch has two samples"
+        assert result["weights"] < 1e-12
+        assert result["history"] < 1e-12
+        assert result["keys"][0] == result["keys"][1] == ["accuracy", "loss"]
+        assert result["spread"] == 0.0
+        assert result["learns"]
 
 
 def test_a_loop_of_ones_own_trains_as_fit_does(outcomes):
@@ -251,8 +302,8 @@ def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, messa
         ("prefetch of a dataset", "ValueError: prefetch must be 0 for a dataset, got 1"),
         ("prefetch", "ValueError: prefetch must be a whole number of batches, 0 or more, got -1"),
         ("prefetch of what is not known", "ValueError: prefetch must be 0 under policy 'non-blocking', got 1"),
-        ("shuffled batches", r"ValueError: the plan forms the batches.*not to be shuffled.*shuffle=True"),
-        ("batched again", "ValueError: the plan forms the batches.*not to be batched again"),
+        ("shuffled batches", r"ValueError: .shuffle\(\) follows resize_batches.*shuffle=True"),
+        ("batched again", r"ValueError: .batch\(\) follows resize_batches, whose batches the plan forms"),
         ("warm-up", "ValueError: warmup_epochs must be 1 or more, got 0"),
         ("schedule", "ValueError: epochs must be 0 <= start_epoch < end_epoch, got 3 and 3"),
     ],

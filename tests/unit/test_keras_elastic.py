@@ -189,7 +189,7 @@ def test_other_ranks_cannot_go_on_in_the_middle_of_an_epoch_of_shards(caplog):
         balance = LoadBalance("bsp", global_batch=2)
         fails = Fails(balance, [2])
         model.fit(
-            resize_batches(samples, balance), initial_epoch=state.epoch, verbose=0, shuffle=False,
+            resize_batches(samples, balance, stream="shard"), initial_epoch=state.epoch, verbose=0, shuffle=False,
             callbacks=[balance, CommitStateCallback(state), fails],
         )  # fmt: skip
 

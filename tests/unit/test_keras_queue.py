@@ -12,8 +12,10 @@ pytest.importorskip("horovod.tensorflow")
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, NonBlocking, StaticAllocation
-from hvd_hetero.rounds import RoundReport
+from hvd_hetero.rounds import RoundReport, RoundTable
 from keras_callbacks.queue import ArrayOrder, RoundQueue, micro_batches
+
+NUMBERS = RoundReport.__dataclass_fields__
 
 
 def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, lead=0, shuffle=False, **options):
@@ -35,7 +37,7 @@ def finish(queue, balancer, cut):
             table[rank * columns : (rank + 1) * columns] = table[balancer.rank * columns :][:columns]
             table[rank * columns] = cut.plan.samples[rank]
     balancer.agree(table)
-    queue.settle(balancer.finished.table.column("samples").tolist())
+    queue.settle(balancer.finished.table)
 
 
 def epoch(queue, balancer):
@@ -110,6 +112,9 @@ def test_the_epoch_that_fit_starts_with_decides_the_order():
 def test_batches_are_known_as_far_ahead_as_plans_are_and_no_further(lead):
     queue, balancer = queue_of(lead=lead)
     queue.part(lead)
+    with pytest.raises(RoundStateError, match=r"no training with its LoadBalance is on: write model.fit\(batches, "):
+        queue.part(lead + 1)
+    queue.prepare(new=True)
     with pytest.raises(RoundStateError, match=r"before its size was decided.*resize_batches\(…, prefetch=…\)"):
         queue.part(lead + 1)
     finish(queue, balancer, queue.take())
@@ -128,7 +133,7 @@ def test_what_is_known_is_shown_before_every_round_and_no_more_at_the_end():
 
 def test_during_a_round_no_more_is_known_than_before_it():
     queue, balancer = queue_of(lead=1)
-    queue.part(0)
+    queue.prepare(new=True)
     with queue.lock:
         balancer.begin(micro_batches(queue.take(), 0)[0])
     queue.part(1)
@@ -150,7 +155,10 @@ def test_what_a_round_that_ended_early_left_undone_comes_next():
     queue.prepare(new=True)
     cut = queue.take()
     balancer.begin(micro_batches(cut, 0)[0])
-    queue.settle([4.0, 2.0])  # rank 1 left 6 and 7
+    rows = [
+        RoundReport(**dict.fromkeys(NUMBERS, 0.0) | {"samples": done}).vector(i, 2) for i, done in enumerate((4, 2))
+    ]
+    queue.settle(RoundTable(sum(rows), 2))  # rank 1 left 6 and 7
     balancer.abandon()
     balancer.rounds += 1
     assert queue.part(1).tolist() == [6, 7, 8, 9]

@@ -15,7 +15,7 @@ from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
 from keras_callbacks.host import check_compiled  # noqa: E402
 from keras_callbacks.queue import TOO_FAR_AHEAD  # noqa: E402
-from keras_callbacks.stream import StreamOrder  # noqa: E402
+from keras_callbacks.sources import DatasetSource  # noqa: E402
 from keras_callbacks.train_function import RoundFunction  # noqa: E402
 
 keras = tf.keras
@@ -121,17 +121,58 @@ def test_batches_from_elsewhere_are_refused():
         fit(data=plain)
 
 
-def test_batches_are_not_taken_apart_nor_shared_out_again():
+@pytest.mark.parametrize(
+    ("name", "arguments", "way_out"),
+    [
+        ("unbatch", (), "do it to the samples, before resize_batches"),
+        ("batch", (3,), "do it to the samples, before resize_batches"),
+        ("shard", (2, 0), "resize_batches has shared the samples out among the ranks already"),
+        ("shuffle", (3,), r"or say resize_batches\(…, shuffle=True\)"),
+        ("take", (1,), r"give fit steps_per_epoch; to use fewer samples, take them before resize_batches"),
+        ("cache", (), r"would keep the sizes of an old plan: cache the samples, before resize_batches"),
+        ("filter", (lambda x, y: True,), "filter the samples, before resize_batches"),
+        ("rebatch", (3,), "set by global_batch of LoadBalance"),
+    ],
+)
+def test_what_cannot_follow_resize_batches_is_refused_by_its_name(name, arguments, way_out):
     batches = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
-    with pytest.raises(ValueError, match=r"not to be taken apart: do it to the samples before"):
-        batches.unbatch()
-    with pytest.raises(ValueError, match=r"has shared the data out among the ranks already: do not shard it once more"):
-        batches.shard(2, 0)
+    with pytest.raises(ValueError, match=rf"^\.{name}\(\) follows resize_batches, .*{way_out}"):
+        getattr(batches, name)(*arguments)
+
+
+def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_training():
+    model, balance = network(), LoadBalance("bsp", global_batch=4)
+    batches, others = resize_batches((X, Y), balance), resize_batches((X, Y), balance)
+    with pytest.raises(ValueError, match=r"validation_data .* comes from resize_batches.*give each rank its part"):
+        model.fit(batches, validation_data=others, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
+    assert balance.rounds == 2, "the epoch before it"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
+def test_fit_without_the_callback_is_told_so(stream):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
+    batches = resize_batches(data, LoadBalance("bsp", global_batch=2))
+    with pytest.raises(tf.errors.OpError, match=r"no training with its LoadBalance is on: .*callbacks=\[bal"):
+        network().fit(batches, verbose=0, shuffle=False)
+
+
+def test_batches_of_another_load_balance_are_refused():
+    others = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
+    with pytest.raises(RoundStateError, match=r"resized for another LoadBalance than is among its callbacks: write"):
+        fit(data=others)
+
+
+def test_a_generator_is_told_what_to_write():
+    balance = LoadBalance("bsp", global_batch=4)
+    for generator in ((i for i in range(3)), lambda: iter(range(3))):
+        with pytest.raises(TypeError, match=r"for a generator write tf.data.Dataset.from_generator\(function, out"):
+            resize_batches(generator, balance)
 
 
 def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
     balance = LoadBalance("bsp", global_batch=2)
     batches = resize_batches((X, Y), balance)
+    balance.queue.prepare(new=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
         list(batches)
 
@@ -244,15 +285,14 @@ def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_ane
     ("dataset", "error", "message"),
     [
         (lambda: tf.data.Dataset.range(0), ValueError, "data must hold at least one sample, and the dataset has none"),
-        (lambda: tf.data.Dataset.range(1), ValueError, "a sample for every rank, and the dataset has 1 for 2 ranks; l"),
         (
             lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
             TypeError,
             "samples must be dense tensors, the dataset has RaggedTensorSpec; pad or densify them in a map before",
         ),
     ],
-    ids=["empty", "few", "ragged"],
+    ids=["empty", "ragged"],
 )
 def test_datasets_that_cannot_be_shared_out_are_refused(dataset, error, message):
     with pytest.raises(error, match=message):
-        StreamOrder(dataset(), 0, 2)
+        DatasetSource(dataset())

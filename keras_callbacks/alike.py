@@ -1,0 +1,55 @@
+"""Whether a dataset can come in the same order on every rank, as far as its pipeline tells."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["check_alike"]
+
+
+def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
+    """Refuse what every rank would read in an order of its own, or this rank alone.
+
+    ``certain``: the user has said that ranks read alike, so that a shard is meant for something else. Returns a
+    checksum of the seeds, in which that of ``tf.random.set_seed`` is contained: the same on ranks that shuffle alike.
+    """
+    found: list[int] = []
+    if workers == 1:
+        return 0
+    for step in _steps(samples):
+        # Not public names: where they are missing, nothing is checked.
+        seeds = _numbers(step, "_seed", "_seed2")
+        if "Shuffle" in type(step).__name__ and seeds == [0, 0]:
+            raise ValueError(
+                "the dataset is shuffled without a seed, so every rank would read it in another order; write "
+                "shuffle(…, seed=…) (or list_files(…, seed=…)), or resize_batches(…, shuffle=True). If every rank "
+                "reads files of its own, say resize_batches(…, stream='shard')"
+            )
+        if getattr(step, "_deterministic", None) == "false":
+            raise ValueError(
+                "a map or interleave of the dataset has deterministic=False, so every rank would read it in another "
+                "order; leave that out, or say resize_batches(…, stream='shard') if every rank reads files of its own"
+            )
+        if not certain and _numbers(step, "_num_shards", "_index") == [workers, rank]:
+            raise ValueError(
+                f"the dataset holds a shard for rank {rank} of {workers}, and resize_batches would share it out once "
+                "more; say resize_batches(…, stream='shard'), or stream='whole' if all ranks read the same"
+            )
+        found += seeds
+    return zlib.crc32(np.array(found, dtype="<i8").tobytes())
+
+
+def _numbers(step: Any, *names: str) -> list[int]:
+    values = [getattr(step, name, None) for name in names]
+    return [int(value) for value in values if value is not None]
+
+
+def _steps(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    for one in dataset._inputs():
+        yield from _steps(one)

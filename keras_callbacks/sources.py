@@ -1,0 +1,123 @@
+"""What streams are read from: datasets of single samples, and sequences of batches; chunk by chunk, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["Chunk", "DatasetSource", "SequenceSource", "Source", "is_sequence"]
+
+_SHUFFLED = 10_000  # samples that are held to draw from, where an epoch is longer (arbitrary, as is usual)
+_CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
+
+Chunk = list[tf.Tensor]
+"""some samples, component by component"""
+
+
+class Source(Protocol):
+    """Samples that are read from front to end."""
+
+    spec: Any
+    """of a batch: types and shapes, with an unknown batch size"""
+    length: int | None
+    """samples of an epoch; None where that is not known"""
+    ends: bool
+    """whether an epoch ends by itself"""
+
+    def chunks(self, epoch: int) -> Iterator[Chunk]:
+        """The samples of an epoch, some at a time."""
+
+
+class DatasetSource:
+    """A ``tf.data.Dataset`` whose elements are single samples."""
+
+    def __init__(self, samples: tf.data.Dataset, seed: int | None = None) -> None:
+        cardinality = int(samples.cardinality())
+        if cardinality == 0:
+            raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
+        self.length: int | None = cardinality if cardinality > 0 else None
+        self.ends = cardinality != tf.data.INFINITE_CARDINALITY
+        self._samples = samples
+        self._seed = seed
+        self._in_order = _chunked(samples)
+        self.spec = self._in_order.element_spec
+        for spec in tf.nest.flatten(self.spec):
+            if not isinstance(spec, tf.TensorSpec):
+                raise TypeError(
+                    f"samples must be dense tensors, the dataset has {type(spec).__name__}; pad or densify them in a "
+                    "map before resize_batches"
+                )
+
+    def chunks(self, epoch: int) -> Iterator[Chunk]:
+        """The samples of an epoch, in batches that tf.data forms and fetches ahead."""
+        batches = self._in_order if self._seed is None else self._shuffled(self._seed, epoch)
+        for chunk in batches:
+            yield tf.nest.flatten(chunk)
+
+    def _shuffled(self, seed: int, epoch: int) -> tf.data.Dataset:
+        # Not by ``shuffle``, whose order also depends on tf.random.set_seed, which may be another one on every rank.
+        drawn = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint32).astype(np.int64) + 1
+        specs = tf.nest.flatten(self._samples.element_spec)
+        variant = tf.raw_ops.ShuffleDatasetV3(
+            input_dataset=tf.data.experimental.to_variant(self._samples),
+            buffer_size=min(_SHUFFLED, self.length or _SHUFFLED),
+            seed=drawn[0],
+            seed2=drawn[1],
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+            reshuffle_each_iteration=False,
+        )
+        return _chunked(tf.data.experimental.from_variant(variant, self._samples.element_spec))
+
+
+def _chunked(samples: tf.data.Dataset) -> tf.data.Dataset:
+    return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
+
+
+class SequenceSource:
+    """What has a length and gives batches by index, as ``keras.utils.PyDataset``; its samples, in their order."""
+
+    length: int | None = None  # the last batch may be short, and others, too
+    ends = True
+
+    def __init__(self, batches: Any, seed: int | None = None) -> None:
+        if len(batches) == 0:
+            raise ValueError("data must hold at least one batch, and its length is 0; check what it is made from")
+        self._batches = batches
+        self._seed = seed
+        self._first: Any = _tensors(batches[0])
+        self.spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), self._first)
+
+    def chunks(self, epoch: int) -> Iterator[Chunk]:
+        """The samples of an epoch, batch by batch, the batches in another order for each epoch if they are shuffled.
+
+        Then the sequence hears that the epoch is over, as Keras tells it.
+        """
+        order = np.arange(len(self._batches))
+        if self._seed is not None:
+            np.random.Generator(np.random.PCG64([self._seed, epoch])).shuffle(order)
+        if callable(begin := getattr(self._batches, "on_epoch_begin", None)):
+            begin()
+        for index in order.tolist():
+            yield tf.nest.flatten(_tensors(self._batches[index]))
+        if callable(end := getattr(self._batches, "on_epoch_end", None)):
+            end()
+
+
+def is_sequence(data: Any) -> bool:
+    """Whether it gives batches by index, and says how many there are."""
+    bases = [tf.keras.utils.Sequence, getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)]
+    return isinstance(data, tuple(bases))
+
+
+def _tensors(batch: Any) -> Any:
+    """The batch as tensors; what is None in it is left out, as a missing weight."""
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if isinstance(batch, tuple):
+        batch = tuple(part for part in batch if part is not None)
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)

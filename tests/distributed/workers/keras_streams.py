@@ -1,0 +1,136 @@
+"""The part of ``keras_behaviour.py`` about data that are read from front to end, of a length that nobody knows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, spread
+
+from hvd_hetero.policies import NonBlocking
+from keras_callbacks import LoadBalance, resize_batches
+
+keras = tf.keras
+SHARDS = (slice(0, 37), slice(37, SAMPLES))  # of 37 and 13 samples
+
+
+def watched(seen: list[tuple[int, list[int]]], balance: LoadBalance) -> Any:
+    """A model that notes the rounds it is trained in, and the numbers of the samples: the last of their features."""
+
+    class Watched(keras.Model):
+        def train_step(self, batch):
+            tf.numpy_function(note, [batch[0][:, -1]], [])
+            return super().train_step(batch)
+
+    def note(numbers):
+        if balance.balancer.weight > 0:  # otherwise it stands in for no data
+            seen.append((balance.rounds, [int(i) for i in numbers]))
+
+    inputs = keras.layers.Input((FEATURES + 1,))
+    hidden = keras.layers.Dense(6, activation="tanh")(inputs[:, :FEATURES])
+    return Watched(inputs, keras.layers.Dense(1)(hidden))
+
+
+def numbered() -> tuple[np.ndarray, np.ndarray]:
+    x, y = data()
+    return np.concatenate([x, np.arange(SAMPLES, dtype="float32")[:, None]], 1), y
+
+
+def unknown(part: slice = slice(None)) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(tuple(a[part] for a in numbered())).filter(lambda x, y: x[0] > -1e9)
+
+
+def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int | None = None, **fit: Any) -> dict:
+    """A fit on a stream, and what one process makes of the same rounds."""
+    seen: list[tuple[int, list[int]]] = []
+    balance = LoadBalance(policy, global_batch=BATCH)
+    model = watched(seen, balance)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+    batches = resize_batches(samples, balance, stream=stream, shuffle=seed is not None, seed=seed or 0)
+    fit = {"epochs": 3, "verbose": 0, "shuffle": False} | fit
+    history = model.fit(batches, callbacks=[balance, Start()], **fit).history
+    rounds: list[list[int]] = [[] for _ in range(balance.rounds)]
+    for rank in hvd.allgather_object(seen):
+        for number, samples_seen in rank:
+            rounds[number] += samples_seen
+    x, y = numbered()
+    single = alone(model, Start.weights, keras.optimizers.SGD(0.1, momentum=0.9))
+    for numbers in rounds:
+        single.train_on_batch(x[numbers], y[numbers])
+    pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+    return {
+        "difference": max(float(np.abs(a - b).max()) for a, b in pairs),
+        "spread": spread(model),
+        "sizes": [len(numbers) for numbers in rounds],
+        "visits": np.bincount([i for numbers in rounds for i in numbers], minlength=SAMPLES).tolist(),
+        "order": [i for numbers in rounds for i in numbers],
+        "loss": history["loss"],
+        "val_loss": history.get("val_loss"),
+    }
+
+
+def streams_of_unknown_length_end() -> dict:
+    """Streams that all ranks read alike, and shards of unequal length: each sample once, all ranks end together."""
+    x, y = numbered()
+    part = unknown(SHARDS[hvd.rank()])
+
+    def generate() -> Any:
+        yield from zip(x, y, strict=True)
+
+    signature = (tf.TensorSpec((FEATURES + 1,), tf.float32), tf.TensorSpec((1,), tf.float32))
+    generated = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    mine = slice(hvd.rank(), None, hvd.size())
+    return {
+        "whole": outcome(UNEQUAL, unknown(), validation_data=(x[mine], y[mine])),
+        "generator, shuffled": outcome("lb-bsp", generated, seed=3, epochs=3, initial_epoch=1),
+        "whole, steps": outcome("bsp", unknown(), steps_per_epoch=4, epochs=4),
+        "shards": outcome("bsp", part, stream="shard"),
+        "shards, non-blocking": outcome(NonBlocking(2), part, stream="shard"),
+    }
+
+
+def a_tfrecord_pipeline_gives_what_one_process_gives(folder: Path) -> dict:
+    """``examples/keras_tfrecords.py``, in float64: a short last round, in which one rank has one sample."""
+    sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+    import keras_tfrecords
+
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    try:
+        rng = np.random.default_rng(5)
+        samples = [(rng.uniform(size=64), i % 10) for i in range(95)]  # 48 are even: two rounds of 23, and 2 samples
+        if hvd.rank() == 0:
+            for i in range(3):
+                keras_tfrecords.write(folder / str(i), samples[i::3])
+        hvd.broadcast_object(None, root_rank=0, name="written")
+        files = [str(folder / str(i)) for i in range(3)]
+        results = {}
+        for policy in ("bsp", UNEQUAL):
+            keras.utils.set_random_seed(3)
+            model = keras_tfrecords.network()
+            balance = LoadBalance(policy, global_batch=23)
+            batches = resize_batches(keras_tfrecords.read(files), balance)
+            history = model.fit(batches, epochs=3, verbose=0, callbacks=[balance], shuffle=False).history
+            keras.utils.set_random_seed(3)
+            single, again, plain = keras_tfrecords.network(), keras_tfrecords.read(files), {}
+            for _ in range(3):  # Keras by itself may read ahead to build, and another order in the first epoch then
+                x, y = zip(*again, strict=True)
+                epoch = single.fit(np.stack(x), np.stack(y), batch_size=23, verbose=0, shuffle=False).history
+                plain = {name: [*plain.get(name, []), *values] for name, values in epoch.items()}
+            pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+            results[balance.policy.name] = {
+                "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
+                "history": max(float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain),
+                "keys": [sorted(history), sorted(plain)],
+                "rounds": balance.rounds,
+                "spread": spread(model),
+                "learns": history["loss"][-1] < history["loss"][0],
+            }
+        return results
+    finally:
+        keras.backend.set_floatx("float32")
+        keras.mixed_precision.set_global_policy("float32")
