@@ -66,7 +66,7 @@ def main() -> int:
 
 def stages() -> list[Stage]:
     """Return the steps in their order."""
-    recipe = "".join(text(path) for path in sorted((ROOT / "hvd_hetero" / "horovod_build").glob("*.py")))
+    recipe = "".join(text(path) for path in sorted((ROOT / "hvd_hetero" / "horovod_build").rglob("*.py")))
     return [
         Stage("venv", "create .venv", f"{sys.version} {sys.base_prefix} {ROOT}", make_venv),
         Stage("tools", "install the build tools and what the core imports", pins("tools"), lambda: install("tools")),

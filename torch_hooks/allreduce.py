@@ -23,7 +23,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import checksum
 from torch_hooks.buckets import Bucket, Gradient, buckets_of, flat
 from torch_hooks.compression import Compressed
-from torch_hooks.parameters import witness_among
+from torch_hooks.sketch import Sketch
 from torch_hooks.sparse import Gather, Layouts
 from torch_hooks.synchroniser import Synchroniser
 
@@ -67,7 +67,7 @@ class Allreduce(Synchroniser):
         sparse_as_dense: bool = False,
     ) -> None:
         super().__init__(balancer, optimizer, names, prefix)
-        self._witness = witness_among(names)
+        self._sketch: Sketch = Sketch(names)
         self._gradients = {p: Gradient(p) for p in names}
         self._compression = compression
         self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
@@ -105,6 +105,7 @@ class Allreduce(Synchroniser):
         for parameter in parameters:
             self._gradients[parameter] = Gradient(parameter)
         self._layouts.extend(parameters)
+        self._sketch.extend(parameters)
 
     def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""

@@ -18,7 +18,6 @@ __all__ = [
     "named_groups",
     "require_alike",
     "suitable",
-    "witness_among",
 ]
 
 
@@ -118,17 +117,6 @@ def _order_in_memory(parameter: torch.Tensor) -> str:
         return "contiguous"
     sizes = zip(parameter.shape, torch.empty_like(parameter, device="meta").stride(), strict=True)
     return f"strides {tuple(stride for size, stride in sizes if size > 1)}"
-
-
-def witness_among(names: dict[torch.Tensor, str]) -> torch.Tensor | None:
-    """The tensor whose norm tells whether the ranks are still together; the same choice on every rank.
-
-    The last one that is trained, for the output layer takes part in most updates, and not a tiny or a huge one where
-    there is a choice. None on an accelerator, where reading it would wait for the device.
-    """
-    trained = [p for p in names if p.requires_grad and p.device.type == "cpu" and p.is_floating_point()]
-    handy = [p for p in trained if 16 <= p.numel() <= 2**16] or trained
-    return handy[-1] if handy else None
 
 
 def broadcast_state(holder: Any, prefix: str) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.settings import settings_of
+from torch_hooks.sketch import Sketch
 from torch_hooks.waiting import wait
 
 __all__ = ["Synchroniser"]
@@ -42,7 +43,7 @@ class Synchroniser(ABC):
         self._prefix = prefix
         self._table: tuple[int, npt.NDArray[Any]] | None = None
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
-        self._witness: torch.Tensor | None = None
+        self._sketch: Sketch | None = None
         self.rearranged = False
         """whether parameters may be trained now that were not before"""
         self.scale = 0.0
@@ -88,7 +89,7 @@ class Synchroniser(ABC):
         return 0
 
     def _post_table(self) -> None:
-        witness = 0.0 if self._witness is None else float(torch.linalg.vector_norm(self._witness.detach()))
+        witness = 0.0 if self._sketch is None else self._sketch.at(self._balancer.rounds)
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
         report = self._balancer.report(

@@ -46,6 +46,14 @@ def test_clipping_that_a_rank_without_data_does_not_do_is_found_out(ranks):
         assert re.match(r"PlanMismatchError: .*ranks \[1\] hold other parameters.*register_step_pre_hook", found)
 
 
+@pytest.mark.parametrize("parameter", ["0.weight", "0.bias", "1.weight", "1.bias"])
+def test_a_parameter_that_is_changed_on_one_rank_is_found_out_whichever_it_is(ranks, parameter):
+    for rank in ranks:
+        outcome = rank["parameters_changed_on_one_rank_are_found_out"][parameter]
+        assert re.match(r"PlanMismatchError: .*ranks \[1\] hold other parameters", outcome["refusal"])
+        assert outcome["after"] <= 4, "rounds, as many as there are parameters"
+
+
 def test_a_gradient_that_is_changed_on_its_way_is_found_out(ranks):
     for rank in ranks:
         found = rank["gradients_changed_in_flight_are_found_out"]["refusal"]

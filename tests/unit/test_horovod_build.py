@@ -1,5 +1,6 @@
 """Building Horovod: what is decided before, beside and after the compiler runs. No test here compiles Horovod."""
 
+import importlib.util
 import io
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from hvd_hetero import cli
-from hvd_hetero.horovod_build import command, compile, install, plan, process, progress, source, toolchain
+from hvd_hetero.horovod_build import command, compile, edits, install, plan, process, progress, source, toolchain
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
@@ -124,6 +125,22 @@ def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan:
     monkeypatch.setattr(plan, "SOURCE_EDITS", SOURCE_EDITS[:2])
     assert torch_plan.key != before
     assert torch_plan.compiled_key != compiled
+
+
+def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its stamp is a hash of all files of the recipe, those of the edits included."""
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    spec = importlib.util.spec_from_file_location("set_up", scripts / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    set_up = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(set_up)
+    (content,) = [stage.content for stage in set_up.stages() if stage.name == "horovod"]
+    for part in (command, source, edits.authentication, edits.edit):
+        assert Path(part.__file__ or "").read_text() in content
 
 
 def test_key_is_the_same_inside_a_job(torch_plan: plan.BuildPlan) -> None:

@@ -119,6 +119,25 @@ def clipping_in_the_body_is_found_out() -> dict:
     return {"refusal": refusal(epochs)}
 
 
+def parameters_changed_on_one_rank_are_found_out() -> dict:
+    """Whichever of them it is, within as many rounds as there are."""
+    outcome = {}
+    torch.manual_seed(0)
+    names = [name for name, _ in torch.nn.Sequential(torch.nn.Linear(20, 6), torch.nn.Linear(6, 1)).named_parameters()]
+    for name in names:
+        torch.manual_seed(0)
+        job = Job(model=torch.nn.Sequential(torch.nn.Linear(20, 6), torch.nn.Linear(6, 1)))
+
+        def change(job: Job = job, name: str = name) -> None:
+            if hvd.rank() == 1 and job.balance.rounds == 2:
+                with torch.no_grad():
+                    dict(job.model.named_parameters())[name].mul_(1.05)
+
+        outcome[name] = {"refusal": refusal(lambda job=job, change=change: job.epochs(3, change))}
+        outcome[name]["after"] = job.balance.rounds - 2
+    return outcome
+
+
 def gradients_changed_in_flight_are_found_out() -> dict:
     job = Job()
     x, y = next(iter(job.loader))
@@ -400,6 +419,7 @@ def main() -> None:
         a_schedule_in_the_body_is_found_out,
         a_schedule_in_the_body_works_when_asked_whether_the_round_is_complete,
         clipping_in_the_body_is_found_out,
+        parameters_changed_on_one_rank_are_found_out,
         gradients_changed_in_flight_are_found_out,
         a_gradient_cleared_in_the_middle_is_found_out,
         two_trainings_at_once,
