@@ -24,7 +24,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,18 @@ class _Taken:
 class SharedPermutation:
     """The order of one data set's samples over the epochs, and the cursor in the present one.
 
-    ``take`` for every round, then ``settle`` for every round that is agreed, in the same order.
+    ``take`` for every round, then ``settle`` for every round that is agreed, in the same order. ``draw`` gives the
+    order of an epoch where it is no permutation: any indices, also some of them several times.
     """
 
-    def __init__(self, length: int, *, shuffle: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        length: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        draw: Callable[[int], npt.NDArray[np.int64]] | None = None,
+    ) -> None:
         if length < 1:
             raise ValueError(
                 f"the dataset must hold at least one sample, its length is {length}; check what it was made from"
@@ -66,15 +74,21 @@ class SharedPermutation:
         self.shuffle = shuffle
         self.seed = integer("seed", seed, 0, 2**128, way_out="give a whole number, the same on every rank")
         self.lead = 0
+        self._draw = draw
         self.start(0)
 
     def start(self, epoch: int) -> None:
         """Put the cursor at the beginning of an epoch."""
         self.epoch = epoch
-        order = np.arange(self.length)
-        if self.shuffle:
-            np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(order)
-        self._reordered = False
+        self._reordered = self._draw is not None  # which may not draw the same again
+        if self._draw is not None:
+            order = self._draw(epoch)
+        else:
+            order = np.arange(self.length)
+            if self.shuffle:
+                np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(order)
+        self.size = len(order)
+        """samples of this epoch"""
         self._begin(order)
 
     def _begin(self, order: npt.NDArray[np.int64]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from hvd_hetero.sampling import SharedPermutation
 from hvd_hetero.streams import ShardStream, SharedStream
 from torch_hooks.counting import Collate, Counter
 from torch_hooks.load_balance import LoadBalance
+from torch_hooks.samplers import drawn_by
 from torch_hooks.streams import ReadSamples, stream_order
 
 __all__ = ["BalancedLoader"]
@@ -24,7 +25,7 @@ __all__ = ["BalancedLoader"]
 _NEVER = -1
 _FEW = 2  # a batch norm over one sample is an error
 _OF_BATCHES = ("pin_memory", "pin_memory_device")  # the rest of what a DataLoader takes is about reading samples
-_DECIDED_BY_THE_PLAN = ("batch_size", "sampler", "batch_sampler", "generator", "in_order")
+_DECIDED_BY_THE_PLAN = ("batch_size", "generator", "in_order")
 
 
 class BalancedLoader:
@@ -51,6 +52,11 @@ class BalancedLoader:
         The ``LoadBalance`` of this training.
     shuffle, seed
         Whether each epoch has an order of its own, drawn from the seed and the epoch's number.
+    sampler, batch_sampler
+        An order of your own: any sampler that one process would have, such as ``WeightedRandomSampler``. It is drawn
+        from the seed and the epoch's number, alike on every rank, and each index that it draws is visited once. The
+        lists of a ``batch_sampler`` are laid end to end; to keep similar samples together, make lists of
+        ``global_batch``.
     drop_last
         Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
     stop_at
@@ -80,6 +86,8 @@ class BalancedLoader:
         *,
         shuffle: bool = False,
         seed: int = 0,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
         drop_last: bool = False,
         stop_at: int | None = None,
         stream: Literal["whole", "shard"] | None = None,
@@ -107,8 +115,13 @@ class BalancedLoader:
         if refused := [name for name in _DECIDED_BY_THE_PLAN if name in loader_options]:
             raise TypeError(
                 f"BalancedLoader does not take {', '.join(refused)}: the plan decides which samples form a batch; set "
-                "LoadBalance(global_batch=…), shuffle and seed instead"
+                "LoadBalance(global_batch=…), shuffle, seed and sampler instead"
             )
+        orders = {"shuffle": shuffle, "sampler": sampler is not None, "batch_sampler": batch_sampler is not None}
+        if len(chosen := [name for name, given in orders.items() if given]) > 1:
+            raise ValueError(f"{' and '.join(chosen)} each decide the order of the samples; give one of them")
+        if streams and chosen and not shuffle:
+            raise ValueError(f"{chosen[0]} is for a dataset with __len__ and __getitem__; order the stream itself")
         if streams and shuffle:
             raise ValueError(
                 "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, and a whole "
@@ -121,9 +134,16 @@ class BalancedLoader:
                 "cannot read, or use policy='lb-bsp'"
             )
         self._length = _length(dataset) if stream != "shard" else None
+        self._order: SharedPermutation | SharedStream | ShardStream
+        if not streams:
+            assert self._length is not None, "it has been checked"
+            given = sampler if batch_sampler is None else batch_sampler
+            draw = None if given is None else drawn_by(given, seed, in_batches=sampler is None)
+            self._order = SharedPermutation(self._length, shuffle=shuffle, seed=seed, draw=draw)
+            self._length = self._order.size
         if drop_last and self._length is not None and self._length < balance.balancer.global_batch:
             raise ValueError(
-                f"drop_last leaves no round at all: the dataset has {self._length} samples and global_batch is "
+                f"drop_last leaves no round at all: an epoch has {self._length} samples and global_batch is "
                 f"{balance.balancer.global_batch}; lower global_batch, or leave drop_last out"
             )
         self.epoch = 0
@@ -140,7 +160,6 @@ class BalancedLoader:
         self._rounds_per_epoch = rounds_per_epoch
         self._collate = Collate(collate_fn, counted=samples_of is not None)
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
-        self._order: SharedPermutation | SharedStream | ShardStream
         loader_options |= {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
         if isinstance(dataset, IterableDataset):
             pinned = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
@@ -148,8 +167,6 @@ class BalancedLoader:
             self._dataset: Dataset[Any] = ReadSamples()
             loader_options = pinned
         else:
-            assert self._length is not None, "it has been checked"
-            self._order = SharedPermutation(self._length, shuffle=shuffle, seed=seed)
             self._dataset = dataset
             if num_workers > 0:
                 balance.balancer.set_lead(num_workers * (prefetch_factor or 2))
@@ -163,6 +180,8 @@ class BalancedLoader:
     def __len__(self) -> int:
         if self._rounds_per_epoch is not None:
             return self._rounds_per_epoch
+        if isinstance(self._order, SharedPermutation):
+            self._length = self._order.size  # samplers may draw more in one epoch than in another
         if self._length is None:
             raise TypeError("the length of this loader is not known, for its stream has no __len__")
         rounds = self._length / self._balance.balancer.global_batch
@@ -236,11 +255,11 @@ class BalancedLoader:
                 return
 
     def _require_a_round(self) -> None:
-        """Of streams, whose length is known only now; this rank would leave the others waiting."""
+        """Of streams and samplers, whose length is known only now; this rank would leave the others waiting."""
         if self._order.remaining < self._least:
             raise ValueError(
-                f"epoch {self.epoch} of the stream has {self._order.remaining} samples, fewer than a round needs "
-                f"({self._least}); every iter() of an IterableDataset must give its samples anew, and drop_last needs "
+                f"epoch {self.epoch} has {self._order.remaining} samples, fewer than a round needs ({self._least}); "
+                "every iter() of an IterableDataset or of a sampler must give all of them anew, and drop_last needs "
                 "global_batch of them"
             )
 

@@ -54,6 +54,14 @@ def test_a_step_that_is_skipped_after_synchronising_leaves_the_next_round_whole(
     assert ranks[0]["a_step_that_a_scaler_skips"] == {"rounds": 10, "spread": 0.0}
 
 
+def test_each_index_that_a_sampler_draws_is_visited_once(ranks):
+    for rank in ranks:
+        outcome = rank["a_weighted_sampler"]
+        assert outcome["visited"] == outcome["drawn"]
+        assert len(set(outcome["drawn"])) < len(outcome["drawn"]) == 50
+        assert (outcome["rounds"], outcome["spread"]) == (3, 0.0)
+
+
 def test_schedulers_groups_and_hooks_work_on_the_wrapper(ranks):
     outcome = ranks[0]["schedulers_and_groups"]
     assert outcome["rates"] == pytest.approx([0.1 * 1e-3, 0.01 * 1e-3])

@@ -163,7 +163,7 @@ def test_reading_updating_and_what_lies_between_rounds_are_told_apart(ranks):
         ("lbfgs", "ValueError: LBFGS evaluates a closure as often as it likes"),
         ("bfloat16", "ValueError: parameter 'weight' is bfloat16.*autocast"),
         ("copy", r"TypeError: a DistributedOptimizer cannot be copied or pickled.*state_dict\(\)"),
-        ("nothing left", "ValueError: drop_last leaves no round at all: the dataset has 5 samples.* 12"),
+        ("nothing left", "ValueError: drop_last leaves no round at all: an epoch has 5 samples.* 12"),
         ("in_order", "TypeError: BalancedLoader does not take in_order"),
     ],
 )

@@ -13,13 +13,14 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from hvd_hetero import buckets as division
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
+from torch_hooks.samplers import drawn_by
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)
@@ -326,6 +327,24 @@ def refusal(provoke: Callable[[], object]) -> str:
     return "nothing was refused"
 
 
+def a_weighted_sampler() -> dict:
+    """Whose generators differ from rank to rank; every index that it draws is visited on one rank, once."""
+    torch.manual_seed(hvd.rank())
+    sampler = WeightedRandomSampler(torch.arange(1.0, 31.0), 50, generator=torch.Generator().manual_seed(hvd.rank()))
+    model = torch.nn.Linear(1, 1)
+    balance = LoadBalance(StaticAllocation([1, 3]), global_batch=24)
+    loader = BalancedLoader(TensorDataset(torch.arange(30.0)[:, None]), balance, seed=4, sampler=sampler)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4), balance, model.named_parameters())
+    seen: list[float] = []
+    for (x,) in loader:
+        seen += x.flatten().tolist()
+        model(x).mean().backward()
+        optimizer.step()
+    everybody = [index for part in hvd.allgather_object(seen, name="seen") for index in part]
+    drawn = drawn_by(sampler, 4, in_batches=False)(0).tolist()
+    return {"visited": sorted(everybody), "drawn": sorted(drawn), "rounds": balance.rounds, "spread": spread(model)}
+
+
 def refusals() -> dict:
     model = linear()
     names = list(model.named_parameters())
@@ -412,6 +431,7 @@ def main() -> None:
         thawed_parameters_are_synchronised,
         gradual_unfreezing,
         lambda: telemetry_is_written_by_rank_0(sys.argv[1]),
+        a_weighted_sampler,
         refusals,
         different_data,
         trained_on_one_rank_alone,
