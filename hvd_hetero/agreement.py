@@ -18,6 +18,7 @@ class WaysOut:
     settings: str = "Change them on all ranks alike, between the same two rounds"
     witness: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
     unused: str = "Finish every micro-batch before the next one; to accumulate, set max_micro_batch of the policy"
+    waiting: str = "Let all ranks call the same collectives in the same order"
 
 
 # To what relative tolerance. The last two have one because unlike processors round unlike; what they are to find,

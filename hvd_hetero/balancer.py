@@ -174,6 +174,11 @@ class Balancer:
         return self._state is _State.COMPUTING
 
     @property
+    def synchronising(self) -> bool:
+        """Whether this rank's row of the table has left, so that it waits for the others at the end of the round."""
+        return self._state is _State.SYNCHRONISING
+
+    @property
     def between_updates(self) -> bool:
         """Whether gradients are still being gathered for an update: not during the last micro-batch, nor after it."""
         return self.in_round and not self.closing

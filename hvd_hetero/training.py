@@ -15,6 +15,7 @@ from hvd_hetero.resources import ResourceMeter
 from hvd_hetero.signals import SignalChannel
 from hvd_hetero.synchronisation import Mixing, resolve_mixing
 from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.watchdog import Patience, Watchdog
 
 __all__ = ["Training", "Wire"]
 
@@ -35,7 +36,11 @@ class Wire(Protocol):
 
 
 class Training:
-    """One rank's part of one training: its balancer, its telemetry, its signals, and a prefix for names on the wire."""
+    """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
+
+    ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
+    ranks: anywhere, and once its row of the table has left.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,15 @@ class Training:
         *,
         sync: str | Mixing = "allreduce",
         wire: Wire | None = None,
+        patience: Patience | None = None,
+        waits_in: Sequence[str] = ("horovod.",),
+        waits_at_the_end_in: Sequence[str] = (),
     ) -> None:
+        if not isinstance(patience, Patience | None):
+            raise TypeError(
+                f"patience must be a Patience, got {patience!r}; write patience=hvd_hetero.watchdog.Patience(warn=30)"
+            )
+        patience = Patience.of_environment() if patience is None else patience
         self.policy = resolve_policy(policy)
         self._telemetry: TelemetryWriter | None = None
         self.balancer = Balancer(
@@ -80,9 +93,23 @@ class Training:
                 rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
             )
             self.balancer.signals = self._channel
+        self._watchdog: Watchdog | None = None
+        if wire is not None:
+            told = f"{self.prefix}.watchdog"
+            self._watchdog = Watchdog(
+                self.balancer,
+                number,
+                lambda payload: wire.allgather_object(payload, name=told),
+                patience=patience,
+                waits_in=waits_in,
+                waits_at_the_end_in=waits_at_the_end_in,
+                last_words=lambda: None if self._telemetry is None else self._telemetry.close(),
+            )
 
     def close(self) -> None:
-        """Finish the telemetry and the signals. Done by itself when the process ends."""
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._channel is not None:
             self._channel.close()
         if self._telemetry is not None:

@@ -14,6 +14,7 @@ from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
+from hvd_hetero.watchdog import Patience
 from keras_callbacks import host
 from keras_callbacks.balanced_dataset import BalancedDataset, refuses_resized
 from keras_callbacks.calls import RoundCalls
@@ -39,6 +40,8 @@ _WAYS_OUT = WaysOut(
     "weights by model.optimizer alone, unless they are of local_layers",
     unused="In a loop of your own, call weighted_gradients once for every batch, also for one that you would rather "
     "skip; to accumulate, set max_micro_batch of the policy and train by fit",
+    waiting="Give all ranks the same epochs and callbacks, and call collectives of your own on all of them alike: not "
+    "in a callback or a part of train_step that one rank leaves out",
 )
 
 
@@ -69,6 +72,9 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+    patience
+        How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
+        (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
     """
 
     def __init__(
@@ -79,11 +85,15 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         sync: str | Mixing = "allreduce",
         local_layers: Sequence[Any] = (),
         telemetry: str | Path | None = None,
+        patience: Patience | None = None,
     ) -> None:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         tf.keras.callbacks.Callback.__init__(self)
-        self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
+        self._training = Training(
+            policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
+            waits_at_the_end_in=("tensorflow.",),
+        )  # fmt: skip
         RoundCalls.__init__(self, self._training, tuple(local_layers))
         self.balancer.ways_out = _WAYS_OUT
         if local_layers and (self.mixing is not None or self.policy.updates_locally):
@@ -128,7 +138,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         return self.plan[self.balancer.rank]
 
     def close(self) -> None:
-        """Finish the telemetry and the signals. Done by itself when the process ends."""
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
         self._training.close()
 
     def release(self) -> None:

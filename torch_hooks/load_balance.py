@@ -21,6 +21,7 @@ from hvd_hetero.out_of_memory import is_out_of_memory
 from hvd_hetero.policies import Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
+from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ _WAYS_OUT = WaysOut(
     "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
     unused="Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
     "max_micro_batch of the policy",
+    waiting="The body of the loop runs once per micro-batch, and not at all on a rank without data: call no collective "
+    "in it, but once after the loop (average_by_samples), and leave the loop on all ranks alike (stop_at of the "
+    "loader)",
 )
 
 
@@ -71,6 +75,9 @@ class LoadBalance:
         (``hvd_hetero.synchronisation``).
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+    patience
+        How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
+        (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class LoadBalance:
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
         telemetry: str | Path | None = None,
+        patience: Patience | None = None,
         **others: Any,
     ) -> None:
         refuse(others, LOAD_BALANCE, "LoadBalance")
@@ -90,7 +98,10 @@ class LoadBalance:
             )
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
-        self._training = Training(policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd)
+        self._training = Training(
+            policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
+            waits_in=("horovod.", "torch_hooks.waiting"),
+        )  # fmt: skip
         self.policy = self._training.policy
         self.balancer = self._training.balancer
         self.balancer.ways_out = _WAYS_OUT
@@ -253,5 +264,5 @@ class LoadBalance:
         self.balancer.load_state_dict({**state, "pace": paces[hvd.rank()]})
 
     def close(self) -> None:
-        """Finish the telemetry and the signals. Done by itself when the process ends."""
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
         self._training.close()

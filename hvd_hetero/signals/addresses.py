@@ -27,7 +27,7 @@ import psutil
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals.frames import KEY_BYTES
 
-__all__ = ["Address", "Directory", "exchange_directory", "listen"]
+__all__ = ["Address", "Directory", "exchange_directory", "listen", "listen_to_packets"]
 
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
@@ -53,6 +53,24 @@ def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
         listeners |= more
         troubles += also
     return list(listeners.values()), "; ".join(troubles)
+
+
+def listen_to_packets() -> tuple[list[socket.socket], str]:
+    """The same for UDP, for the addresses that ``listen`` chooses by itself."""
+    streams, troubles = listen(())
+    sockets: list[socket.socket] = []
+    for stream in streams:
+        sock = socket.socket(stream.family, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        try:
+            sock.bind((stream.getsockname()[0], 0))
+        except OSError as error:
+            sock.close()
+            troubles += f"; {stream.getsockname()[0]}: {error}"
+        else:
+            sockets.append(sock)
+        stream.close()
+    return sockets, troubles
 
 
 def _interfaces(name: str | None = None) -> list[str]:

@@ -1,0 +1,144 @@
+"""Asking the other ranks where they are, by packets that need no collective: each answers by itself, or it does not.
+
+A packet is a header, a body and a tag,
+
+    header = version, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
+
+with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. What does not fit is dropped
+without an answer. An answer is for one question, whose fresh nonce it repeats. Questions are answered only to addresses
+that their sender has told by the job's own collective, so one that was recorded and is sent again brings nothing to
+whoever sends it. Not encrypted: an eavesdropper learns names and lines of the program.
+
+UDP, because nothing has to be kept open for it, and a lost packet is asked for again. Horovod's own collectives cannot
+carry this: they end when every rank has come, so that one that was stopped would stop the answers of all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import select
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from hashlib import blake2b
+
+from hvd_hetero.signals.addresses import Address, Directory
+
+__all__ = ["MOST_BYTES", "Kind", "RollCall"]
+
+MOST_BYTES = 1000
+"""of a body; with the header it passes every network in one piece"""
+
+_VERSION = b"hvW\x01"
+_HEADER = struct.Struct("!4sIIQ16s")
+_RECEIVER = struct.Struct("!I")
+_TAG_BYTES = 24
+
+
+class Kind(IntEnum):
+    """What a packet is for."""
+
+    WHERE = 1
+    HERE = 2
+    END = 3
+
+
+class RollCall:
+    """One rank's end.
+
+    ``answer()`` gives what it says of itself; ``ended(rank, text)`` hears that another one ends the job.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        generation: int,
+        directory: Directory,
+        sockets: Sequence[socket.socket],
+        answer: Callable[[], bytes],
+        ended: Callable[[int, str], None],
+    ) -> None:
+        self.answers: dict[int, bytes] = {}
+        """by rank, of the question that was asked last"""
+        self.heard: set[int] = set()
+        """ranks that have ever answered"""
+        self._rank = rank
+        self._generation = generation
+        self._key = directory.key
+        self._addresses = directory.addresses
+        self._sockets = list(sockets)
+        self._answer = answer
+        self._ended = ended
+        self._nonce = secrets.token_bytes(16)
+
+    def ask(self) -> None:
+        """Ask all others where they are; ``listen`` brings the answers."""
+        self._nonce = secrets.token_bytes(16)
+        self.answers = {}
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Those that have not answered: packets may be lost."""
+        for rank in range(len(self._addresses)):
+            if rank != self._rank and rank not in self.answers:
+                self._tell(rank, Kind.WHERE, b"")
+
+    def end(self, text: str) -> None:
+        """Tell all others that the job ends, and why."""
+        for rank in range(len(self._addresses)):
+            if rank != self._rank:
+                self._tell(rank, Kind.END, text.encode()[:MOST_BYTES])
+
+    def listen(self, seconds: float) -> None:
+        """Wait so long at most for packets, and serve those that come."""
+        ready, _, _ = select.select(self._sockets, [], [], max(0.0, seconds))
+        for sock in ready:
+            with suppress(OSError):  # such as the news that nobody listens any more where a packet went
+                packet, address = sock.recvfrom(_HEADER.size + MOST_BYTES + _TAG_BYTES)
+                self._take(sock, packet, address[:2])
+
+    def close(self) -> None:
+        """Answer no more."""
+        for sock in self._sockets:
+            sock.close()
+
+    def _take(self, sock: socket.socket, packet: bytes, address: Address) -> None:
+        head, body, tag = packet[: _HEADER.size], packet[_HEADER.size : -_TAG_BYTES], packet[-_TAG_BYTES:]
+        if len(packet) < _HEADER.size + _TAG_BYTES or not hmac.compare_digest(tag, self._tag(self._rank, head, body)):
+            return
+        version, kind, sender, generation, nonce = _HEADER.unpack(head)
+        if version != _VERSION or generation != self._generation or not 0 <= sender < len(self._addresses):
+            return
+        if kind == Kind.WHERE and address in self._addresses[sender]:
+            sock.sendto(self._seal(sender, Kind.HERE, nonce, self._answer()[:MOST_BYTES]), address)
+        elif kind == Kind.HERE and nonce == self._nonce:
+            self.answers[sender] = body
+            self.heard.add(sender)
+        elif kind == Kind.END:
+            self._ended(sender, body.decode(errors="replace"))
+
+    def _tell(self, rank: int, kind: Kind, body: bytes) -> None:
+        packet = self._seal(rank, kind, self._nonce, body)
+        for address in self._addresses[rank]:
+            for sock in self._sockets:
+                if _reaches(sock, address):
+                    with suppress(OSError):  # no way there, or nobody listens; another address may do
+                        sock.sendto(packet, address)
+
+    def _seal(self, receiver: int, kind: Kind, nonce: bytes, body: bytes) -> bytes:
+        head = _HEADER.pack(_VERSION, kind, self._rank, self._generation, nonce)
+        return head + body + self._tag(receiver, head, body)
+
+    def _tag(self, receiver: int, head: bytes, body: bytes) -> bytes:
+        text = _RECEIVER.pack(receiver) + head + body
+        return blake2b(text, key=self._key, digest_size=_TAG_BYTES, person=b"hvd-hetero/who/1").digest()
+
+
+def _reaches(sock: socket.socket, address: Address) -> bool:
+    own = ipaddress.ip_address(sock.getsockname()[0])
+    other = ipaddress.ip_address(address[0])
+    return own.version == other.version and own.is_loopback == other.is_loopback

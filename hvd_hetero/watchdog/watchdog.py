@@ -1,0 +1,227 @@
+"""The thread that looks, now and then, whether this rank gets on, and asks the others if it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.signals.addresses import exchange_directory, listen_to_packets
+from hvd_hetero.watchdog.judgement import Finding, judge
+from hvd_hetero.watchdog.patience import Patience
+from hvd_hetero.watchdog.roll import RollCall
+from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
+
+__all__ = ["EXIT_CODE", "Watchdog"]
+
+logger = logging.getLogger("hvd_hetero.watchdog")
+
+EXIT_CODE = 75
+"""of a process that the watchdog ends: EX_TEMPFAIL, which nothing else in here uses"""
+
+_LOOKS = 6  # in the time until it warns, so that a warning is a sixth late at most (arbitrary)
+_LONGEST_LOOK_S = 5.0
+_ANSWER_S = 1.0  # in which another rank answers, and after which it is asked again
+_ASKED = 3  # times, before a rank counts as silent
+_STOPPED_S = 2 * _ASKED * _ANSWER_S  # and some looks: longer than this thread itself takes, if it gets to run
+_MANY = 32  # ranks, beyond which each asks the more rarely the more there are
+_FIRST_ASKED = 6  # looks, in which ranks that have not answered yet are asked once, to know whether packets pass
+_ANSWERS_FOR_S = 600.0  # once nobody holds the training any more (arbitrary)
+_SAID = 3  # times, as packets may be lost
+_LAST_S = 1.0  # in which packets and standard error leave before the process ends
+
+_balancers: weakref.WeakSet[Balancer] = weakref.WeakSet()  # a rank gets on if any of its trainings does
+
+
+class Watchdog:
+    """Says for whom this rank waits, and ends the job if that cannot end. One per training; a daemon thread, asleep.
+
+    Training pays nothing: the thread looks every few seconds at how many rounds and micro-batches are done, and at the
+    stack of the thread that trains. ``exchange`` is an allgather of one object, called once.
+
+    It ends the process by ``os._exit``, once message and stacks are out and ``last_words()`` are said. Rejected: to
+    wake the thread that trains by shutting Horovod down. That does not wake it where a rank was stopped, and the error
+    that it gets is the one by which an elastic job begins anew, to get stuck in the same place.
+
+    Rejected, too: Horovod's own look-out, ``HOROVOD_STALL_CHECK_TIME_SECONDS``. It sits in the negotiation that a
+    stopped rank blocks; and it knows names of tensors, not places in a program.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        generation: int,
+        exchange: Callable[[bytes], Sequence[bytes]],
+        *,
+        patience: Patience | None = None,
+        waits_in: Sequence[str] = ("horovod.",),
+        waits_at_the_end_in: Sequence[str] = (),
+        last_words: Callable[[], None] = lambda: None,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.patience = Patience.of_environment() if patience is None else patience
+        self._balancer = weakref.ref(balancer)
+        self._waits_in = tuple(waits_in)
+        self._waits_at_the_end_in = (*self._waits_in, *waits_at_the_end_in)
+        self._last_words = last_words
+        self._end = end
+        self._trains = threading.get_ident()
+        self._rank = balancer.rank
+        self._mark: tuple[object, ...] = ()
+        self._since = self._looked_at = time.monotonic()
+        self._says_at = self.patience.warn
+        self._silent_since: dict[int, float] = {}
+        self._answers_until = 0.0
+        self._closed = False
+        self._roll: RollCall | None = None
+        if balancer.workers == 1:
+            return
+        _balancers.add(balancer)
+        sockets, troubles = listen_to_packets()
+        try:
+            directory = exchange_directory(balancer.rank, balancer.workers, generation, sockets, troubles, exchange)
+        except HeteroError as error:  # on all ranks alike, by what all have told
+            for sock in sockets:
+                sock.close()
+            logger.warning("ranks that wait for one another will do so in silence: %s", error)
+            return
+        self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._ended)
+        thread = threading.Thread(target=self._run, name=f"hvd-hetero-watchdog-{balancer.rank}", daemon=True)
+        thread.start()
+
+    def close(self) -> None:
+        """Look and answer no more, at the next look."""
+        self._closed = True
+
+    def where(self) -> Whereabouts:
+        """What this rank says of itself now; notes since when."""
+        balancer = self._balancer()
+        if balancer is None:
+            waits, _, where = locate(self._trains, self._waits_in)
+            place, rounds = "over", -1
+        else:
+            ends, rounds = balancer.synchronising, balancer.rounds
+            waits, of_its_own, where = locate(self._trains, self._waits_at_the_end_in if ends else self._waits_in)
+            at_end = ends and waits and not of_its_own
+            place = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
+        now = time.monotonic()
+        mark = (sum(other.rounds + other.pace.round.micro_batches for other in list(_balancers)), place, waits, where)
+        # A long time without a look was one in which this process was stopped, with or without the others.
+        if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
+            self._mark, self._since = mark, now
+            self._says_at = self.patience.warn
+            self._silent_since.clear()
+        self._looked_at = now
+        return Whereabouts(self._rank, rounds, place, waits, where, now - self._since)
+
+    @property
+    def _look_s(self) -> float:
+        return min(self._first_s / _LOOKS, _LONGEST_LOOK_S)
+
+    @property
+    def _first_s(self) -> float:
+        """Of waiting, before there is something to say or do."""
+        patience = self.patience
+        return min(patience.warn, patience.deadlock, patience.silent, patience.busy)
+
+    def _run(self) -> None:
+        roll = self._roll
+        assert roll is not None, "it is made before the thread"
+        try:
+            looks = 0
+            asks_at = 0.0
+            roll.ask()
+            while not self._closed:
+                self._listen(self._look_s)
+                balancer = self._balancer()
+                if balancer is None:
+                    if not self._answers_until:  # another rank may be in the middle of a round
+                        self._answers_until = time.monotonic() + _ANSWERS_FOR_S
+                    elif time.monotonic() > self._answers_until:
+                        return
+                    continue
+                looks += 1
+                mine = self.where()
+                begun = balancer.in_round and mine.waits
+                del balancer
+                if begun and mine.for_s >= self._first_s and time.monotonic() >= asks_at:
+                    asks_at = time.monotonic() + self._look_s * len(roll.answers) / _MANY
+                    self._inquire(mine)
+                elif looks <= _FIRST_ASKED:
+                    roll.ask_again()
+        except Exception:
+            if not self._closed:
+                logger.exception("rank %d: the watchdog failed; waits are not watched any more", self._rank)
+        finally:
+            roll.close()
+
+    def _listen(self, seconds: float) -> None:
+        """Serve packets for so long."""
+        assert self._roll is not None, "its thread runs"
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._closed:
+            self._roll.listen(left)
+
+    def _inquire(self, mine: Whereabouts) -> None:
+        """Ask all others where they are, and say or do what follows from it."""
+        balancer, roll = self._balancer(), self._roll
+        if balancer is None or roll is None:
+            return
+        workers, way_out = balancer.workers, balancer.ways_out.waiting
+        del balancer
+        roll.ask()
+        for _ in range(_ASKED):
+            self._listen(_ANSWER_S)
+            if len(roll.answers) == workers - 1:
+                break
+            roll.ask_again()
+        now = time.monotonic()
+        others = [other for other in map(Whereabouts.decode, roll.answers.values()) if other is not None]
+        missing = set(range(workers)) - {self._rank, *roll.answers}
+        self._silent_since = {rank: self._silent_since.get(rank, now) for rank in missing}
+        silent = {rank: now - since if rank in roll.heard else math.nan for rank, since in self._silent_since.items()}
+        if self.where().for_s < mine.for_s:
+            return  # it has got on meanwhile
+        finding = judge(mine, others, silent, self.patience, way_out)
+        if finding.ends:
+            for _ in range(_SAID):
+                roll.end(finding.text)
+            self._end_here(finding.text)
+        elif mine.for_s >= self._says_at:
+            self._says_at = 2 * mine.for_s
+            self._say(finding)
+
+    def _say(self, finding: Finding) -> None:
+        if finding.speaks:
+            logger.warning("%s", finding.text)
+
+    def _answer(self) -> bytes:
+        return self.where().encode()
+
+    def _ended(self, rank: int, text: str) -> None:
+        mine = self.where()
+        self._end_here(f"rank {rank} ends the job: {text} (Rank {self._rank} was at {mine.where}.)")
+
+    def _end_here(self, text: str) -> None:
+        """On this rank, with a message, whatever its main thread does."""
+        if self._closed:
+            return
+        self._closed = True
+        logger.error("%s", text)
+        faulthandler.dump_traceback(all_threads=True)
+        with contextlib.suppress(Exception):  # the end must come
+            self._last_words()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        time.sleep(_LAST_S)
+        self._end(EXIT_CODE)
