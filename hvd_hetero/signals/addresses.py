@@ -27,13 +27,14 @@ import psutil
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.signals.frames import KEY_BYTES
 
-__all__ = ["Address", "Directory", "exchange_directory", "listen", "listen_to_packets"]
+__all__ = ["Address", "Directory", "exchange_directory", "job_key", "listen", "listen_to_packets"]
 
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
 _VERSION = 2
 _INTERFACE = "HOROVOD_GLOO_IFACE"
+_JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 _BACKLOG = 128
 _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
 
@@ -110,6 +111,11 @@ def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
             else:
                 listeners[ip] = listener
     return listeners, troubles
+
+
+def job_key() -> bytes:
+    """What the launcher has given to the ranks of this job alone; nothing under others than Horovod's."""
+    return os.environ.get(_JOB_KEY, "").encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.signals.addresses import exchange_directory, listen
+from hvd_hetero.signals.addresses import exchange_directory, job_key, listen
 from hvd_hetero.signals.board import Board
 from hvd_hetero.signals.frames import MAX_ROUNDS, Identity
 from hvd_hetero.signals.limits import Limits
@@ -19,7 +19,6 @@ from hvd_hetero.signals.neighbours import neighbours
 __all__ = ["SignalChannel"]
 
 _LONGEST_CLOSE_S = 5.0
-_JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 
 
 class SignalChannel:
@@ -87,9 +86,7 @@ class SignalChannel:
             return
         listeners, troubles = listen(addresses)
         try:
-            directory = exchange_directory(
-                rank, size, generation, listeners, troubles, exchange, os.environ.get(_JOB_KEY, "").encode()
-            )
+            directory = exchange_directory(rank, size, generation, listeners, troubles, exchange, job_key())
             # Of two neighbours the lower rank calls: the higher one must know whom to expect, and only one may.
             self._loop = Loop(
                 self._board,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.signals.addresses import exchange_directory, listen_to_packets
+from hvd_hetero.signals.addresses import exchange_directory, job_key, listen_to_packets
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.roll import RollCall
@@ -88,7 +88,9 @@ class Watchdog:
         _balancers.add(balancer)
         sockets, troubles = listen_to_packets()
         try:
-            directory = exchange_directory(balancer.rank, balancer.workers, generation, sockets, troubles, exchange)
+            directory = exchange_directory(
+                balancer.rank, balancer.workers, generation, sockets, troubles, exchange, job_key()
+            )
         except HeteroError as error:  # on all ranks alike, by what all have told
             for sock in sockets:
                 sock.close()
