@@ -83,11 +83,18 @@ class SyncBatchNorm(_BatchNorm):
         self._name = f"{balance.prefix}.{name}"
 
     @classmethod
-    def convert_sync_batchnorm(cls, module: torch.nn.Module, balance: LoadBalance, name: str = "norm") -> Any:
+    def convert_sync_batchnorm(
+        cls, module: torch.nn.Module, balance: LoadBalance | None = None, name: str = "norm"
+    ) -> Any:
         """The module with every batch norm in it replaced, parameters and statistics kept.
 
         Before the optimizer is made: parameters stay the same objects, but converting says so where one looks for it.
         """
+        if not isinstance(balance, LoadBalance):
+            raise TypeError(
+                f"balance must be the LoadBalance of this training, got {balance!r}; write "
+                "SyncBatchNorm.convert_sync_batchnorm(model, balance)"
+            )
         if isinstance(module, _BatchNorm):
             new = cls(
                 module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats,

@@ -245,6 +245,7 @@ class BalancedLoader:
             self._order.start(self.epoch)
             self._require_a_round()
             self.epoch += 1
+        self._require_data_on_all()
         self._order.lead = balance.balancer.lead
         while self._order.holds(self._least):
             over = yield from self._pass()
@@ -261,6 +262,20 @@ class BalancedLoader:
                 f"epoch {self.epoch} has {self._order.remaining} samples, fewer than a round needs ({self._least}); "
                 "every iter() of an IterableDataset or of a sampler must give all of them anew, and drop_last needs "
                 "global_batch of them"
+            )
+
+    def _require_data_on_all(self) -> None:
+        """Where layers wait for other ranks, no round of this epoch may leave a rank without: say so at once."""
+        balance = self._balance
+        if not balance.waits_in_layers or self.drop_last or not isinstance(self._order, SharedPermutation):
+            return
+        whole, short = divmod(self._order.remaining, balance.balancer.global_batch)
+        reached = self.stop_at is None or self.stop_at > balance.rounds + whole
+        if reached and 0 < short < balance.balancer.workers:
+            raise ValueError(
+                f"the last round of this epoch has {short} sample{'s' * (short > 1)} for {balance.balancer.workers} "
+                "ranks, and SyncBatchNorm needs one on every rank; give the loader drop_last=True, or another "
+                "global_batch"
             )
 
     def _go_on_later(self) -> None:

@@ -485,7 +485,25 @@ def batch_norm_refusals() -> dict:
             model(x).sum().backward()
             optimizer.step()
 
+    def short_round(drop_last: bool, stop_at: int | None = None) -> None:
+        """Two whole rounds, then one of a single sample: said before the first."""
+        model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)).double()
+        balance = LoadBalance("bsp", global_batch=12)
+        model = SyncBatchNorm.convert_sync_batchnorm(model, balance)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        done = 0
+        for (x,) in BalancedLoader(TensorDataset(X), balance, drop_last=drop_last, stop_at=stop_at):
+            done += 1
+            model(x).sum().backward()
+            optimizer.step()
+        if done == 2:
+            raise HeteroError("two rounds were done")
+
     return {
+        "short round": refusal(lambda: short_round(False)),
+        "short round dropped": refusal(lambda: short_round(True)),
+        "short round not reached": refusal(lambda: short_round(False, 2)),
+        "no balance": refusal(lambda: SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(3))),
         "non-blocking": refusal(lambda: layer(NonBlocking(2))),
         "elastic-bsp": refusal(lambda: layer(ElasticBSP())),
         "self-adaptive": refusal(lambda: layer(SelfAdaptive(total=4))),
