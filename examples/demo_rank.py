@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import demo_data
 import horovod.torch as hvd
 import torch
-from demo_data import CLASSES, SEED, SIDE, TEST_SAMPLES, TRAIN_SAMPLES, WARM_UP_ROUNDS
+from demo_data import CLASSES, LEARNING_RATE, MOMENTUM, SEED, SIDE, TEST_SAMPLES, WARM_UP_ROUNDS
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,9 +32,9 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x), torch.from_numpy(labels)
 
 
-def network() -> torch.nn.Module:
+def network(seed: int = SEED) -> torch.nn.Module:
     """A small convolutional network; the same weights on every call."""
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
         torch.nn.Conv2d(32, 96, 3, padding=1), torch.nn.ReLU(),
@@ -44,7 +44,7 @@ def network() -> torch.nn.Module:
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 class Pace:
@@ -104,7 +104,7 @@ class Rank:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.data = TensorDataset(*images(TRAIN_SAMPLES, seed=2))
+        self.data = TensorDataset(*images(demo_data.training_samples(options.global_batch), seed=2))
         self.test = images(TEST_SAMPLES, seed=3)
         slow = hvd.rank() == hvd.size() - 1
         self.slowness = slow_down(options.slow if slow else 1.0)
@@ -151,9 +151,9 @@ class Rank:
         half = options.rounds // 2
         measured = 0
         seconds = 0.0
-        for first in (0, half):
+        for first, end in ((0, half), (half, options.rounds)):
             began = time.perf_counter()
-            loader = DataLoader(self.data, batch_sampler=lists[first : first + half])
+            loader = DataLoader(self.data, batch_sampler=lists[first:end])
             for done, (x, y) in enumerate(loader, start=1):
                 optimizer.zero_grad()
                 pace.gradient(model, x, y, scale=len(x) / options.global_batch)
@@ -161,7 +161,7 @@ class Rank:
                 if done == WARM_UP_ROUNDS:
                     began = time.perf_counter()
                 self.say(phase="oracle", round=first + done, batch=shares)
-            measured += half - WARM_UP_ROUNDS
+            measured += end - first - WARM_UP_ROUNDS
             seconds += time.perf_counter() - began
             if first == 0:
                 yield

@@ -105,7 +105,7 @@ class Rank:
 
     def __init__(self, options: Any) -> None:
         self.options = options
-        self.data = demo_data.images(demo_data.TRAIN_SAMPLES, seed=2)
+        self.data = demo_data.images(demo_data.training_samples(options.global_batch), seed=2)
         self.test = demo_data.images(demo_data.TEST_SAMPLES, seed=3)
         slow = hvd.rank() == hvd.size() - 1
         self.slowness = slow_down(options.slow if slow else 1.0)
@@ -120,7 +120,7 @@ class Rank:
         model = Network(*layers())
         model.slowness = self.slowness
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+        model.compile(keras.optimizers.SGD(demo_data.LEARNING_RATE, momentum=demo_data.MOMENTUM), loss)
         return model
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +143,7 @@ class Rank:
         balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         batches = resize_batches(self.arrays(), balance, shuffle=True, seed=demo_data.SEED)
         progress = Progress(lambda done: self.say(phase=policy, round=done, batch=balance.plan), 0, options.rounds)
-        epochs = math.ceil(options.rounds * options.global_batch / demo_data.TRAIN_SAMPLES)
+        epochs = math.ceil(options.rounds * options.global_batch / len(self.data[1]))
         model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[balance, progress])
         balance.close()
         settled = read_run(telemetry).after(demo_data.WARM_UP_ROUNDS) if hvd.rank() == 0 else None
@@ -155,7 +155,7 @@ class Rank:
         # Named, because Horovod names an object after its type, and None is of another type than a list.
         split = demo_data.hand_set_split(options) if hvd.rank() == 0 else None
         shares = hvd.broadcast_object(split, root_rank=0, name="shares")
-        lists = demo_data.hand_set_batches(options, shares, hvd.rank())[: options.rounds]
+        lists = demo_data.hand_set_batches(options, shares, hvd.rank())
         x, y = (tf.constant(a) for a in self.arrays())
         model = self.network()
         model.tape = StockTape
@@ -163,16 +163,16 @@ class Rank:
         half = options.rounds // 2
         warm_up = demo_data.WARM_UP_ROUNDS
         seconds = 0.0
-        for first in (0, half):
-            indices = tf.data.Dataset.from_tensor_slices(np.array(lists[first : first + half]))
+        for first, end in ((0, half), (half, options.rounds)):
+            indices = tf.data.Dataset.from_tensor_slices(np.array(lists[first:end]))
             batches = indices.map(lambda i: (tf.gather(x, i), tf.gather(y, i))).prefetch(1)
-            progress = Progress(lambda done: self.say(phase="oracle", round=done, batch=shares), first, first + half)
+            progress = Progress(lambda done: self.say(phase="oracle", round=done, batch=shares), first, end)
             model.fit(batches, verbose=0, shuffle=False, callbacks=[progress])
             model.stop_training = False
             seconds += progress.times[-1] - progress.times[warm_up - 1]
             if first == 0:
                 yield
-        self.finish("oracle", model, 2 * (half - warm_up) * options.global_batch / seconds)
+        self.finish("oracle", model, (options.rounds - 2 * warm_up) * options.global_batch / seconds)
 
 
 def main() -> None:

@@ -18,8 +18,11 @@ __all__ = ["rounds_figure"]
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
-def rounds_figure(runs: Mapping[str, Run], title: str = "") -> Figure:
-    """Batch sizes and waiting times over the rounds: one column per run, one line per rank, shared scales."""
+def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0) -> Figure:
+    """Batch sizes and waiting times over the rounds: one column per run, one line per rank, shared scales.
+
+    Curves show all rounds. Samples per second and shares of waiting leave out the first ``warm_up``, and round 0.
+    """
     from matplotlib.figure import Figure  # not pyplot: no window system, no global state
 
     figure = Figure(figsize=(5.2 * len(runs) + 0.8, 6.0), layout="constrained")
@@ -30,13 +33,19 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "") -> Figure:
             style = {"color": _COLOURS[rank % len(_COLOURS)], "label": f"rank {rank}", "linewidth": 1.8}
             batches.step(run.round, run.samples[:, rank], where="mid", **style)
             waits.plot(run.round, 1e3 * run.wait_s[:, rank], **style)
-        batches.set_title(f"{name}:  {run.throughput:.0f} samples/s", fontsize=12)
+        batches.set_title(f"{name}:  {run.after(warm_up).throughput:.0f} samples/s", fontsize=12)
         waits.set_xlabel("round")
         for axis in (batches, waits):
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
         waits.text(
-            0.98, 0.95, f"waiting share  {_shares(run)}", transform=waits.transAxes, ha="right", va="top", fontsize=10
+            0.98,
+            0.95,
+            f"waiting share  {_shares(run.after(warm_up))}",
+            transform=waits.transAxes,
+            ha="right",
+            va="top",
+            fontsize=10,
         )
     axes[0, 0].set_ylabel("samples per round")
     axes[0, 0].set_ylim(bottom=0)

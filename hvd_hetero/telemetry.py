@@ -151,14 +151,20 @@ class Run:
 
     @property
     def throughput(self) -> float:
-        """Samples per second over the whole run."""
-        return float(self.samples.sum() / self.elapsed_s.sum())
+        """Samples per second, without round 0, which pays for the start."""
+        counted = self._without_start(np.ones(len(self.round), bool))
+        return float(self.samples[counted].sum() / self.elapsed_s[counted].sum())
 
     @property
     def waiting_share(self) -> npt.NDArray[np.float64]:
-        """Per rank: the share of the run's time spent waiting for the others or for the network."""
-        known = np.isfinite(self.wait_s).all(axis=1)
+        """Per rank: the share of the time spent waiting for the others or for the network, without round 0."""
+        known = self._without_start(np.isfinite(self.wait_s).all(axis=1))
         return np.asarray(self.wait_s[known].sum(axis=0) / self.elapsed_s[known].sum())
+
+    def _without_start(self, rounds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """These rounds but round 0, unless it is the only one."""
+        later = rounds & (self.round > 0)
+        return later if later.any() else rounds
 
 
 _PER_ROUND = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}

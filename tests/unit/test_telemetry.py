@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,9 +78,24 @@ def test_the_waiting_of_a_round_stands_in_its_own_line_and_is_unknown_for_the_la
 def test_throughput_and_waiting_share_follow_from_the_figures(tmp_path):
     write(tmp_path / "run.jsonl", 4)
     run = read_run(tmp_path / "run.jsonl")
-    assert run.throughput == pytest.approx(sum(30 + r for r in range(4)) / (4 * 2.5))
-    assert run.waiting_share == pytest.approx([3 / 7.5, 6 / 7.5])
+    assert run.throughput == pytest.approx(sum(30 + r for r in range(1, 4)) / (3 * 2.5))
+    assert run.waiting_share == pytest.approx([3 / 5, 6 / 5])
     assert run.after(2).round.tolist() == [2, 3]
+
+
+def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
+    """Round 0 builds graphs and opens connections; it made a balanced run look twice as fast as one of equal shares."""
+    write(tmp_path / "run.jsonl", 20)
+    settled = read_run(tmp_path / "run.jsonl")
+    slow = settled.elapsed_s.copy()
+    slow[0] += 100.0
+    run = replace(settled, elapsed_s=slow)
+    assert run.throughput == settled.throughput
+    assert run.waiting_share.tolist() == settled.waiting_share.tolist()
+    titles = [axis.get_title() for axis in rounds_figure({"mine": run}, warm_up=5).axes]
+    assert titles[0] == f"mine:  {run.after(5).throughput:.0f} samples/s"
+    alone = replace(run, **{name: getattr(run, name)[:1] for name in ("round", "elapsed_s", "samples", "wait_s")})
+    assert alone.throughput == pytest.approx(30 / 102.5), "round 0 alone is all that there is"
 
 
 def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
