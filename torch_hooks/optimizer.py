@@ -56,9 +56,10 @@ class DistributedOptimizer(WrappedOptimizer):
     ``zero_grad()``, ``backward()`` and ``step()``, and on a rank whose loop does not run. Inside a round of several
     micro-batches clear nothing by ``model.zero_grad()``; it is found out.
 
-    Gradients below 1 MiB travel together: after ``step()`` they lie next to each other, ``p.grad`` being another tensor
-    then (unless it was added to in that place). One that you keep stays as it is, and with it the memory of all that
-    travelled beside it, also in ``torch.save``: keep ``p.grad.clone()``.
+    Gradients below 1 MiB travel together: after ``step()`` they lie next to each other, and ``p.grad`` is another
+    tensor than the backward pass has left. One that you keep stays as it is: the next round gives ``p.grad`` a new
+    tensor, also after ``zero_grad(set_to_none=False)``. It holds on to the memory of all that travelled beside it, also
+    in ``torch.save``: keep ``p.grad.clone()``.
 
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Where rank 0 alone loads a
     checkpoint later, ``hvd.broadcast_parameters`` and ``hvd.broadcast_optimizer_state`` do what they do in Horovod.

@@ -65,7 +65,7 @@ class Places:
     def serve(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether they can be used again: both lie as they did, and nobody else refers to what is not still a gradient.
 
-        What is one, after ``zero_grad(set_to_none=False)``, was added to in its place already, for all to see.
+        What is one, because the user has put it back, was added to in its place already, for all to see.
         """
         if _lie(parameters) != self._lay or self.moved():
             return False

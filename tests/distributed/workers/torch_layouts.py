@@ -160,23 +160,31 @@ def taken_away(name: str) -> str:
     return refused(optimizer.step)
 
 
-def gradients_that_stay() -> float:
-    """Kept from the first round on, cleared and added to where they are: none becomes another tensor."""
+def gradients_that_are_kept(*, put_back: bool) -> float:
+    """Those of the first round are the user's from then on, who writes into them between rounds.
+
+    Nobody else does, and no later round adds to them, unless the user makes them gradients again within it.
+    """
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
     plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
-    kept: list[torch.Tensor | None] = []
+    kept: list[torch.Tensor] = []
     for round in range(ROUNDS):
         for gradient in kept:
-            assert gradient is not None
-            gradient.zero_()
+            gradient.fill_(0.0 if put_back else float(round))
         x, y = mine(round)
         balance.batch(len(x))
+        if put_back:
+            for parameter, gradient in zip(net.parameters(), kept, strict=bool(kept)):
+                parameter.grad = gradient
         functional.mse_loss(net(x), y).backward()
         optimizer.step()
         step(oracle, plain, *everybodys(round))
-        kept = kept or [p.grad for p in net.parameters()]
-        assert all(p.grad is gradient for p, gradient in zip(net.parameters(), kept, strict=True))
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]
+        same = [gradient is former for gradient, former in zip(gradients, kept, strict=bool(kept))]
+        assert same == [put_back] * len(kept), same
+        assert put_back or all(bool((gradient == round).all()) for gradient in kept), round
+        kept = kept or gradients
     return difference(net, oracle)
 
 
@@ -277,7 +285,8 @@ def main() -> None:
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
             "taken": {name: taken_away(name) for name in ("1.weight", "2.weight")},
-            "kept": gradients_that_stay(),
+            "kept": gradients_that_are_kept(put_back=False),
+            "put back": gradients_that_are_kept(put_back=True),
             "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
             "whole bucket frozen": frozen_after_it_has_left("weight", "bias"),
