@@ -83,21 +83,18 @@ class StockTape:
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells of every round, and stops training after so many."""
+    """Tells of every round, of which some may be done already."""
 
-    def __init__(self, tell: Callable[[int], None], first: int, rounds: int) -> None:
+    def __init__(self, tell: Callable[[int], None], done: int = 0) -> None:
         super().__init__()
         self._tell = tell
-        self.done = first
-        self._rounds = rounds
+        self.done = done
         self.times: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.done += 1
         self.times.append(time.perf_counter())
         self._tell(self.done)
-        if self.done >= self._rounds:
-            self.model.stop_training = True
 
 
 class Rank:
@@ -142,9 +139,8 @@ class Rank:
         telemetry = options.out / f"{policy}.jsonl"
         balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         batches = resize_batches(self.arrays(), balance, shuffle=True, seed=demo_data.SEED)
-        progress = Progress(lambda done: self.say(phase=policy, round=done, batch=balance.plan), 0, options.rounds)
-        epochs = math.ceil(options.rounds * options.global_batch / len(self.data[1]))
-        model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[balance, progress])
+        progress = Progress(lambda done: self.say(phase=policy, round=done, batch=balance.plan))
+        model.fit(batches.repeat(), steps_per_epoch=options.rounds, verbose=0, callbacks=[balance, progress])
         balance.close()
         settled = read_run(telemetry).after(demo_data.WARM_UP_ROUNDS) if hvd.rank() == 0 else None
         self.finish(policy, model, settled.throughput if settled else math.nan)
@@ -166,9 +162,8 @@ class Rank:
         for first, end in ((0, half), (half, options.rounds)):
             indices = tf.data.Dataset.from_tensor_slices(np.array(lists[first:end]))
             batches = indices.map(lambda i: (tf.gather(x, i), tf.gather(y, i))).prefetch(1)
-            progress = Progress(lambda done: self.say(phase="oracle", round=done, batch=shares), first, end)
-            model.fit(batches, verbose=0, shuffle=False, callbacks=[progress])
-            model.stop_training = False
+            progress = Progress(lambda done: self.say(phase="oracle", round=done, batch=shares), first)
+            model.fit(batches, verbose=0, callbacks=[progress])
             seconds += progress.times[-1] - progress.times[warm_up - 1]
             if first == 0:
                 yield
