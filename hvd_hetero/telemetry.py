@@ -158,7 +158,7 @@ class Run:
     @property
     def waiting_share(self) -> npt.NDArray[np.float64]:
         """Per rank: the share of the time spent waiting for the others or for the network, without round 0."""
-        known = self._without_start(np.isfinite(self.wait_s).all(axis=1))
+        known = self._without_start(np.asarray(np.isfinite(self.wait_s).all(axis=1)))
         return np.asarray(self.wait_s[known].sum(axis=0) / self.elapsed_s[known].sum())
 
     def _without_start(self, rounds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
