@@ -60,7 +60,7 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
-    """Run a command and return its exit code: 0, 1 if it failed, 130 if interrupted (argparse exits with 2)."""
+    """Run a command and return its exit code: 0, 1 if it failed, 2 if it was asked wrongly, 130 if interrupted."""
     args = make_parser(commands).parse_args(argv)
     try:
         return int(args.run(args))
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMAN
         if args.traceback:
             raise
         sys.stderr.write(f"hvd-hetero: error: {error}\n")
-        return 1
+        return 2 if isinstance(error, ValueError) else 1  # as argparse does
 
 
 if __name__ == "__main__":

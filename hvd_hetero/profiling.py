@@ -92,6 +92,8 @@ def profile_step(
     for name, value in (("smallest", smallest), ("repeats", repeats)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if not longest_s > 0:
+        raise ValueError(f"longest_s must be positive, got {longest_s}; give the seconds of the longest step to time")
     if largest < smallest:
         raise ValueError(f"largest must not be below smallest={smallest}, got {largest}")
 

@@ -52,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
             "give either a description of a cluster or --from RUN.jsonl, and not both; "
             "docs/simulation.md shows a description"
         )
+    if args.plot is not None:
+        from hvd_hetero.simulation.figure import check_picture
+
+        check_picture(args.plot)
     described, measured = _described(args)
     with _progress(args.quiet or args.json) as progress:
         found = compare(described, progress)
@@ -66,18 +70,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float | str] | None]:
-    from hvd_hetero.simulation.description import Description, check, read_description
+    from hvd_hetero.reading import named
+    from hvd_hetero.simulation.description import ROUNDS, SEED, Description, check, read_description
+    from hvd_hetero.simulation.limits import MOST_SAMPLES
     from hvd_hetero.simulation.replay import replay
     from hvd_hetero.simulation.schemes import choose, choose_all
+    from hvd_hetero.simulation.strict import shown
     from hvd_hetero.telemetry import read_run
 
     measured: dict[str, float | str] | None = None
     if args.run_file is not None:
         recorded = read_run(args.run_file)
-        machines = replay(recorded)
+        try:
+            machines = replay(recorded)
+        except ValueError as error:
+            raise ValueError(f"{named(args.run_file)}: {error}") from None
         schemes = tuple(choose(name, "--policies") for name in _REPLAYED)
         # Without an end of an epoch in the recording, ten epochs: for schemes that re-allocate once an epoch.
         dataset = machines.dataset or max(machines.rounds * recorded.global_batch // 10, recorded.global_batch)
+        dataset = min(dataset, MOST_SAMPLES)
         described = Description(machines.cluster, recorded.global_batch, machines.rounds, schemes, dataset=dataset)
         measured = {"policy": recorded.policy, "samples_per_s": machines.measured_rate}
     else:
@@ -85,17 +96,20 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
     if args.policies is not None:
         described = replace(described, schemes=choose_all(args.policies, "--policies"))
     if args.rounds is not None:
-        if args.rounds < 1:
-            raise ValueError(f"--rounds must be at least 1, got {args.rounds}")
+        if not ROUNDS.least <= args.rounds <= ROUNDS.most:
+            raise ValueError(f"--rounds must be at least 1 and at most {ROUNDS.most}, got {shown(args.rounds)}")
         described = replace(described, rounds=args.rounds)
     if args.seed is not None:
+        if not SEED.least <= args.seed <= SEED.most:
+            raise ValueError(f"--seed must be at least 0 and below 2**63, got {shown(args.seed)}")
         described = replace(described, cluster=replace(described.cluster, seed=args.seed))
-    check(described, (args.cluster or args.run_file).name)
+    check(described, named((args.cluster or args.run_file).name))
     return described, measured
 
 
 def _write_table(described: Description, measured: dict[str, float | str] | None, outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     terminal = Console()
@@ -103,7 +117,8 @@ def _write_table(described: Description, measured: dict[str, float | str] | None
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
     if measured is not None:
-        console.print(f"Recorded: {measured['policy']}, {measured['samples_per_s']:.1f} samples/s.")
+        # What others have written is no markup.
+        console.print(f"Recorded: {measured['policy']}, {measured['samples_per_s']:.1f} samples/s.", markup=False)
     table = Table()
     table.add_column("scheme", no_wrap=True)
     headings = ["samples/s", "times BSP", "of best split", "waiting", "transfer", "s per update"]
@@ -120,7 +135,7 @@ def _write_table(described: Description, measured: dict[str, float | str] | None
             cells.append("never" if o.time_to_loss_s in (None, float("inf")) else f"{o.time_to_loss_s:.1f}")
         if trained:
             cells.append(f"{o.final_loss:.4f}")
-        table.add_row(o.scheme, *cells)
+        table.add_row(escape(o.scheme), *cells)
     console.print(table)
 
 
@@ -150,6 +165,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, float], None]]:
         yield lambda label, share: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<18}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
@@ -158,7 +174,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, float], None]]:
 
         def advance(label: str, share: float) -> None:
             if label not in tasks:
-                tasks[label] = shown.add_task(label, total=1.0)
+                tasks[label] = shown.add_task(escape(label), total=1.0)
             shown.update(tasks[label], completed=min(share, 1.0))
 
         yield advance

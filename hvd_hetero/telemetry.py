@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.rounds import HEADROOM, FinishedRound
+from hvd_hetero.telemetry_lines import read_lines
 
 __all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]
 
@@ -167,8 +168,8 @@ class Run:
         return later if later.any() else rounds
 
 
-_PER_ROUND = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
-_PER_RANK = {
+_PER_ROUND: dict[str, type] = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
+_PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
     **dict.fromkeys((*_FIGURES, "wait_s", "uncertainty"), np.float64),
     **dict.fromkeys(("limit", "saturation"), np.int64),
@@ -178,31 +179,5 @@ _PER_RANK = {
 
 def read_run(path: str | Path) -> Run:
     """Read a file of telemetry. A line cut short at the very end, of a run that was killed, is left out."""
-    text = Path(path).read_text(encoding="utf-8")
-    complete = text[: text.rfind("\n") + 1].splitlines()
-    if not complete:
-        raise ValueError(f"{path} holds no telemetry: it has no complete line")
-    header = _header(complete[0], path)
-    rounds = [json.loads(line) for line in complete[1:]]
-    workers = header["workers"]
-    columns: dict[str, Any] = {n: np.array([r[n] for r in rounds], dtype=t) for n, t in _PER_ROUND.items()}
-    for name, dtype in _PER_RANK.items():
-        none = [0] * workers if name in _SOMETIMES else None
-        of_rounds = [r.get(name, none) if none else r[name] for r in rounds]
-        columns[name] = np.array(of_rounds, dtype=dtype).reshape(len(rounds), workers)
-    return Run(policy=header["policy"], workers=workers, global_batch=header["global_batch"], **columns)
-
-
-def _header(line: str, path: str | Path) -> dict[str, Any]:
-    try:
-        header = json.loads(line)
-    except ValueError:
-        header = None
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is not telemetry of hvd-hetero: its first line does not name the schema {SCHEMA!r}")
-    if header.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has telemetry version {header.get('version')}, this program reads version {VERSION}; "
-            "read it with the release that wrote it"
-        )
-    return header
+    header, columns = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES))
+    return Run(policy=header["policy"], workers=header["workers"], global_batch=header["global_batch"], **columns)

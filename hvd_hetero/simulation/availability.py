@@ -10,7 +10,7 @@ whichever scheme is simulated finds the same machine at the same moment.
 
 The same object says which share of its bandwidth a link has.
 
-Shapes: n workers, L pieces of the longest process. Cost: O(n L) per question, no loop over workers.
+Shapes: n workers, L pieces of the longest process. Cost: O(n log L) per question, no loop over workers.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Availabilities:
 
     def __init__(self, processes: Sequence[Availability]) -> None:
         n, longest = len(processes), max(len(p.at_s) for p in processes)
+        self._processes, self._each = processes, dict[int, Availabilities]()
         self._at = np.full((n, longest), np.inf)
         self._share = np.ones((n, longest))
         for i, process in enumerate(processes):
@@ -115,9 +116,16 @@ class Availabilities:
         """The same for a single worker."""
         if self.constant:
             return float(begin_s + work_s / self._share[worker, 0])
-        begin, work = np.zeros(len(self._rows)), np.zeros(len(self._rows))
-        begin[worker], work[worker] = begin_s, work_s
-        return float(self.finish(begin, work)[worker])
+        return float(self._alone(worker).finish(begin_s, np.array([work_s]))[0])
+
+    def at_one(self, worker: int, time_s: float) -> float:
+        """The share of a single worker at a moment."""
+        return float(self._share[worker, 0] if self.constant else self._alone(worker).at(time_s)[0])
+
+    def _alone(self, worker: int) -> Availabilities:
+        if worker not in self._each:
+            self._each[worker] = Availabilities([self._processes[worker]])
+        return self._each[worker]
 
     def _until(self, time_s: ArrayLike) -> Floats:
         t = np.broadcast_to(np.asarray(time_s, dtype=np.float64), self._rows.shape)
@@ -136,6 +144,10 @@ class Availabilities:
     def _whole(self, cycles: Floats, period: Floats) -> Floats:
         return np.where(cycles > 0, cycles, 0.0) * np.where(self._cyclic, period, 0.0)
 
-    @staticmethod
-    def _piece(starts: Floats, value: Floats) -> NDArray[np.int64]:
-        return np.asarray(np.maximum((starts <= value[:, np.newaxis]).sum(axis=1) - 1, 0))
+    def _piece(self, starts: Floats, value: Floats) -> NDArray[np.int64]:
+        """The last piece that begins by then, and the first one before: by bisection, in all rows at once."""
+        low, width = np.zeros(len(value), dtype=np.int64), starts.shape[1]
+        for step in reversed(range((width - 1).bit_length())):
+            middle = np.minimum(low + (1 << step), width - 1)
+            low = np.where(starts[self._rows, middle] <= value, middle, low)
+        return low

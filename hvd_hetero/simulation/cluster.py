@@ -119,6 +119,10 @@ class Machines:
         """Bytes per second of every worker's link."""
         return self._bandwidth if self._link.constant else self._bandwidth * self._link.at(time_s)
 
+    def bandwidth_of(self, worker: int, time_s: float) -> float:
+        """The same of one worker's link."""
+        return float(self._bandwidth[worker]) * self._link.at_one(worker, time_s)
+
 
 class Meter:
     """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them).

@@ -14,6 +14,7 @@ from hvd_hetero.simulation.best import BestSplit
 from hvd_hetero.simulation.description import Description
 from hvd_hetero.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.simulation.learners import learner_for
+from hvd_hetero.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.simulation.results import Simulated
@@ -66,7 +67,9 @@ def compare(
     schemes = [reference for reference in references if reference.label not in labels] + asked
     found: list[tuple[Outcome, Simulated]] = []
     for scheme in schemes:
-        result = _simulate(described, scheme, problem, progress)
+        # A learning rate may be too large: what overflows then is the loss, and that is told.
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = _simulate(described, scheme, problem, progress)
         found.append((_outcome(scheme.label, result, described), result))
     rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
     return [(_with_ratios(outcome, rates["bsp"], rates["best-split"]), result) for outcome, result in found]
@@ -102,6 +105,11 @@ def _simulate(
     rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data, learner=learner)
     done = 0
     while done < wanted:
+        if rounds.rounds * len(cluster.workers) > MOST_WORKER_ROUNDS or rounds.rounds > MOST_ROUNDS:
+            raise ValueError(
+                f"{scheme.label}: it has done {done / wanted:.2%} of the samples in {rounds.rounds} rounds, which is "
+                "as long as a simulation may take; lower rounds, or micro_batches where the first rank ends a round"
+            )
         finished = rounds.step()
         done += int(finished.table.total)
         progress(scheme.label, done / wanted)

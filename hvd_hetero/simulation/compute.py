@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from hvd_hetero.allocation import Gamma
 
+_MOST = 2.0**62  # samples: no more fit in an int64
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -138,4 +140,4 @@ class Devices:
         rest_s = work_s - full * full_s
         fits = rest_s >= self.slope_s * self.saturation + self.intercept_s
         rest = np.where(fits, np.floor((rest_s - self.intercept_s) / self.slope_s * (1 + 1e-12)), 0.0)
-        return np.asarray(full * limit + np.minimum(rest, limit)).astype(np.int64)
+        return np.minimum(full * limit + np.minimum(rest, limit), _MOST).astype(np.int64)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
+import math
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvd_hetero.policies import SelfAdaptive
-from hvd_hetero.simulation.availability import ALWAYS, Availability
-from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
-from hvd_hetero.simulation.compute import Compute
+from hvd_hetero.reading import named, read_text
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES
+from hvd_hetero.simulation import limits
+from hvd_hetero.simulation.cluster import Cluster
+from hvd_hetero.simulation.described_workers import BANDWIDTH, BYTES_PER_MBIT, MILLISECONDS, read_workers
 from hvd_hetero.simulation.engine import mixing_on
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.schemes import SchemeChoice, choose
-from hvd_hetero.simulation.strict import Settings
-from hvd_hetero.simulation.variation import Exponential, Jitter, Recorded, SlowDown, Variation
+from hvd_hetero.simulation.strict import Range, Settings, shown
+from hvd_hetero.synchronisation import ALLREDUCE
 
-__all__ = ["Description", "check", "read_description"]
+__all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
 
-_BYTES_PER_MBIT = 1e6 / 8
+SEED = Range(0, 2**63 - 1, "the seed of all draws")
+ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +48,52 @@ class Description:
 def read_description(path: str | Path) -> Description:
     """Read and check a file; an error names the place in it, the rule, the value and a way out."""
     file = Path(path)
-    try:
-        top = Settings(tomllib.loads(file.read_text(encoding="utf-8")), file.name)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no TOML: {error}") from None
+    top = Settings(_toml(file), named(file.name))
     training = top.table("training")
     if training is None:
-        raise ValueError(f"{file.name} needs a table [training] with global_batch and rounds, and has none")
-    schemes = tuple(choose(entry, file.name) for entry in top.take("policies", list, ["bsp", "lb-bsp"]))
-    workers = _workers(top, file.parent)
+        raise ValueError(f"{top.where} needs a table [training] with global_batch and rounds, and has none")
+    workers = read_workers(top, file.parent)
     described = Description(
         cluster=Cluster(
             workers,
-            _network(top.table("network") or Settings({}, f"{file.name}.network")),
-            top.take("seed", int, 0),
-            top.take("measurement_noise", float, 0.0),
+            _network(top.table("network") or Settings({}, f"{top.where}.network")),
+            top.whole("seed", SEED, 0),
+            top.number("measurement_noise", Range(0, 0.99, "a relative error; 0.01 is 1 %"), 0.0),
         ),
-        global_batch=training.take("global_batch", int),
-        rounds=training.take("rounds", int, 300),
-        schemes=schemes,
-        lead=training.take("lead", int, 0),
-        signal_s=training.take("signal_ms", float, 0.0) / 1e3,
-        dataset=training.take("dataset", int, None),
+        global_batch=training.whole("global_batch", Range(1, MAX_ROUND_SAMPLES, "the samples of a round")),
+        rounds=training.whole("rounds", ROUNDS, 300),
+        schemes=tuple(choose(entry, top.where) for entry in top.take("policies", list, ["bsp", "lb-bsp"])),
+        lead=training.whole("lead", Range(0, limits.MOST_LEAD, "the rounds that plans are fixed ahead"), 0),
+        signal_s=training.number("signal_ms", MILLISECONDS, 0.0) / 1e3,
+        dataset=training.whole("dataset", Range(1, limits.MOST_SAMPLES, "the samples of an epoch"), None),
         problem=training.choice("problem", PROBLEMS, "none"),
-        learning_rate=training.take("learning_rate", float, 0.5),
-        target_loss=training.take("target_loss", float, None),
+        learning_rate=training.number("learning_rate", Range(1e-9, 1e9, "the rate of an update of BSP"), 0.5),
+        target_loss=training.number("target_loss", Range(0, 1e9, "a training loss to reach"), None),
     )
     training.finish()
     top.finish()
-    check(described, file.name)
+    check(described, top.where)
     return described
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    text = read_text(file, limits.MOST_BYTES_OF_A_DESCRIPTION)
+    if _NESTED.search(_QUOTED.sub("q", text)):
+        raise ValueError(
+            f"{named(file)} joins more than {limits.MOST_NESTED} names by dots; no setting is nested so deep"
+        )
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and numbers of thousands of digits
+        raise ValueError(f"{named(file)} is no TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(
+            f"{named(file)} is no TOML that can be read: it nests too deep; no setting nests so deep"
+        ) from None
+
+
+_QUOTED = re.compile(r""" "(?:\\.|[^"\\\n])*" | '[^'\n]*' """, re.VERBOSE)
+_NESTED = re.compile(r"(?:[\w-]+[ \t]*\.[ \t]*){" + str(limits.MOST_NESTED) + "}")
 
 
 PROBLEMS = ("none", "digits-softmax", "digits-network")
@@ -83,29 +102,45 @@ PROBLEMS = ("none", "digits-softmax", "digits-network")
 def check(described: Description, where: str) -> None:
     """Whether it can be simulated; an error names what cannot, and ``where`` it was described."""
     workers = len(described.cluster.workers)
-    if described.global_batch < workers:
+    if not workers <= described.global_batch <= MAX_ROUND_SAMPLES:
         raise ValueError(
-            f"{where}.training: global_batch must be at least the number of workers, {workers}, got "
-            f"{described.global_batch}; raise it or describe fewer workers"
+            f"{where}.training: global_batch must be at least the number of workers, {workers}, and at most "
+            f"{MAX_ROUND_SAMPLES}, got {described.global_batch}; change it or describe fewer workers"
         )
-    if described.rounds < 1:
-        raise ValueError(f"{where}.training: rounds must be at least 1, got {described.rounds}")
-    if described.lead < 0:
-        raise ValueError(f"{where}.training: lead must not be negative, got {described.lead}")
-    if described.dataset is not None and described.dataset < 1:
-        raise ValueError(f"{where}.training: dataset must be at least 1 sample, got {described.dataset}")
-    if not described.learning_rate > 0:
-        raise ValueError(f"{where}.training: learning_rate must be positive, got {described.learning_rate}")
+    if described.dataset is not None and not 1 <= described.dataset <= limits.MOST_SAMPLES:
+        raise ValueError(
+            f"{where}.training: dataset must be at least 1 sample and at most {limits.MOST_SAMPLES}, got "
+            f"{described.dataset}; leave it out for data without end"
+        )
     if described.problem == "none" and described.target_loss is not None:
         raise ValueError(f"{where}.training: target_loss needs a problem to train; add problem = 'digits-softmax'")
+    _check_schemes(described, where)
+    _check_length(described, where)
+
+
+def _check_schemes(described: Description, where: str) -> None:
+    workers = len(described.cluster.workers)
+    if not 1 <= len(described.schemes) <= limits.MOST_SCHEMES:
+        raise ValueError(
+            f"{where}.policies must name at least one scheme and at most {limits.MOST_SCHEMES}, got "
+            f'{len(described.schemes)}; write policies = ["bsp", "lb-bsp"]'
+        )
+    labels = [scheme.label for scheme in described.schemes]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{where}.policies: {shown(twice[0])} stands there twice; leave one out, or give it a label")
     for scheme in described.schemes:
         if scheme.make is None:
             continue
+        if scheme.sync != ALLREDUCE and workers > limits.MOST_MIXING_WORKERS:
+            raise ValueError(
+                f"{where}.policies, {scheme.label}: sync = '{scheme.sync}' is simulated for at most "
+                f"{limits.MOST_MIXING_WORKERS} workers, got {workers}; describe fewer workers"
+            )
         policy = scheme.make()
         try:
             policy.first(workers, described.global_batch)
             mixing_on(described.cluster, policy, scheme.sync)
-        except ValueError as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
         endless = described.dataset is None and described.problem == "none"
         if endless and isinstance(policy, SelfAdaptive) and policy.every is None:
@@ -115,126 +150,39 @@ def check(described: Description, where: str) -> None:
             )
 
 
-def _mapping(entry: Any, where: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} must be a table of settings, got {entry!r}")
-    return entry
+def _check_length(described: Description, where: str) -> None:
+    """Whether it ends within minutes; schemes whose rounds turn out shorter are stopped by ``compare``."""
+    workers, schemes = len(described.cluster.workers), len(described.schemes) + 2  # BSP and the best split
+    served = sum(scheme.server is not None for scheme in described.schemes)
+    rounds = described.rounds
+    if described.dataset is not None:  # an epoch ends with a short round
+        epochs = -(-rounds * described.global_batch // described.dataset)
+        rounds = epochs * -(-described.dataset // described.global_batch)
+    pieces = max(max(len(w.availability.at_s), len(w.link.at_s)) for w in described.cluster.workers) * workers
+    if pieces > limits.MOST_PIECES:
+        raise ValueError(
+            f"{where}.workers: workers times the values of the longest series must be at most {limits.MOST_PIECES}, "
+            f"got {pieces}; describe fewer workers, or take a part of the series"
+        )
+    work, records = rounds * workers * schemes, rounds * (schemes - served + served * workers)
+    every = rounds * (schemes - served)
+    if work > limits.MOST_WORKER_ROUNDS or records > limits.MOST_RECORDS or every > limits.MOST_ROUNDS:
+        raise ValueError(
+            f"{where}.training: rounds must be fewer, got {described.rounds}: with {workers} workers and {schemes} "
+            f"schemes, bsp and best-split among them, that makes {every} rounds (at most {limits.MOST_ROUNDS}), "
+            f"{work} times that a worker computes (at most {limits.MOST_WORKER_ROUNDS}), and {records} records (at "
+            f"most {limits.MOST_RECORDS})"
+        )
 
 
 def _network(settings: Settings) -> Network:
     kind = settings.choice("kind", ("ring", "server"), "ring")
-    bandwidth = settings.take("bandwidth_mbps", float, float("inf")) * _BYTES_PER_MBIT
     network = Network(
         "server" if kind == "server" else "ring",
-        latency_s=settings.take("latency_ms", float, 0.0) / 1e3,
-        message_bytes=settings.take("message_mb", float, 0.0) * 1e6,
-        bandwidth=bandwidth,
-        server_bandwidth=settings.take("server_bandwidth_mbps", float, float("inf")) * _BYTES_PER_MBIT,
+        latency_s=settings.number("latency_ms", MILLISECONDS, 0.0) / 1e3,
+        message_bytes=settings.number("message_mb", Range(0, 1e9, "megabytes of gradients"), 0.0) * 1e6,
+        bandwidth=settings.number("bandwidth_mbps", BANDWIDTH, math.inf) * BYTES_PER_MBIT,
+        server_bandwidth=settings.number("server_bandwidth_mbps", BANDWIDTH, math.inf) * BYTES_PER_MBIT,
     )
     settings.finish()
     return network
-
-
-def _workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
-    found: list[Worker] = []
-    for number, entry in enumerate(top.take("workers", list)):
-        settings = Settings(_mapping(entry, f"{top.where}.workers[{number}]"), f"{top.where}.workers[{number}]")
-        count = settings.take("count", int, 1)
-        if count < 1:
-            raise ValueError(f"{settings.where}: count must be at least 1, got {count}")
-        try:
-            found += [_worker(settings, folder)] * count
-        except ValueError as error:
-            raise ValueError(str(error) if settings.where in str(error) else f"{settings.where}: {error}") from None
-        settings.finish()
-    if not found:
-        raise ValueError(f"{top.where} needs at least one [[workers]] table, and has none")
-    return tuple(found)
-
-
-def _worker(settings: Settings, folder: Path) -> Worker:
-    speed = settings.take("samples_per_s", float, None)
-    slope_ms = settings.take("slope_ms", float, None)
-    if (speed is None) == (slope_ms is None):
-        raise ValueError("give either samples_per_s (time proportional to the batch) or slope_ms (per sample)")
-    if speed is not None and not speed > 0:
-        raise ValueError(f"samples_per_s must be positive, got {speed}")
-    compute = Compute(
-        1.0 / speed if speed is not None else (slope_ms or 0.0) / 1e3,
-        settings.take("fixed_ms", float, 0.0) / 1e3,
-        settings.take("saturation", int, 1),
-        settings.take("memory_limit", int, None),
-    )
-    own_mbps = settings.take("bandwidth_mbps", float, None)
-    variation = tuple(_variation(v, settings.where, folder) for v in settings.take("variation", list, []))
-    return Worker(
-        compute,
-        _availability(settings.table("availability"), folder) or ALWAYS,
-        variation,
-        None if own_mbps is None else own_mbps * _BYTES_PER_MBIT,
-        _availability(settings.table("link"), folder) or ALWAYS,
-        _drivers(settings.table("drivers"), folder),
-    )
-
-
-def _drivers(settings: Settings | None, folder: Path) -> Drivers:
-    if settings is None:
-        return Drivers()
-    drivers = Drivers(
-        settings.take("known", bool, True),
-        settings.take("lag_s", float, 0.0),
-        settings.take("noise", float, 0.0),
-        _availability(settings.table("memory"), folder),
-    )
-    settings.finish()
-    return drivers
-
-
-def _availability(settings: Settings | None, folder: Path) -> Availability | None:
-    if settings is None:
-        return None
-    if "file" in settings:
-        values = _column(settings, folder)
-        scale, repeat = settings.take("scale", float, 1.0), settings.take("repeat", bool, True)
-        process = Availability.series([scale * v for v in values], settings.take("step_s", float), repeat=repeat)
-    else:
-        at_s, share = settings.take("at_s", list, [0.0]), settings.take("share", list)
-        process = Availability(
-            tuple(map(float, at_s)), tuple(map(float, share)), settings.take("period_s", float, None)
-        )
-    settings.finish()
-    return process
-
-
-def _variation(entry: Any, where: str, folder: Path) -> Variation:
-    settings = Settings(_mapping(entry, where), f"{where}.variation")
-    kind = settings.choice("kind", ("exponential", "slow-down", "jitter", "recorded"))
-    per = settings.choice("per", ("round", "batch"), "round")
-    made: Variation
-    if kind == "exponential":
-        made = Exponential(per)  # type: ignore[arg-type]
-    elif kind == "slow-down":
-        most, probability = settings.take("most", float, 2.0), settings.take("probability", float, 1.0)
-        made = SlowDown(per, most, probability)  # type: ignore[arg-type]
-    elif kind == "jitter":
-        made = Jitter(per, settings.take("sigma", float, 0.02))  # type: ignore[arg-type]
-    else:
-        made = Recorded(per, tuple(_column(settings, folder)))  # type: ignore[arg-type]
-    settings.finish()
-    return made
-
-
-def _column(settings: Settings, folder: Path) -> list[float]:
-    """The numbers of one column of a CSV file, gzipped or not, those of one series where the file holds several."""
-    path, column = folder / settings.take("file", str), settings.take("column", str)
-    only, value = settings.take("where", str, None), settings.take("equals", str, None)
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for name in filter(None, (column, only)):
-        if rows and name not in rows[0]:
-            raise ValueError(f"{settings.where}: {path.name} has no column {name!r}; it has {', '.join(rows[0])}")
-    numbers = [float(row[column]) for row in rows if only is None or row[only] == value]
-    if not numbers:
-        raise ValueError(f"{settings.where}: {path.name} has no rows" + (f" where {only} is {value!r}" if only else ""))
-    return numbers

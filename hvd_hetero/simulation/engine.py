@@ -47,6 +47,7 @@ from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, R
 from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
 from hvd_hetero.simulation.compute import Pieces
 from hvd_hetero.simulation.foreground import in_foreground
+from hvd_hetero.simulation.limits import MOST_MICRO_BATCHES
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.results import Learner, Simulated
 from hvd_hetero.synchronisation import ALLREDUCE, Mixing, resolve_mixing
@@ -192,6 +193,7 @@ class RoundSimulation:
         machines, policy = self.machines, cast(Foresight, self.policy)
         count = np.ones(machines.count, dtype=np.int64)
         for _ in range(_FORESEEN):
+            _check_micro_batches(count)
             draws = machines.per_batch.following(count)
             mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
             plan = policy.foresee(machines, self.now_s, factors * mean, total)
@@ -224,6 +226,7 @@ class RoundSimulation:
         self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
     ) -> tuple[Ints, Floats]:
         machines, count = self.machines, pieces.count
+        _check_micro_batches(count)
         each = machines.per_batch.following(count)  # (n, K)
         place = np.arange(each.shape[1])
         work_s = np.where(place < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
@@ -313,6 +316,16 @@ class RoundSimulation:
         result.idle_s.append(idle_s)
         result.micro_batches.append(int(done.sum()))
         result.epochs.append(finished.epoch)
+
+
+def _check_micro_batches(count: Ints) -> None:
+    """Whether a matrix of all of them, one row for each worker, can be held."""
+    if len(count) * int(count.max()) > MOST_MICRO_BATCHES:
+        raise ValueError(
+            f"a round has {int(count.max())} micro-batches on one of {len(count)} workers, each of which varies by "
+            f"itself, and workers times micro-batches must be at most {MOST_MICRO_BATCHES}; let batches vary "
+            'per = "round", or raise memory_limit, or lower global_batch or micro_batches'
+        )
 
 
 def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvd_hetero.reading import named
 from hvd_hetero.simulation.compare import Outcome
 from hvd_hetero.simulation.results import Simulated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_figure"]
+__all__ = ["check_picture", "comparison_figure"]
 
 # Okabe and Ito's palette, which people who confuse red and green can tell apart, and two greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888", "#B8B800")
 _WINDOWS = 60  # points of the curve of throughput
 
 
-def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "") -> Figure:
-    """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
+def check_picture(path: Path) -> None:
+    """Raise if no picture could be written there; called before the simulation, which may take minutes."""
+    figure = _figure((1.0, 1.0))
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ValueError(f"--plot must end in one of {', '.join(sorted(known))}, got {named(path)}; write FILE.png")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(
+            f"--plot must name a file that can be written, got {named(path)}; make its folder, or name another"
+        )
+
+
+def _figure(inches: tuple[float, float]) -> Figure:
     try:
         from matplotlib.figure import Figure  # not pyplot: no window system, no global state
     except ImportError:
         raise ValueError("--plot needs matplotlib: pip install 'hvd-hetero[report]', or leave --plot out") from None
+    return Figure(figsize=inches, layout="constrained")
 
-    figure = Figure(figsize=(11.0, 0.45 * len(found) + 3.0), layout="constrained")
+
+def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "") -> Figure:
+    """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
+    figure = _figure((11.0, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     places = np.arange(len(found))[::-1]
     colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
@@ -36,7 +54,7 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     for place, rate, (outcome, _) in zip(places, rates, found, strict=True):
         text = f"{rate:,.0f}   {outcome.times_bsp:.2f} times BSP, waits {outcome.waiting_share:.0%}"
         bars.text(rate, place, "  " + text, va="center", fontsize=9)
-    bars.set_yticks(places, [outcome.scheme for outcome, _ in found])
+    bars.set_yticks(places, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
     bars.set_xlim(0, 1.75 * max(rates))
     bars.set_xlabel("samples per second")
 
@@ -55,7 +73,8 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     curves.set_yscale("log" if losses else "linear")
     if not losses:
         curves.set_ylim(bottom=0)
-    curves.legend(fontsize=8, loc="best")
+    for text in curves.legend(fontsize=8, loc="best").get_texts():
+        text.set_parse_math(False)
     bars.grid(alpha=0.3, axis="x")
     bars.set_axisbelow(True)
     curves.grid(alpha=0.3)

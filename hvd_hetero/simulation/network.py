@@ -57,7 +57,7 @@ class Network:
         if (self.kind == "recorded") != bool(self.recorded_s):
             raise ValueError(f"recorded_s goes with kind='recorded' and no other, got kind={self.kind!r}")
 
-    def message_s(self, bandwidth: Floats) -> Floats:
+    def message_s(self, bandwidth: Floats | np.float64) -> Floats:
         """One message over each worker's link."""
         return np.asarray(self.latency_s + self.message_bytes / bandwidth)
 

@@ -31,12 +31,14 @@ from numpy.typing import NDArray
 from hvd_hetero.resources import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
+from hvd_hetero.simulation.limits import MOST_SPEED
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.variation import Recorded
 from hvd_hetero.telemetry import Run
 
 __all__ = ["Replay", "replay"]
 
+_LONGEST_ROUND_S = 1e9  # thirty years
 WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
 
 
@@ -55,6 +57,13 @@ class Replay:
 
 def replay(run: Run) -> Replay:
     """The machines that a run was recorded on."""
+    wrong = ~((run.elapsed_s >= 0) & (run.elapsed_s <= _LONGEST_ROUND_S))
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        raise ValueError(
+            f"elapsed_s must be at least 0 and at most {_LONGEST_ROUND_S:g} seconds, got {run.elapsed_s[place]:g} in "
+            f"round {run.round[place]}; remove that line"
+        )
     keep = _usable(run)
     if len(keep) < 2:
         raise ValueError(
@@ -62,12 +71,12 @@ def replay(run: Run) -> Replay:
             f"as start-up; it has {len(run.round)}: record a longer one"
         )
     busy_s = (run.compute_s + run.input_s)[keep]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        speeds = run.samples[keep] / busy_s
+    known = np.isfinite(busy_s) & (busy_s > 0) & (busy_s <= _LONGEST_ROUND_S)
+    speeds = np.where(known, run.samples[keep] / np.where(known, busy_s, 1.0), 0.0)
     for rank in range(run.workers):
         speeds[:, rank] = _filled(speeds[:, rank], rank)
     typical = np.median(speeds, axis=0)
-    rest_s = np.maximum(run.elapsed_s[keep] - np.nanmax(busy_s, axis=1), 0.0)
+    rest_s = np.maximum(run.elapsed_s[keep] - np.where(known, busy_s, 0.0).max(axis=1), 0.0)
     workers = tuple(
         Worker(
             Compute.at_speed(float(typical[rank])),
@@ -77,9 +86,11 @@ def replay(run: Run) -> Replay:
         for rank in range(run.workers)
     )
     network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
+    if not run.elapsed_s[keep].sum() > 0:
+        raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record a run anew")
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
     first = run.epoch == run.epoch[0]
-    dataset = None if first.all() else int(run.samples[first].sum())
+    dataset = None if first.all() else max(int(run.samples[first].sum()), 1)
     return Replay(Cluster(workers, network), len(keep), measured, dataset)
 
 
@@ -98,7 +109,7 @@ def _usable(run: Run) -> NDArray[np.int64]:
 
 
 def _filled(speeds: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
-    known = np.isfinite(speeds) & (speeds > 0)
+    known = (speeds >= 1 / MOST_SPEED) & (speeds <= MOST_SPEED)
     if not known.any():
         raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
     latest = np.maximum.accumulate(np.where(known, np.arange(len(speeds)), -1))

@@ -19,7 +19,7 @@ from hvd_hetero.policies import (
 )
 from hvd_hetero.simulation.best import BestSplit
 from hvd_hetero.simulation.server import Scheme
-from hvd_hetero.simulation.strict import Settings
+from hvd_hetero.simulation.strict import Range, Settings, shown
 from hvd_hetero.synchronisation import ALLREDUCE, MIXING_NAMES
 
 __all__ = ["SchemeChoice", "choose", "choose_all"]
@@ -29,6 +29,8 @@ _POLICIES: dict[str, type[Policy]] = {
 } | {"best-split": BestSplit}
 _SERVER = ("asp", "ssp", "dyn-ssp")
 _STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10
+_BOUND = Range(0, 1e9, "the iterations that a worker may be ahead of the slowest")
+_LONGEST_LABEL = 60  # of a line of the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,13 @@ class SchemeChoice:
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
     """Names separated by commas, or a list in the form that a description has."""
     if not text.lstrip().startswith("["):
-        return tuple(choose(name, where) for name in map(str.strip, text.split(",")) if name)
+        names = [name for name in map(str.strip, text.split(",")) if name]
+        if not names:
+            raise ValueError(f"{where} must name at least one scheme, got {shown(text)}; write {where} bsp,lb-bsp")
+        return tuple(choose(name, where) for name in names)
     try:
         entries = tomllib.loads(f"policies = {text}")["policies"]
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{where} is no list of TOML: {error}; write names separated by commas, or as in "
             '["bsp", { name = "lb-bsp", predictor = "narx" }]'
@@ -65,30 +70,41 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     settings = Settings({"name": entry} if isinstance(entry, str) else _table(entry, where), f"{where}.policies")
     name = settings.choice("name", [*_POLICIES, *MIXING_NAMES, *_SERVER])
     label = settings.take("label", str, "")
+    known = [*_POLICIES, *MIXING_NAMES, *_SERVER]
+    if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
+        raise ValueError(
+            f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
+            f"no scheme's name, got {shown(label)}; give another, or none"
+        )
     if name in _SERVER:
         return _with_server(name, label, settings.rest(), f"{where}.policies, {name}")
     mixes = name in MIXING_NAMES
     sync = name if mixes else settings.choice("sync", [ALLREDUCE, *MIXING_NAMES], ALLREDUCE)
     options = settings.rest()
     kind = BSP if mixes else _POLICIES[name]
-    parameters = [p for p in inspect.signature(kind.__init__).parameters if p != "self"]
-    known = [] if kind.__init__ is object.__init__ else parameters
-    _refuse_unknown(options, known if mixes else [*known, "sync"], f"{where}.policies, {name}")
+    takes = {} if kind.__init__ is object.__init__ else dict(inspect.signature(kind).parameters)
+    _refuse_unknown(options, [*takes] if mixes else [*takes, "sync"], f"{where}.policies, {name}")
+    for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
+        raise ValueError(
+            f'{where}.policies, {name}: it needs {needed}, and has none; write {{ name = "{name}", {needed} = … }}, on '
+            f"the command line --policies '[{{ name = \"{name}\", {needed} = … }}]'"
+        )
 
     def make() -> Policy:
         return kind(**options)
 
     try:
         make()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}.policies, {name}: {error}") from None
-    shown = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
-    return SchemeChoice(label or " ".join(shown), make, sync=sync)
+    words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
+    return SchemeChoice(label or " ".join(words)[:_LONGEST_LABEL], make, sync=sync)
 
 
 def _with_server(name: str, label: str, options: dict[str, Any], where: str) -> SchemeChoice:
-    allowed = {} if name == "asp" else {"bound": float(options.pop("bound", _STALENESS))}
-    _refuse_unknown(options, list(allowed), where)
+    settings = Settings(options, where)
+    allowed = {} if name == "asp" else {"bound": settings.number("bound", _BOUND, _STALENESS)}
+    settings.finish()
     scheme = Scheme(name, **allowed)  # type: ignore[arg-type]
     return SchemeChoice(label or name + (f" {scheme.bound:g}" if allowed else ""), None, scheme)
 
@@ -96,7 +112,7 @@ def _with_server(name: str, label: str, options: dict[str, Any], where: str) -> 
 def _table(entry: Any, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise ValueError(
-            f'{where}: policies must hold names or tables with a name, got {entry!r}; write "lb-bsp" or '
+            f'{where}: policies must hold names or tables with a name, got {shown(entry)}; write "lb-bsp" or '
             '{ name = "lb-bsp", predictor = "narx" }'
         )
     return entry

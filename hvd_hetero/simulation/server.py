@@ -155,7 +155,7 @@ class ServerSimulation:
         if clock - self._slowest > self.scheme.bound:
             self._gate[worker] = time_s
             return
-        message_s = float(machines.network.message_s(machines.bandwidth(time_s))[worker])
+        message_s = float(machines.network.message_s(np.float64(machines.bandwidth_of(worker, time_s))))
         factor = machines.per_round.one(worker, clock) * machines.per_batch.one(worker, clock)
         finish_s = machines.availability.finish_one(worker, time_s + message_s, float(self._batch_s[worker]) * factor)
         parameters = np.empty(0) if self.model is None else self.model.parameters

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
+import reprlib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["Settings"]
+__all__ = ["Range", "Settings", "shown"]
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -18,6 +21,28 @@ _NAMES = {
     list: "a list",
     dict: "a table",
 }
+_LONGEST_WORD = 100  # of which one that was meant is looked for
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it: on one line, and short, whatever it holds."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a whole number of {value.bit_length()} bits"
+    return (
+        ascii(value) if isinstance(value, str) and len(value) <= 60 and not value.isprintable() else _short.repr(value)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Which numbers a setting may be, and what they are, as an error says it after "it is"."""
+
+    least: float
+    most: float
+    of: str
 
 
 class Settings:
@@ -42,11 +67,50 @@ class Settings:
                 raise ValueError(f"{self.where} needs {key} ({_NAMES[kind]}), and has none{hint}; add {key} = …")
             return default
         value = self._values[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"{self.where}: {key} must be {_NAMES[kind]}, got {value!r}")
-        return value
+        if not _is_a(value, kind):
+            raise ValueError(f"{self.where}: {key} must be {_NAMES[kind]}, got {shown(value)}; write {key} = …")
+        return _as_float(value) if kind is float else value
+
+    @overload
+    def number(self, key: str, within: Range) -> float: ...
+    @overload
+    def number(self, key: str, within: Range, default: None) -> float | None: ...
+    @overload
+    def number(self, key: str, within: Range, default: float) -> float: ...
+    def number(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
+        """The number of a key, in a range; a default is taken as it is."""
+        value = self.take(key, float, default)
+        return value if key not in self else self._checked(key, value, within)
+
+    @overload
+    def whole(self, key: str, within: Range) -> int: ...
+    @overload
+    def whole(self, key: str, within: Range, default: None) -> int | None: ...
+    @overload
+    def whole(self, key: str, within: Range, default: int) -> int: ...
+    def whole(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
+        """The same for a whole number."""
+        value = self.take(key, int, default)
+        return value if key not in self else self._checked(key, value, within)
+
+    def numbers(self, key: str, within: Range, default: Any = _REQUIRED) -> tuple[float, ...]:
+        """A list of numbers, each in a range."""
+        values = self.take(key, list, default)
+        for place, value in enumerate(values):
+            if not _is_a(value, float):
+                raise ValueError(
+                    f"{self.where}: {key}[{place}] must be a number, got {shown(value)}; it is {within.of}"
+                )
+            self._checked(f"{key}[{place}]", value, within)
+        return tuple(map(_as_float, values))
+
+    def _checked(self, key: str, value: Any, within: Range) -> Any:
+        if within.least <= value <= within.most:
+            return value
+        bounds = f"at least {within.least:.15g}"
+        if within.most < math.inf:
+            bounds += f" and at most {within.most:.15g}"
+        raise ValueError(f"{self.where}: {key} must be {bounds}, got {shown(value)}; it is {within.of}")
 
     def table(self, key: str) -> Settings | None:
         """A table in this one, if it is there."""
@@ -59,7 +123,7 @@ class Settings:
         if value not in known:
             raise ValueError(
                 f"{self.where}: {key} must be one of {', '.join(sorted(known))}; "
-                f"got {value!r}{self._hint(value, known)}"
+                f"got {shown(value)}{self._hint(value, known)}"
             )
         return value
 
@@ -81,11 +145,27 @@ class Settings:
         unknown = [key for key in self._values if key not in self._asked]
         if unknown:
             raise ValueError(
-                f"{self.where} has no setting {unknown[0]!r}{self._hint(unknown[0], self._asked)}; known are "
-                f"{', '.join(sorted(self._asked))}"
+                f"{self.where} has no setting {shown(unknown[0])}{self._hint(unknown[0], self._asked)}; known are "
+                f"{', '.join(sorted(self._asked)) or 'none'}"
             )
 
     @staticmethod
     def _hint(word: str, known: Collection[str]) -> str:
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-        return f" (did you mean {near[0]!r}?)" if near else ""
+        if len(word) > _LONGEST_WORD:
+            return ""
+        near = difflib.get_close_matches(word, [k for k in known if len(k) <= _LONGEST_WORD], n=1, cutoff=0.6)
+        return f" (did you mean {shown(near[0])}?)" if near else ""
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether it is of this type: an integer is a number, and true is neither."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer has no end
+        return math.inf if value > 0 else -math.inf

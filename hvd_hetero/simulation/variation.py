@@ -96,11 +96,14 @@ class Recorded(Variation):
 
     def __post_init__(self) -> None:
         if not self.factors or not all(0 < f < float("inf") for f in self.factors):
-            raise ValueError("factors must hold at least one number, all positive and finite; mend or leave out others")
+            wrong = next((f for f in self.factors if not 0 < f < float("inf")), "none")
+            raise ValueError(
+                f"factors must hold at least one number, all positive and finite, got {wrong}; mend or leave out others"
+            )
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
         """No chance in it."""
-        return np.resize(np.roll(self.factors, -first), count)
+        return np.array([self.factors[(first + k) % len(self.factors)] for k in range(count)])
 
 
 class Draws:

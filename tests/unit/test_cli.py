@@ -46,10 +46,14 @@ def test_a_commands_result_is_the_exit_code() -> None:
     assert cli.main(["try", "--more", "3"], command(4)) == 7
 
 
-@pytest.mark.parametrize("error", [HeteroError("all is lost"), ValueError("all is lost"), OSError("all is lost")])
-def test_errors_are_one_line_and_exit_with_1(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    """A failure that was foreseen shows its message, no traceback."""
-    assert cli.main(["try"], command(error)) == 1
+@pytest.mark.parametrize(
+    ("error", "code"), [(HeteroError("all is lost"), 1), (OSError("all is lost"), 1), (ValueError("all is lost"), 2)]
+)
+def test_errors_are_one_line_and_exit_with_1_or_2(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure that was foreseen shows its message, no traceback; what was asked wrongly exits as a usage error."""
+    assert cli.main(["try"], command(error)) == code
     assert capsys.readouterr() == ("", "hvd-hetero: error: all is lost\n")
 
 

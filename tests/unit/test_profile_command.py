@@ -101,7 +101,13 @@ def test_another_error_of_the_step_is_not_swallowed():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"smallest": 0}, "smallest must be"), ({"repeats": 0}, "repeats must be"), ({"largest": 0}, "largest must not")],
+    [
+        ({"smallest": 0}, "smallest must be"),
+        ({"repeats": 0}, "repeats must be"),
+        ({"largest": 0}, "largest must not"),
+        ({"longest_s": -1.0}, "longest_s must be positive, got -1"),
+        ({"longest_s": float("nan")}, "longest_s must be positive, got nan"),
+    ],
 )
 def test_impossible_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
@@ -154,7 +160,7 @@ def test_the_command_prints_json(here, capsys):
     ],
 )
 def test_a_step_that_is_not_there_is_one_line(here, capsys, step, message):
-    assert cli.main(["profile", step]) == 1
+    assert cli.main(["profile", step]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -176,17 +176,17 @@ def test_the_loss_is_that_of_models_that_differ(described, capsys):
 def test_mistakes_are_told(entry, said, described, capsys):
     """In a description and on the command line, in one line."""
     for change, arguments in ((('"matcha"', entry), []), (("", ""), ["--policies", f"[{entry}]"])):
-        assert cli.main(["simulate", described(change), *arguments]) == 1
+        assert cli.main(["simulate", described(change), *arguments]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert re.search(said, error), error
 
 
 def test_a_server_has_no_links_between_workers(described, capsys):
-    assert cli.main(["simulate", described(("[network]", "[network]\nkind = 'server'"))]) == 1
+    assert cli.main(["simulate", described(("[network]", "[network]\nkind = 'server'"))]) == 2
     assert "sync='d-psgd' needs links between workers" in capsys.readouterr().err
 
 
 def test_a_list_that_is_none_is_told(described, capsys):
-    assert cli.main(["simulate", described(), "--policies", '["bsp", lb-bsp]']) == 1
+    assert cli.main(["simulate", described(), "--policies", '["bsp", lb-bsp]']) == 2
     assert "--policies is no list of TOML" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""Open files that users name: what is no file, or never ends, is an error instead of a wait."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["named", "open_file", "read_text"]
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def named(path: str | Path) -> str:
+    """Return a path as an error shows it: on one line."""
+    return str(path) if str(path).isprintable() else ascii(str(path))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading; a device has no end, and a pipe may have no writer."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+        if kind != stat.S_IFREG:
+            raise ValueError(f"{named(path)} is {_KINDS.get(kind, 'no file')}; name a file")
+        return path.open("rb")
+    except OSError as error:
+        raise ValueError(f"{named(path)} cannot be read: {error.strerror or error}; check the path") from None
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """Return the whole of a text file that holds so many bytes at most."""
+    with open_file(path) as file:
+        content = file.read(most_bytes + 1)  # some files do not tell their size
+    if len(content) > most_bytes:
+        raise ValueError(
+            f"{named(path)} holds more than {most_bytes} bytes, which is the limit; is it the file you mean?"
+        )
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{named(path)} is no text: {error.reason} at byte {error.start}; save it as UTF-8") from None
