@@ -4,12 +4,13 @@ In a period (an epoch, say) a sample took rank i c_i seconds in the mean of K_i 
 e_i = s_i / sqrt(K_i), with s_i² the relative variance of rounds, averaged over eight periods. What all ranks have in
 common moves no share, so periods are compared without it:
 
-    g = median_i c_i / C_i,     u_i = c_i / g
-    m_i <- min(m_i + 1, 8)   where (u_i / C_i - 1)² <= z² (e_i² (1 + 1 / m_i) + G)
+    C_i <- g C_i,            g = median_i c_i / C_i
+    m_i <- min(m_i + 1, 8)   where (c_i / C_i - 1)² <= z² (e_i² (1 + 1 / m_i) + G)
     m_i <- 1                 else: it has moved
-    C_i <- C_i + (u_i - C_i) / m_i
+    C_i <- C_i + (c_i - C_i) / m_i
 
-with the former m_i in the condition and G = 2 sum_j e_j² / n², about the variance of g. So a cost that
+so levels are in the seconds of the latest period, however many have passed: were the period divided by g instead, each
+would leave its error in a scale that nothing holds, which drifts without end. Above, the former m_i is in the condition and G = 2 sum_j e_j² / n², about the variance of g. So a cost that
 only scatters is known better with every period, and one that moves is that of its last period. Taking chance for a move
 loses the average of that rank and nothing else, and with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of
 the periods at most, if rounds scatter normally. The 100 and the 8 are arbitrary.
@@ -31,12 +32,13 @@ from hvd_hetero.rounds import RoundTable
 __all__ = ["Costs"]
 
 _SELDOM, _LONGEST = 100.0, 8.0
+_LEAST, _MOST = 1e-30, 1e30  # seconds per sample: no other time is one, and of these no sum or square overflows
 
 Floats = npt.NDArray[np.float64]
 
 
 class Costs:
-    """Seconds per sample of every rank, up to a factor that they have in common."""
+    """Seconds per sample of every rank; what they have in common is that of the latest period."""
 
     def __init__(self, workers: int) -> None:
         self._level = np.zeros(workers)  # C_i; 0: not known
@@ -64,8 +66,10 @@ class Costs:
     def take(self, table: RoundTable) -> None:
         """A round is over: the seconds that each rank was at work, where they say something."""
         seconds, samples = table.busy_s, table.column("timed_samples")
-        tells = (samples > 0) & np.isfinite(seconds) & (seconds > 0)
-        cost = np.where(tells, seconds, 0.0) / np.where(tells, samples, 1.0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            cost = seconds / samples
+        tells = (cost > _LEAST) & (cost < _MOST)
+        cost = np.where(tells, cost, 0.0)
         self._costs += cost
         self._squares += cost * cost
         self._rounds += tells
@@ -85,7 +89,7 @@ class Costs:
         if not self.known:
             self._level, self._periods = cost, np.ones(len(cost))
             return True
-        cost = cost / np.median(cost / self._level)
+        self._level = self._level * np.median(cost / self._level)
         change = cost / self._level - 1.0
         of_median = 2.0 * math.fsum(e2.tolist()) / len(cost) ** 2
         stays = change * change <= self._z * self._z * (e2 * (1.0 + 1.0 / self._periods) + of_median)

@@ -54,7 +54,8 @@ def test_a_change_that_all_have_in_common_changes_nothing():
     costs = Costs(3)
     for factor in (1.0, 3.0, 0.2):
         period(costs, [(factor, 2 * factor, 4 * factor)] * 2)
-        assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2, 0.4])
+        assert (costs.per_sample / costs.per_sample[0]).tolist() == pytest.approx([1.0, 2.0, 4.0])
+        assert costs.state()["periods"] == [costs.state()["periods"][0]] * 3, "nobody has moved"
 
 
 def test_a_steady_rank_does_not_seem_to_move_with_one_that_scatters_much():
@@ -80,6 +81,22 @@ def test_over_many_periods_the_average_is_of_eight():
         level = costs.per_sample
         errors.append(math.log(level[0] / level[1]))
     assert np.std(errors[20:]) == pytest.approx(0.05 * math.sqrt(2 / 20 / 15), rel=0.25)  # exponential, of 8: 1 / 15
+
+
+def test_levels_do_not_drift_however_many_periods_pass():
+    """They stay in the seconds that samples take: by the median's error of each period they fell without end."""
+    rng, costs = np.random.default_rng(0), Costs(3)
+    for _ in range(1500):
+        period(costs, np.exp(0.3 * rng.normal(size=(2, 3))))
+        assert 0.03 < costs.per_sample.min() <= costs.per_sample.max() < 0.4
+
+
+@pytest.mark.parametrize("seconds", [1e-320, 1e-200, 1e200, 1e308, math.inf])
+def test_times_that_no_sample_takes_say_nothing(seconds):
+    costs = Costs(2)
+    assert not period(costs, [(1.0, seconds)], samples=(10, 10))
+    assert period(costs, [(1.0, 2.0)] * 2, samples=(10, 10))
+    assert costs.per_sample.tolist() == pytest.approx([0.1, 0.2], rel=1e-12)
 
 
 @pytest.mark.parametrize("untold", [(math.nan, 10), (1.0, 0), (0.0, 10)])
