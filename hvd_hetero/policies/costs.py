@@ -9,11 +9,12 @@ common moves no share, so periods are compared without it:
     m_i <- 1                 else: it has moved
     C_i <- C_i + (c_i - C_i) / m_i
 
-so levels are in the seconds of the latest period, however many have passed: were the period divided by g instead, each
-would leave its error in a scale that nothing holds, which drifts without end. Above, the former m_i is in the condition and G = 2 sum_j e_j² / n², about the variance of g. So a cost that
-only scatters is known better with every period, and one that moves is that of its last period. Taking chance for a move
-loses the average of that rank and nothing else, and with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of
-the periods at most, if rounds scatter normally. The 100 and the 8 are arbitrary.
+with the former m_i in the condition and G = 2 sum_j e_j² / n², about the variance of g. So levels are in the seconds of
+the latest period, however many there were. (Were the period divided by g instead, each would leave its error in a scale
+that nothing holds, and that drifts without end.) A cost that only scatters is known better with every period, and one
+that moves is that of its last period. Taking chance for a move loses the average of that rank and nothing else, and
+with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods at most, if rounds scatter normally. The
+100 and the 8 are arbitrary.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """

@@ -165,6 +165,36 @@ def test_a_rank_of_another_host_gets_the_key_by_standard_input(tmp_path):
     assert key not in (tmp_path / "called").read_text()
 
 
+INTRUSION = """
+import horovod
+
+def shown(stranger, body):
+    import subprocess, sys
+    from horovod.runner.http.http_client import read_data_from_kvstore
+    at = sys.argv[1:3]  # where this rank has got its function from, as everybody can read in the list of processes
+    command = [sys.executable, "-I", "-c", stranger, *at, "PUT", "/runfunc/func"]
+    answer = subprocess.run(command, input=body, capture_output=True, check=True).stdout.decode().strip()
+    read_data_from_kvstore(at[0], int(at[1]), "runfunc", "func")
+    return answer
+
+if __name__ == "__main__":
+    stranger, body = open("stranger").read(), open("body", "rb").read()
+    print(horovod.run(shown, (stranger, body), num_proc=1, use_gloo=True, network_interfaces=["lo"]))
+"""
+
+
+def test_another_user_does_not_replace_the_function_that_ranks_fetch(tmp_path):
+    """The payload of CVE-2026-31234: the store of `horovod.run` took it from anybody, and ranks unpickled it."""
+    proof = tmp_path / "proof"
+    (tmp_path / "run.py").write_text(INTRUSION)
+    (tmp_path / "stranger").write_text(STRANGER)
+    (tmp_path / "body").write_bytes(base64.b64encode(pickle.dumps(Payload(proof))))
+    command = [sys.executable, "run.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, cwd=tmp_path)
+    assert not proof.exists(), f"it was unpickled by {proof.read_text().strip()}"
+    assert done.stdout.splitlines()[-1:] in (["['403']"], ["['refused']"]), done.stdout + done.stderr
+
+
 RESULTS = """
 import horovod
 

@@ -84,3 +84,42 @@ def test_verbose_says_what_was_looked_for(util: ModuleType, capsys: pytest.Captu
         "Checking whether extension torch was built with Gloo.",
         "Extension torch was built with Gloo.",
     ]
+
+
+DISCOVER = """
+import sys, time
+from horovod.runner.elastic.discovery import HostDiscoveryScript
+
+if __name__ == "__main__":
+    begin_s = time.monotonic()
+    try:
+        print(HostDiscoveryScript(sys.argv[1], 1).find_available_hosts_and_slots())
+    except RuntimeError as error:
+        print(error)
+    print(time.monotonic() - begin_s, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("echo one:2", "{'one': 2}"),
+        ("echo one:2; sleep 1000", "was not done after 3 s, and was ended"),
+    ],
+)
+def test_a_discovery_script_that_hangs_is_ended(content: str, said: str, tmp_path: Path) -> None:
+    """While it ran the launcher held its lock, and could neither start ranks, nor end, nor say for what it waits."""
+    script, program = tmp_path / "discover.sh", tmp_path / "discover.py"
+    script.write_text(f"#!/bin/sh\n{content}\n")
+    script.chmod(0o755)
+    program.write_text(DISCOVER)
+    done = subprocess.run(
+        [sys.executable, str(program), str(script)],
+        env={**os.environ, "HOROVOD_DISCOVERY_TIMEOUT_SECONDS": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert said in done.stdout, done.stdout + done.stderr
+    assert float(done.stderr.split()[-1]) < 50
