@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.training import Wire
+from hvd_hetero.training import Training, Wire
 
 __all__ = ["Member", "Survival"]
 
@@ -168,6 +168,7 @@ class Member:
         # done again, for the place in the data is that of the commit.
         self.restore()  # type: ignore[attr-defined]
         self._survival.resets += 1
+        Training.goes_on = True
 
     def check_host_updates(self) -> None:
         """Raise if hosts have come or gone, so that the ranks meet anew."""

@@ -43,17 +43,24 @@ def _plain(values: Iterable[float]) -> list[float | None]:
 class TelemetryWriter:
     """Writes a run to a file, which is made anew; a former file of that name is kept under another.
 
-    Trouble with the file ends the telemetry, with one warning, and never the training.
+    Trouble with the file ends the telemetry, with one warning, and never the training. A path that cannot be written
+    from the start is an error, unless the training ``goes_on`` from before.
     """
 
-    def __init__(self, path: str | Path, *, policy: str, workers: int, global_batch: int) -> None:
+    def __init__(
+        self, path: str | Path, *, policy: str, workers: int, global_batch: int, goes_on: bool = False
+    ) -> None:
         self._path = Path(path)
         self._held: dict[str, Any] | None = None
         self._file: TextIO | None = None
-        # A path that cannot be written from the start is the user's mistake, and is told at once.
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _keep_former(self._path)
-        self._file = self._path.open("w", encoding="utf-8")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_former(self._path)
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            if not goes_on:  # the user's mistake, which is told at once
+                raise
+            self._warn(error)
         self._write(
             {
                 "schema": SCHEMA,
@@ -83,8 +90,11 @@ class TelemetryWriter:
         if self._file is not None:
             self._release([None] * (len(self._held["plan"]) if self._held else 0))
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:  # some file systems tell only now that the disk is full
+                self._warn(error)
 
     def _release(self, wait_s: list[float | None]) -> None:
         if self._held is not None:
@@ -99,10 +109,13 @@ class TelemetryWriter:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
+            self._warn(error)
             file, self._file = self._file, None
             with contextlib.suppress(OSError):  # closing tries to write what is left, on the same full disk
                 file.close()
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
 
 
 def _keep_former(path: Path) -> None:

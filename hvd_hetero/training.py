@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import Policy, resolve_policy
@@ -42,6 +42,9 @@ class Training:
     ranks: anywhere, and once its row of the table has left.
     """
 
+    goes_on: ClassVar[bool] = False
+    """Whether this process has trained before, in another membership: then no trouble with a file may end the job."""
+
     def __init__(
         self,
         policy: str | Policy,
@@ -74,7 +77,11 @@ class Training:
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         if telemetry is not None and rank == 0:
             self._telemetry = TelemetryWriter(
-                telemetry, policy=self.policy.name, workers=workers, global_batch=self.balancer.global_batch
+                telemetry,
+                policy=self.policy.name,
+                workers=workers,
+                global_batch=self.balancer.global_batch,
+                goes_on=self.goes_on,
             )
             self.balancer.observer = self._telemetry
             atexit.register(self._telemetry.close)

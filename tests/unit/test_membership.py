@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.membership import Survival
+from hvd_hetero.membership import Member, Survival
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
+from hvd_hetero.training import Training
 
 GLOBAL_BATCH = 120
 
@@ -265,3 +266,30 @@ def test_speeds_that_are_not_numbers_do_not_disturb_the_renegotiation():
     assert policy.renegotiate(plan, [math.nan, math.inf, -1.0]) == plan
     assert policy.renegotiate(plan, [200.0, math.nan, 100.0]).samples == (40, 30, 20)
     assert np.sum(policy.renegotiate(plan, [1e300, 1e-300, 1.0]).samples) == 90
+
+
+class Values:
+    """Horovod's ``ObjectState``, as far as it matters here."""
+
+    def __init__(self, **values):
+        self._saved_state = values
+
+    def restore(self):
+        """Nothing was committed."""
+
+
+class State(Member, Values):
+    """An elastic state."""
+
+
+def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monkeypatch, caplog):
+    """The table of docs/reliability.md: a file ends no job. Before any reset a wrong path is an error, told at once."""
+    monkeypatch.setattr(Training, "goes_on", False)
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "run.jsonl"
+    with pytest.raises(OSError, match="File exists"):
+        Training("bsp", 0, 1, 8, path)
+    State().reset()
+    training = Training("bsp", 0, 1, 8, path)
+    training.close()
+    assert [record.getMessage()[:42] for record in caplog.records] == ["telemetry ends here, training goes on: can"]

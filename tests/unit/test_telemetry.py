@@ -165,6 +165,30 @@ def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog):
     assert "No space left" in caplog.text
 
 
+def test_a_disk_that_is_full_from_the_start_ends_the_telemetry_with_one_warning(caplog):
+    writer = TelemetryWriter("/dev/full", policy="bsp", workers=WORKERS, global_batch=30)
+    for number in range(3):
+        writer(finished(number))
+    writer.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "telemetry ends here, training goes on: cannot write /dev/full: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_disk_that_tells_on_closing_that_it_is_full_ends_nothing(tmp_path, caplog):
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
+
+    class Late:
+        def close(self) -> None:
+            raise OSError(122, "Disk quota exceeded")
+
+    writer._file = Late()
+    writer.close()
+    writer.close()
+    assert len(caplog.records) == 1
+    assert "Disk quota exceeded" in caplog.text
+
+
 def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
