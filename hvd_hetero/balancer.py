@@ -331,8 +331,10 @@ class Balancer:
         self._transfer_s = float("nan") if self.pace.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         credible = finished
-        if self._credence is not None and (believed := self._credence(self.rounds, table)) is not table:
-            credible = replace(finished, table=believed)
+        if self._credence is not None:
+            short = finished.plan.total < self._plans[0].total
+            if (believed := self._credence(self.rounds, table, short=short)) is not table:
+                credible = replace(finished, table=believed)
         plan = self.policy.next(self._plans[-1], credible)
         if any(limits := table.figures("limit")):
             plan = plan.within([int(limit) for limit in limits])

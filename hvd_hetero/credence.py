@@ -8,8 +8,9 @@ really did,
 
 and what is not believed is no speed (NaN): to policies such a rank is one without a prediction, and keeps its share.
 Two rounds, as one alone may be a clock that has jumped; a rank that really becomes much faster is believed a round
-later. K = 4 is arbitrary, between what a predictor may foresee and what no machine does. There is no bound below: a
-rank that was frozen is slow, and its predictor's affair.
+later. Short rounds, at the end of an epoch, do not count: they tell more of the fixed cost than of the speed. K = 4 is
+arbitrary, between what a predictor may foresee and what no machine does. There is no bound below: a rank that was
+frozen is slow, and its predictor's affair.
 
 All ranks decide alike, from the same table by correctly rounded operations. What was kept up is not saved: a training
 that goes on from a checkpoint has no bound above until it has measured three rounds, as a new one.
@@ -43,9 +44,10 @@ class Credence:
         self._known = [False] * workers
         self._doubted: set[int] = set()
 
-    def __call__(self, round: int, table: RoundTable) -> RoundTable:
+    def __call__(self, round: int, table: RoundTable, *, short: bool = False) -> RoundTable:
         """The table of a round with incredible speeds taken out; the very same, where there are none."""
-        self._measure(table)
+        if not short:
+            self._measure(table)
         told = table.figures("samples_per_s")
         credible = True
         for rank, (v, bound) in enumerate(zip(told, self._bounds, strict=True)):
@@ -76,9 +78,12 @@ class Credence:
         if rank not in self._doubted:
             self._doubted.add(rank)
             if self._tells:
+                cannot_be = "which is no speed"
+                if 0.0 < v < math.inf:  # beyond a bound, as it is not believed
+                    cannot_be = f"more than {_TIMES:g} times the {self._bounds[rank] / _TIMES:.4g} that it has kept up"
                 logger.warning(
-                    "round %d: rank %d says that it will do %g samples/s, which cannot be (it has done %.4g); it keeps "
-                    "its share until it says something credible", round, rank, v, self._latest[rank],
+                    "round %d: rank %d says that it will do %g samples/s, %s; it keeps its share until it says "
+                    "something credible", round, rank, v, cannot_be,
                 )  # fmt: skip
 
     def _believe(self, round: int, rank: int) -> None:

@@ -140,4 +140,4 @@ class Devices:
         rest_s = work_s - full * full_s
         fits = rest_s >= self.slope_s * self.saturation + self.intercept_s
         rest = np.where(fits, np.floor((rest_s - self.intercept_s) / self.slope_s * (1 + 1e-12)), 0.0)
-        return np.minimum(full * limit + np.minimum(rest, limit), _MOST).astype(np.int64)
+        return np.asarray(np.minimum(full * limit + np.minimum(rest, limit), _MOST), dtype=np.int64)

@@ -299,7 +299,8 @@ class RoundSimulation:
         """The next plan; the steps of ``Balancer.agree``."""
         credible = finished
         if self._credence is not None:
-            credible = replace(finished, table=self._credence(self.rounds, finished.table))
+            short = finished.plan.total < self._plans[0].total
+            credible = replace(finished, table=self._credence(self.rounds, finished.table, short=short))
         plan = self.policy.next(self._plans[-1], credible)
         if any(limits := finished.table.figures("limit")):
             plan = plan.within([int(each) for each in limits])

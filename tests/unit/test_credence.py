@@ -8,7 +8,9 @@ import math
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.credence import Credence
 from hvd_hetero.policies import LBBSP, ElasticBSP
+from hvd_hetero.rounds import RoundReport, RoundTable
 
 SPEEDS = [300.0, 100.0, 200.0]
 LIES = [math.nan, 0.0, -5.0, math.inf, 1e5, 1e300]
@@ -103,3 +105,33 @@ def test_a_clock_that_jumps_back_teaches_nothing():
     job = Job(lambda: LBBSP("ema"))
     before = job.rounds(40)
     assert job.rounds(1, jump_s=-3600.0) == before
+
+
+def table(samples, seconds, speed):
+    """One rank: what it did, and what it says that it will do."""
+    row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+    row |= {"samples": samples, "compute_s": seconds, "samples_per_s": speed}
+    return RoundTable(RoundReport(**row).vector(0, 1), 1)
+
+
+def test_a_short_round_among_the_first_makes_no_honest_rank_suspicious(caplog):
+    """0.1 s of fixed cost: 300 samples/s in whole rounds, 10 in one of a single sample, which was held against it."""
+    credence = Credence(0, 1)
+    for number, samples in enumerate([60, 60, 1, 60, 60, 1, 60, 1]):
+        told = table(samples, 0.1 + samples / 600, 300.0)
+        assert credence(number, told, short=samples == 1) is told
+    assert not caplog.records
+
+
+def test_the_warning_names_the_bound_and_never_a_figure_that_it_keeps_to(caplog):
+    """After a short round that was fast it said: 900 samples/s, which cannot be (it has done 1000)."""
+    credence = Credence(0, 1)
+    for number in range(4):
+        credence(number, table(60, 0.3, 200.0))
+    credence(4, table(1, 0.001, 900.0), short=True)
+    credence(5, table(60, 0.3, math.nan))
+    credence(6, table(60, 0.3, 200.0))
+    credence(7, table(60, 0.3, -1.0))
+    said = [record.getMessage() for record in caplog.records if "says that" in record.getMessage()]
+    assert "900 samples/s, more than 4 times the 200 that it has kept up; it keeps" in said[0]
+    assert "-1 samples/s, which is no speed; it keeps" in said[1]
