@@ -11,7 +11,7 @@ from hvd_hetero.simulation import limits
 from hvd_hetero.simulation.availability import ALWAYS, Availability
 from hvd_hetero.simulation.cluster import Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
-from hvd_hetero.simulation.series import read_column
+from hvd_hetero.simulation.series import Series
 from hvd_hetero.simulation.strict import Range, Settings, shown
 from hvd_hetero.simulation.variation import Exponential, Jitter, Recorded, SlowDown, Variation
 
@@ -42,12 +42,13 @@ def _mapping(entry: Any, where: str) -> dict[str, Any]:
 
 def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
     """The workers of a description, whose paths count from this folder."""
+    series = Series(folder)
     found: list[Worker] = []
     for number, entry in enumerate(top.take("workers", list)):
         settings = Settings(_mapping(entry, f"{top.where}.workers[{number}]"), f"{top.where}.workers[{number}]")
         count = settings.whole("count", Range(1, limits.MOST_WORKERS - len(found), _OF_WORKERS), 1)
         try:
-            found += [_worker(settings, folder)] * count
+            found += [_worker(settings, series)] * count
         except ValueError as error:
             raise ValueError(str(error) if settings.where in str(error) else f"{settings.where}: {error}") from None
         settings.finish()
@@ -56,7 +57,7 @@ def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
     return tuple(found)
 
 
-def _worker(settings: Settings, folder: Path) -> Worker:
+def _worker(settings: Settings, series: Series) -> Worker:
     speed = settings.number("samples_per_s", _SPEED, None)
     slope_ms = settings.number("slope_ms", _SLOPE_MS, None)
     if (speed is None) == (slope_ms is None):
@@ -68,37 +69,37 @@ def _worker(settings: Settings, folder: Path) -> Worker:
         settings.whole("memory_limit", _SAMPLES, None),
     )
     own_mbps = settings.number("bandwidth_mbps", BANDWIDTH, None)
-    variation = tuple(_variation(v, settings.where, folder) for v in settings.take("variation", list, []))
+    variation = tuple(_variation(v, settings.where, series) for v in settings.take("variation", list, []))
     return Worker(
         compute,
-        _availability(settings.table("availability"), folder) or ALWAYS,
+        _availability(settings.table("availability"), series) or ALWAYS,
         variation,
         None if own_mbps is None else own_mbps * BYTES_PER_MBIT,
-        _availability(settings.table("link"), folder) or ALWAYS,
-        _drivers(settings.table("drivers"), folder),
+        _availability(settings.table("link"), series) or ALWAYS,
+        _drivers(settings.table("drivers"), series),
     )
 
 
-def _drivers(settings: Settings | None, folder: Path) -> Drivers:
+def _drivers(settings: Settings | None, series: Series) -> Drivers:
     if settings is None:
         return Drivers()
     drivers = Drivers(
         settings.take("known", bool, True),
         settings.number("lag_s", Range(0, limits.LONGEST_S, "seconds"), 0.0),
         settings.number("noise", Range(0, 1, "the standard deviation of a share"), 0.0),
-        _availability(settings.table("memory"), folder),
+        _availability(settings.table("memory"), series),
     )
     settings.finish()
     return drivers
 
 
-def _availability(settings: Settings | None, folder: Path) -> Availability | None:
+def _availability(settings: Settings | None, series: Series) -> Availability | None:
     if settings is None:
         return None
     try:
         if "file" in settings:
             scale = settings.number("scale", _FACTOR, 1.0)
-            values = read_column(settings, folder, Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of))
+            values = series.column(settings, Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of))
             step_s, repeat = settings.number("step_s", _MOMENT), settings.take("repeat", bool, True)
             process = Availability.series([scale * v for v in values], step_s, repeat=repeat)
         else:
@@ -111,7 +112,7 @@ def _availability(settings: Settings | None, folder: Path) -> Availability | Non
     return process
 
 
-def _variation(entry: Any, where: str, folder: Path) -> Variation:
+def _variation(entry: Any, where: str, series: Series) -> Variation:
     settings = Settings(_mapping(entry, where), f"{where}.variation")
     kind = settings.choice("kind", ("exponential", "slow-down", "jitter", "recorded"))
     per = settings.choice("per", ("round", "batch"), "round")
@@ -126,6 +127,6 @@ def _variation(entry: Any, where: str, folder: Path) -> Variation:
         sigma = settings.number("sigma", Range(0, 3, "a relative deviation; 0.02 is about 2 %"), 0.02)
         made = Jitter(per, sigma)  # type: ignore[arg-type]
     else:
-        made = Recorded(per, tuple(read_column(settings, folder, _FACTOR)))  # type: ignore[arg-type]
+        made = Recorded(per, tuple(series.column(settings, _FACTOR)))  # type: ignore[arg-type]
     settings.finish()
     return made

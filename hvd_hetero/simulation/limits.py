@@ -6,7 +6,7 @@ Each limit is far above what a job has, and low enough that what it bounds takes
 __all__ = [
     "LONGEST_S",
     "MOST_BYTES_OF_A_DESCRIPTION",
-    "MOST_BYTES_OF_A_SERIES",
+    "MOST_BYTES_OF_SERIES",
     "MOST_LEAD",
     "MOST_MICRO_BATCHES",
     "MOST_MIXING_WORKERS",
@@ -30,11 +30,11 @@ MOST_NESTED = 16
 """Names joined by dots in one key: Python's reader of TOML takes time and memory by the square of their number. The
 settings nest three deep."""
 
-MOST_BYTES_OF_A_SERIES = 2**26
-"""What a CSV file holds once it is unpacked: a gzipped one may be a thousand times smaller."""
+MOST_BYTES_OF_SERIES = 2**28
+"""What all CSV files of a description hold once they are unpacked: a gzipped one may be a thousand times smaller."""
 
-MOST_VALUES = 2**20
-"""Values of one series: a second each, they last for twelve days."""
+MOST_VALUES = 2**21
+"""Values of all series together: a second each, they last for twenty-four days."""
 
 MOST_WORKERS = 10_000
 """A mixture of predictors takes tens of kilobytes for each worker."""
