@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -23,7 +23,10 @@ from keras_callbacks import host
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["SHARE", "Exchange", "ask", "average", "dense", "exchange_of"]
+__all__ = ["SHARE", "Exchange", "Gradient", "ask", "average", "exchange_of"]
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+"""of a variable as a whole, or of some of its rows, as that of an embedding is"""
 
 SHARE = 3
 """Numbers in a rank's share of a round: what its mean gradient weighs in the sum; its samples; those that all ranks'
@@ -44,19 +47,14 @@ def ask(
     return answer
 
 
-def dense(gradient: Any) -> Any:
-    """The gradient of an embedding as a whole: the rows that ranks have touched differ."""
-    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
 class Exchange(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
     def __init__(self, balance: RoundCalls) -> None:
         self._balance = balance
-        self._eagerly = tf.function(self._exchange)
+        self._eagerly = tf.function(self._exchange, reduce_retracing=True)
 
-    def __call__(self, gradients: list[tf.Tensor], share: tf.Tensor, *, weighed: bool = False) -> list[tf.Tensor]:
+    def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
         """The gradients to update with. ``share`` is this rank's of the round: `SHARE` numbers.
 
         ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
@@ -66,7 +64,7 @@ class Exchange(ABC):
         return self._exchange(gradients, share, weighed)
 
     @abstractmethod
-    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]: ...
+    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]: ...
 
     def _mean(
         self,
@@ -113,18 +111,41 @@ class Exchange(ABC):
 
 
 class AllReduce(Exchange):
-    """The mean gradient over all samples of the round, on every rank."""
+    """The mean gradient over all samples of the round, on every rank.
 
-    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
-        # A weight of 0 gives 0, whatever NaN a stand-in has made.
+    Gradients of rows are laid end to end: those of all ranks are then what one process has of the whole batch. A row
+    that occurs twice stays apart, because Keras does not add such rows up before it clips or squares them.
+    """
+
+    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         weight = share[0]
+        rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
+        dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
+        gathered = [self._gather(g, weight, number, weighed) for number, g in enumerate(rows)]
+        arrived = [g.values for g in rows]
+        # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
             sign = tf.sign(weight)
-            return self._mean(gradients, gradients, lambda bucket: _scaled(bucket, sign), share)[0]
-        weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in gradients}}
-        # One by one, so that none waits for another, and in place, since nobody else has them.
-        weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in gradients]
-        return self._mean(weighted, weighted, share=share)[0]
+            means, correction = self._mean(dense, dense + arrived, lambda bucket: _scaled(bucket, sign), share)
+        else:
+            weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
+            # One by one, so that none waits for another, and in place, since nobody else has them.
+            weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
+            means, correction = self._mean(weighted, weighted + arrived, share=share)
+        of_rows, whole = iter(_scaled(gathered, correction)), iter(means)
+        return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
+
+    def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int, weighed: bool) -> tf.IndexedSlices:
+        """The rows of all ranks, weighted; none of a rank that holds no data."""
+        kept = tf.where(weight > 0, tf.size(gradient.indices), 0)
+        values, indices = gradient.values[:kept], gradient.indices[:kept]
+        if not weighed:
+            values *= tf.cast(weight, values.dtype)
+        name = f"HorovodAllgather_{self._balance.prefix}_{number}"
+        all_values = hvd.allgather(values, name=f"{name}_values", ignore_name_scope=True)
+        all_indices = hvd.allgather(indices, name=f"{name}_indices", ignore_name_scope=True)
+        all_values = tf.reshape(all_values, [-1, *gradient.values.shape[1:]])  # of no rows, Horovod knows no shape
+        return tf.IndexedSlices(all_values, tf.reshape(all_indices, [-1]), gradient.dense_shape)
 
 
 class NeighbourAverage(Exchange):
@@ -139,10 +160,11 @@ class NeighbourAverage(Exchange):
         self._variables = variables
         self._mixing = mixing
 
-    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         balance = self._balance
         workers, most = balance.balancer.workers, self._mixing.most_neighbours
-        asked = ask(balance, self._partners, workers + 1 + most, after=gradients)
+        computed = [_numbers(g) for g in gradients]
+        asked = ask(balance, self._partners, workers + 1 + most, after=computed)
         copies, own, others = tf.cast(asked[:workers], tf.int32), asked[workers], asked[workers + 1 :]
         mixed = []
         for number, group in enumerate(_by_dtype(self._variables())):
@@ -156,7 +178,7 @@ class NeighbourAverage(Exchange):
             )
             theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
             mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
-        _, correction = self._mean([], after=gradients)
+        _, correction = self._mean([], after=computed)
         for group, flat in mixed:
             _assign(group, flat)
         return _scaled(gradients, share[0] * workers * correction)
@@ -179,7 +201,7 @@ class LocalUpdates(Exchange):
         super().__init__(balance)
         self._variables = variables
 
-    def _exchange(self, gradients: list[tf.Tensor], share: tf.Tensor, weighed: bool) -> list[tf.Tensor]:
+    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
         weighted = _scaled(values, share[1] / share[2])
@@ -199,14 +221,24 @@ def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -
         variable.assign(hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
 
 
-def _scaled(tensors: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
-    scaled: list[tf.Tensor] = tf.cond(
+def _scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+    """The gradients times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
+    if not gradients:
+        return []
+    tensors = [_numbers(g) for g in gradients]
+    scaled = tf.cond(
         tf.equal(factor, 1.0),
         lambda: [tf.identity(t) for t in tensors],
         lambda: [tf.math.multiply_no_nan(t, tf.cast(factor, t.dtype)) for t in tensors],
     )
-    return scaled
+    return [
+        tf.IndexedSlices(t, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else t
+        for g, t in zip(gradients, scaled, strict=True)
+    ]
+
+
+def _numbers(gradient: Gradient) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _bytes(tensor: tf.Tensor) -> int:

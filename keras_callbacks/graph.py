@@ -23,8 +23,9 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
-from keras_callbacks.exchange import SHARE, Exchange, ask, dense
+from keras_callbacks.exchange import SHARE, Exchange, Gradient, ask
 from keras_callbacks.host import Update
+from keras_callbacks.metrics import Figures
 
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
@@ -50,14 +51,13 @@ class GraphRound:
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
 
-    def train_step(self, step: Callable[[Any], Any], traced: Callable[[], None]) -> Callable[[Any], Any]:
-        """The train step that does a whole round, whose update is synchronised; says when the step has been traced."""
+    def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
+        """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
         whole = self._several if self._balance.policy.accumulates else self._one
+        self._figures = figures
 
-        def observed(data: Any) -> Any:
-            logs = host.as_keras_would(step)(data)
-            traced()
-            return logs
+        def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
+            return figures.observed(host.as_keras_would(step), data, state[_WEIGHT], again=again)
 
         return host.as_it_is(lambda data: whole(observed, data))
 
@@ -89,12 +89,12 @@ class GraphRound:
             raise RoundStateError(_OUTSIDE)
         return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
 
-    def _one(self, step: Callable[[Any], Any], data: Any) -> Any:
+    def _one(self, step: Callable[..., Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
         self._state, data = self._begin(data)
         self._weighed = False
         try:
-            logs = step(data)
+            logs = step(data, self._state)
         except BaseException:
             self._state = None  # what is evaluated next is not of this round
             raise
@@ -103,25 +103,31 @@ class GraphRound:
             raise ValueError(_NEVER)
         return logs
 
-    def _several(self, step: Callable[[Any], Any], data: Any) -> Any:
+    def _several(self, step: Callable[..., Any], data: Any) -> Any:
         """A round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
         try:
-            gradients, (variables, update), logs = self._gather(step, _slice(data, self._state))
+            gradients, (variables, update), logs = self._gather(step, data, self._state)
         except BaseException:
             self._state = None
             raise
-        state = ask(self._balance, self._balance.proceed, _NUMBERS, after=gradients)
+        state = ask(
+            self._balance, self._balance.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True)
+        )
 
-        def body(state: tf.Tensor, gradients: list[tf.Tensor], logs: Any) -> tuple[Any, ...]:
+        def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
             self._state = None  # of what is computed in a loop there are samples
-            more, _, logs = self._gather(step, _slice(data, state))
-            total = [a * tf.cast(state[_RESCALE], a.dtype) + b for a, b in zip(gradients, more, strict=True)]
-            return ask(self._balance, self._balance.proceed, _NUMBERS, after=total), total, logs
+            more, _, latest = self._gather(step, data, state, again=True)
+            total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
+            logs = self._over_micro_batches(logs, latest, state)
+            parts = tf.nest.flatten(total, expand_composites=True)
+            return ask(self._balance, self._balance.proceed, _NUMBERS, after=parts), total, logs
 
-        # One iteration at a time: two at once would need the memory of two.
+        # One iteration at a time: two at once would need the memory of two. Of rows there are more with each.
+        start = (state, gradients, logs)
+        shapes = tf.nest.map_structure(_shape_in_loop, start)
         state, gradients, logs = tf.while_loop(
-            lambda state, *_: state[_MORE] > 0, body, (state, gradients, logs), parallel_iterations=1
+            lambda state, *_: state[_MORE] > 0, body, start, shape_invariants=shapes, parallel_iterations=1
         )
         self._state = None
         reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
@@ -129,14 +135,30 @@ class GraphRound:
             update([None if v is None else next(reduced) for v in variables])
         return logs
 
-    def _gather(self, step: Callable[[Any], Any], data: Any) -> tuple[list[tf.Tensor], tuple[list[Any], Update], Any]:
+    def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
+        """Figures of the batch are means over the micro-batches so far, by their samples; others the latest."""
+        if not isinstance(logs, dict):
+            return latest
+        part = state[_SIZE] / tf.maximum(state[_WEIGHT + 1], 1.0)
+
+        def mean(former: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            return former + (new - former) * tf.cast(part, new.dtype) if new.dtype.is_floating else new
+
+        return {
+            name: tf.nest.map_structure(mean, logs[name], new) if self._figures.is_of_the_batch(name) else new
+            for name, new in latest.items()
+        }
+
+    def _gather(
+        self, step: Callable[..., Any], data: Any, state: tf.Tensor, *, again: bool = False
+    ) -> tuple[list[Gradient], tuple[list[Any], Update], Any]:
         """The gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
 
         Where a variable has no gradient, None stands for it.
         """
         self._gathering, self._gathered = True, None
         try:
-            logs = step(data)
+            logs = step(_slice(data, state), state, again=again)
         finally:
             self._gathering = False
         if self._gathered is None:
@@ -145,7 +167,7 @@ class GraphRound:
         self._gathered = None
         logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
         reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
-        return [dense(g) for g in gradients if g is not None], (reached, update), logs
+        return [g for g in gradients if g is not None], (reached, update), logs
 
     def _update_locally(self, gradients: list[Any], update: Update) -> None:
         if self._state is None:
@@ -175,7 +197,7 @@ class GraphRound:
             g is not None and name not in own
             for g, name in zip(gradients, host.names_of(host.plain(variables)), strict=True)
         ]
-        present = [dense(g) for g, here in zip(gradients, shared, strict=True) if here]
+        present = [g for g, here in zip(gradients, shared, strict=True) if here]
         if not present:
             raise ValueError(
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
@@ -188,6 +210,18 @@ class GraphRound:
 def _has_custom_gradients(graph: Any) -> bool:
     """Whether an operation of the graph, or of a function in it, has the type that TensorFlow gives to those."""
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
+
+
+def _added(former: Gradient, new: Gradient, rescale: tf.Tensor) -> Gradient:
+    """What was gathered, in units of the whole, and what comes to it: rows are laid end to end."""
+    if not isinstance(new, tf.IndexedSlices):
+        return former * tf.cast(rescale, former.dtype) + new
+    values = tf.concat([former.values * tf.cast(rescale, new.values.dtype), new.values], 0)
+    return tf.IndexedSlices(values, tf.concat([former.indices, new.indices], 0), new.dense_shape)
+
+
+def _shape_in_loop(part: Gradient) -> tf.TensorShape:
+    return tf.TensorShape([None, *part.shape[1:]]) if isinstance(part, tf.IndexedSlices) else part.shape
 
 
 def _slice(data: Any, state: tf.Tensor) -> Any:

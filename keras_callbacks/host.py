@@ -24,6 +24,7 @@ __all__ = [
     "names_of",
     "optimizer_variables",
     "plain",
+    "tracked_state",
     "trained_variables",
 ]
 
@@ -162,6 +163,12 @@ def _settings(optimizer: Any) -> list[tf.Variable]:
 def trained_variables(model: Any) -> list[tf.Variable]:
     """What training changes by gradients."""
     return plain(model.trainable_variables)
+
+
+def tracked_state(model: Any) -> list[tf.Variable]:
+    """The variables of metrics that are attributes of a model or a layer: tf_keras counts them among the weights."""
+    metrics = (layer for layer in model._flatten_layers() if isinstance(layer, tf.keras.metrics.Metric))
+    return plain(v for metric in metrics for v in metric.variables)
 
 
 def follows_schedule(optimizer: Any) -> bool:

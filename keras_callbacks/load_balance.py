@@ -22,9 +22,8 @@ from keras_callbacks.exchange import AllReduce, average, exchange_of
 from keras_callbacks.failures import tells_failures
 from keras_callbacks.graph import GraphRound
 from keras_callbacks.loop import batches
-from keras_callbacks.metrics import global_results, mean_over_ranks, state_of
+from keras_callbacks.metrics import Figures, global_results
 from keras_callbacks.queue import RoundQueue
-from keras_callbacks.reductions import Reduction, reductions_in
 from keras_callbacks.start import start_alike
 from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
 
@@ -109,14 +108,11 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """steps of the epoch at hand that were done before this fit"""
         self.elastic = False
         """whether an elastic state follows this training"""
-        self.evaluated = False
-        """whether an evaluation has ended whose figures are of this rank alone"""
-        self.plain_logs: list[str] = []
-        """what the train step tells beside metrics"""
-        self.reductions: dict[str, Reduction] = {}
-        """how states of metrics are joined over ranks, as far as the traced step tells"""
-        self.told_of: set[str] = set()
-        """metrics of which a warning has been given"""
+        self.evaluated: dict[str, Any] | None = None
+        """what the last step of an evaluation has told, whose figures are of this rank alone"""
+        self.warned: set[str] = set()
+        """of which figures a warning has said that they are not of all samples"""
+        self._tests: Figures | None = None
         self._undo: list[Callable[[], None]] = []
         self.all_reduce = AllReduce(self)
 
@@ -213,12 +209,10 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         self.last_step = batch + 1 + self.skipped == (self.params or {}).get("steps")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """All ranks stop, if one of them wants to; and logs that are no metrics are averaged."""
+        """All ranks stop, if one of them wants to."""
         self.skipped = 0
         stops = hvd.allreduce(tf.constant(int(self.wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
         self.model.stop_training = bool(stops > 0)
-        if logs is not None and self.plain_logs:
-            logs.update(mean_over_ranks({k: logs[k] for k in self.plain_logs if k in logs}, self.samples, self.prefix))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Training is over, on all ranks."""
@@ -228,12 +222,14 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
             average(host.trained_variables(self.model), self.prefix)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """An evaluation goes on, and its figures are not complete."""
-        self.evaluated = False
+        """An evaluation begins, or goes on, and its figures are not complete."""
+        self.evaluated = None
+        if batch == 0 and self._tests is not None:
+            self._tests.begin()
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Perhaps they are now."""
-        self.evaluated = True
+        self.evaluated = dict(logs or {})
 
     @property
     def wants_to_stop(self) -> bool:
@@ -258,24 +254,24 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         if isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers:
             self._undo.append(host.loss_passes_through(model, graph.weigh))
         self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
-        step = graph.train_step(model.train_step, lambda: self._note_reductions(model))
+        figures, self._tests = Figures(self, model), Figures(self, model)
+        step = graph.train_step(model.train_step, figures)
         step.wrapped_by = self  # type: ignore[attr-defined]
         self._undo.append(_set(model, "train_step", step))
+        self._undo.append(_set(model, "test_step", _observed(model.test_step, self._tests)))
         model.make_train_function(force=True)
-        model.train_function = function = RoundFunction(self, model, model.train_function)
-        self._undo.append(_set(model, "get_metrics_result", global_results(self, model, function.close_epoch)))
+        model.train_function = function = RoundFunction(self, model, model.train_function, figures)
+        results = global_results(self, model, self._tests, function.close_epoch)
+        self._undo.append(_set(model, "get_metrics_result", results))
+        model.test_function = None  # it may be that of the plain step
 
         evaluate = refuses_resized(tells_failures(model.evaluate, lambda: self.elastic))
         self._undo.append(_set(model, "evaluate", evaluate))
 
-        def forget_function() -> None:
-            model.train_function = None
+        def forget_functions() -> None:
+            model.train_function = model.test_function = None
 
-        self._undo.append(forget_function)
-
-    def _note_reductions(self, model: Any) -> None:
-        if not tf.executing_eagerly():
-            self.reductions |= reductions_in(tf.compat.v1.get_default_graph(), state_of(model))
+        self._undo.append(forget_functions)
 
     def _function_is_ours(self, model: Any) -> bool:
         function = model.train_function
@@ -299,6 +295,10 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """Batches come from this queue from now on; ``sample`` gives a batch of one."""
         self.queue = queue
         self._sample = sample
+
+
+def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
+    return host.as_it_is(lambda data: figures.observed(host.as_keras_would(step), data))
 
 
 def _set(model: Any, name: str, value: Any) -> Callable[[], None]:

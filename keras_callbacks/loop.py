@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
 from keras_callbacks.balanced_dataset import BalancedDataset
-from keras_callbacks.exchange import SHARE, ask, dense
+from keras_callbacks.exchange import SHARE, ask
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
@@ -34,13 +34,13 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
     batch of one sample that weighs nothing. What a policy would do in micro-batches is one batch here.
     """
     gradients = tape.gradient(loss, list(variables))
-    present = [dense(g) for g in gradients if g is not None]
+    present = [g for g in gradients if g is not None]
     if not present:
         raise ValueError(
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
-    share = ask(balance, balance.share, SHARE, after=present)
+    share = ask(balance, balance.share, SHARE, after=tf.nest.flatten(present, expand_composites=True))
     reduced = iter(balance.all_reduce(present, share))
     return [None if g is None else next(reduced) for g in gradients]
 

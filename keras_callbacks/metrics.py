@@ -1,4 +1,9 @@
-"""Metrics over the samples of all ranks."""
+"""Metrics over the samples of all ranks.
+
+What travels is state: the variables of every metric, which are joined so that they are those of one process which has
+seen the samples of all ranks. What a step tells of the joined state is then told by the step's own function of it
+(``keras_callbacks.figures``), under whatever names.
+"""
 
 from __future__ import annotations
 
@@ -11,62 +16,203 @@ import numpy as np
 import tensorflow as tf
 
 from keras_callbacks import host
+from keras_callbacks.figures import Told
+from keras_callbacks.reductions import Update, updates_in, variables_of, weigh
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
 
-__all__ = ["global_results", "join_over_ranks", "mean_over_ranks", "state_of"]
+__all__ = ["Figures", "global_results"]
 
 logger = logging.getLogger(__name__)
 
 
-def global_results(balance: LoadBalance, model: Any, close: Callable[[], None]) -> Callable[[], dict[str, Any]]:
+class Figures:
+    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples."""
+
+    def __init__(self, balance: LoadBalance, model: Any) -> None:
+        self._balance = balance
+        self._model = model
+        self._local: Callable[[], dict[str, Any]] = model.get_metrics_result
+        self._told: Told | None = None
+        self._names: set[str] = set()
+        self._updates: dict[str, Update] = {}
+        self._base: dict[str, Any] = {}
+
+    def observed(
+        self, step: Callable[[Any], Any], data: Any, weight: tf.Tensor | None = None, *, again: bool = False
+    ) -> Any:
+        """What the step tells of these data; sums that count batches grow by ``weight`` times what the step adds.
+
+        ``again``: the step has been traced for this round already.
+        """
+        logs = step(data)
+        if tf.executing_eagerly() or not isinstance(logs, dict):
+            return logs
+        logs = tf.nest.map_structure(lambda value: None if value is None else tf.identity(value), logs)
+        graph = tf.compat.v1.get_default_graph()
+        known = [*self.state(), *host.plain(self._model.weights), *host.optimizer_variables(self._model.optimizer)]
+        handles = variables_of(graph, known)
+        updates = updates_in(graph, handles)
+        if not again:
+            self._note(graph, logs, handles, updates)
+        if weight is not None:
+            weigh(self._per_batch(updates), weight)
+        return logs
+
+    def begin(self) -> None:
+        """An epoch, or an evaluation, begins with the state as it is: the same on all ranks."""
+        self._base = {v._unique_id: v.numpy() for v in self.state()}
+
+    def state(self) -> list[tf.Variable]:
+        """The variables of all metrics: of the model's, and of those that a step tells of; alike on all ranks."""
+        found = {v._unique_id: v for v in host.plain(v for metric in self._model.metrics for v in metric.variables)}
+        for variables in self._told.state.values() if self._told else ():
+            found |= {v._unique_id: v for v in variables if v._unique_id not in found}
+        return list(found.values())
+
+    def of_state(self) -> dict[str, Any]:
+        """The figures that the state makes, as it is."""
+        return self._local() if self._told is None or self._as_keras_says() else self._told.compute()
+
+    def _as_keras_says(self) -> bool:
+        """Whether Keras takes the model's metrics for what the step tells: where names are the same."""
+        return bool(self._local().keys() == self._names)
+
+    def is_of_the_batch(self, name: str) -> bool:
+        """Whether a figure is of the latest batch alone."""
+        return self._told is not None and name not in self._told.state
+
+    def of_all_ranks(self, logs: dict[str, Any], samples: int) -> dict[str, Any]:
+        """Join the state of all ranks, and return the figures that it makes; one collective.
+
+        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples
+        is the sum over the ranks; this also holds for metrics that are no means, as precision and AUC are. What Keras
+        marks as a mean is averaged, and of maxima and minima the largest or smallest is taken. What is none of these
+        becomes rank 0's, and a warning says so. Figures of the latest batch are averaged by the ``samples`` in it.
+        """
+        names = self._names or set(logs)
+        if self._told is None or self._as_keras_says():
+            of_batch = names - self._local().keys()
+        else:
+            of_batch = names - self._told.state.keys()
+        batch = {name: logs[name] for name in sorted(of_batch) if name in logs and _is_number(logs[name])}
+        self._warn()
+        variables = self.state()
+        values = [v.numpy() for v in variables]
+        joins = [_JOINS[self._reduction(v)] for v in variables]
+        # Counts are exact in a float64; the sums themselves are of float32. For all but sums every rank has a row.
+        parts = [
+            _flat(value - self._base.get(v._unique_id, 0)) if join is None else _row(_flat(value))
+            for v, value, join in zip(variables, values, joins, strict=True)
+        ]
+        # Whatever a stand-in has made of its figures, it has made it of nothing.
+        parts += [_flat(value) * samples if samples else np.zeros_like(_flat(value)) for value in batch.values()]
+        parts.append(np.array([samples], dtype=np.float64))
+        name = f"{self._balance.prefix}.metrics"
+        summed = hvd.allreduce(tf.constant(np.concatenate(parts)), op=hvd.Sum, name=name).numpy()
+        joined = np.split(summed, np.cumsum([part.size for part in parts])[:-1])
+        for variable, value, join in zip(variables, values, joins, strict=True):
+            part = joined.pop(0)
+            result = part if join is not None else part + _flat(self._base.get(variable._unique_id, 0))
+            result = result if join is None else join(result.reshape(hvd.size(), -1))
+            variable.assign(result.reshape(value.shape).astype(value.dtype))
+        self._base = {}
+        total = max(float(joined[-1][0]), 1.0)
+        means = {
+            name: (part / total).reshape(np.shape(value))[()]
+            for (name, value), part in zip(batch.items(), joined, strict=False)
+        }
+        return {**logs, **means, **{k: v for k, v in self.of_state().items() if k in names}}
+
+    def _note(
+        self, graph: Any, logs: dict[str, Any], handles: dict[str, tf.Variable], updates: dict[str, Update]
+    ) -> None:
+        model = self._model
+        metrics = host.plain(v for metric in model.metrics for v in metric.variables) + host.tracked_state(model)
+        apart = {v._unique_id: v for v in [*host.plain(model.weights), *host.optimizer_variables(model.optimizer)]}
+        for v in metrics:
+            apart.pop(v._unique_id, None)
+        self._told = Told(graph, logs, handles, updates, apart.values())
+        self._names = set(logs)
+        self._updates = updates
+        with tf.init_scope():
+            new = [v for v in self.state() if v._unique_id not in self._base]
+            self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}
+
+    def _groups(self) -> dict[str, list[tf.Variable]]:
+        """The state of each metric; of what is no metric of the model's, that of each figure that tells of it."""
+        groups = {f"metric {m.name!r}": host.plain(m.variables) for m in _single(self._model.metrics)}
+        known = {v._unique_id for group in groups.values() for v in group}
+        for name, variables in self._told.state.items() if self._told else ():
+            groups[f"what is told as {name!r}"] = [v for v in variables if v._unique_id not in known]
+        return groups
+
+    def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
+        """The sums that count batches, and those that are divided by them: the others of the same metric."""
+        found: dict[str, Update] = {}
+        for group in self._groups().values():
+            of_group = [updates[v._unique_id] for v in group if v._unique_id in updates]
+            if any(update.counts_batches for update in of_group):
+                found |= {
+                    u.variable._unique_id: u for u in of_group if u.kind == "sum" and u.variable.dtype.is_floating
+                }
+        return list(found.values())
+
+    def _reduction(self, variable: tf.Variable) -> str:
+        if variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
+            return "mean"
+        update = self._updates.get(variable._unique_id)
+        if update is None:
+            return "sum"
+        # A whole number of batches cannot be shared among the ranks of a round.
+        return "unknown" if update.counts_batches and not variable.dtype.is_floating else update.kind
+
+    def _warn(self) -> None:
+        for name, group in self._groups().items():
+            if name not in self._balance.warned and any(self._reduction(v) == "unknown" for v in group):
+                self._balance.warned.add(name)
+                logger.warning(
+                    "%s keeps something that is neither a sum over samples nor a maximum or minimum, so the figures of "
+                    "several ranks cannot be joined: what fit tells of it is rank 0's alone. Keep a total and a count, "
+                    "as keras.metrics.Mean does, to have it of all samples",
+                    name,
+                )
+        for name in self._told.mixed if self._told else ():
+            if name not in self._balance.warned and not self._as_keras_says():
+                self._balance.warned.add(name)
+                logger.warning(
+                    "the step makes %r of a metric and of something else, so it cannot be computed anew from the state "
+                    "of all ranks: what fit tells of it is the mean of the ranks'. Tell metric.result() as it is after "
+                    "its update to have it of all samples",
+                    name,
+                )
+
+
+def global_results(
+    balance: LoadBalance, model: Any, tests: Figures, close: Callable[[], dict[str, Any] | None]
+) -> Callable[[], dict[str, Any]]:
     """``model.get_metrics_result``, by which Keras asks for the figures of an epoch and of an evaluation.
 
-    It asks before any callback hears of them, so callbacks agree on all ranks in whatever order they stand. Here the
-    figures of an evaluation become those of all ranks; ``close`` sees to those of an epoch that ends before its time.
+    It asks before any callback hears of them, so callbacks agree on all ranks in whatever order they stand. Keras takes
+    the answer if it has the names that the last step has told, and the last step's figures otherwise. ``close`` gives
+    the figures of an epoch that has ended, also of one that ends before its time.
     """
     local = model.get_metrics_result
 
     def results() -> dict[str, Any]:
+        found: dict[str, Any] | None = None
         if tf.executing_eagerly():
-            if balance.evaluated:
-                balance.evaluated = False
-                join_over_ranks(balance, model)
-            close()
-        found: dict[str, Any] = local()
+            if balance.evaluated is not None:
+                logs, balance.evaluated = balance.evaluated, None
+                found = tests.of_all_ranks(logs, 1)
+            else:
+                found = close()
+        if found is None:
+            found = local()
         return found
 
     return results
-
-
-def state_of(model: Any) -> list[tf.Variable]:
-    """The variables of all metrics, in an order that all ranks share."""
-    return host.plain(v for metric in model.metrics for v in metric.variables)
-
-
-def join_over_ranks(balance: LoadBalance, model: Any) -> None:
-    """Replace the state of each metric by that of one process which has seen the samples of all ranks; one collective.
-
-    Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples is
-    the sum over the ranks; this also holds for metrics that are no means, as precision and AUC are. What Keras marks as
-    a mean is averaged, and of maxima and minima (``keras_callbacks.reductions``) the largest or smallest is taken. What
-    is none of these becomes rank 0's, and a warning says so.
-    """
-    variables = state_of(model)
-    if not variables:
-        return
-    joins = [_JOINS["mean" if _is_mean(v) else balance.reductions.get(v._unique_id, "sum")] for v in variables]
-    _warn(balance, model)
-    values = [v.numpy() for v in variables]
-    # Counts are exact in a float64; the sums themselves are of float32. For all but sums every rank has a row.
-    parts = [np.asarray(value, dtype=np.float64).ravel() for value in values]
-    parts = [part if join is None else _row(part) for part, join in zip(parts, joins, strict=True)]
-    summed = hvd.allreduce(tf.constant(np.concatenate(parts)), op=hvd.Sum, name=f"{balance.prefix}.metrics").numpy()
-    places = np.cumsum([part.size for part in parts])[:-1]
-    for variable, value, part, join in zip(variables, values, np.split(summed, places), joins, strict=True):
-        result = part if join is None else join(part.reshape(hvd.size(), -1))
-        variable.assign(result.reshape(value.shape).astype(value.dtype))
 
 
 # What makes one state of the rows of all ranks; None: it is their sum.
@@ -79,8 +225,8 @@ _JOINS: dict[str, Callable[[Any], Any] | None] = {
 }
 
 
-def _is_mean(variable: tf.Variable) -> bool:
-    return variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+def _flat(value: Any) -> Any:
+    return np.asarray(value, dtype=np.float64).ravel()
 
 
 def _row(values: Any) -> Any:
@@ -89,31 +235,12 @@ def _row(values: Any) -> Any:
     return rows.ravel()
 
 
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, dict | list | tuple) and bool(np.issubdtype(np.asarray(value).dtype, np.number))
+
+
 def _single(metrics: Iterable[Any]) -> Iterator[Any]:
     """Each metric by itself: Keras 3 has those of compile in one."""
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
         yield from _single(inner) if inner else [metric]
-
-
-def _warn(balance: LoadBalance, model: Any) -> None:
-    for metric in _single(model.metrics):
-        unknown = any(balance.reductions.get(v._unique_id) == "unknown" for v in host.plain(metric.variables))
-        if unknown and metric.name not in balance.told_of:
-            balance.told_of.add(metric.name)
-            logger.warning(
-                "metric %r keeps something that is neither a sum over samples nor a maximum or minimum, so the figures "
-                "of several ranks cannot be joined: what fit tells of it is rank 0's alone. Keep a total and a count, "
-                "as keras.metrics.Mean does, to have it of all samples",
-                metric.name,
-            )
-
-
-def mean_over_ranks(logs: dict[str, Any], samples: int, prefix: str) -> dict[str, float]:
-    """Figures that belong to no metric, averaged by the samples that each rank had in its latest round."""
-    numbers = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-    flat = np.array([samples, *(samples * value for value in numbers.values())], dtype=np.float64)
-    if samples == 0:
-        flat[:] = 0.0  # whatever a stand-in made of them
-    total, *sums = hvd.allreduce(tf.constant(flat), op=hvd.Sum, name=f"{prefix}.logs").numpy()
-    return {name: float(value / total) for name, value in zip(numbers, sums, strict=True)}

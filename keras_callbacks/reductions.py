@@ -4,49 +4,116 @@ A metric does not say what its variables are. Nearly all are sums over samples, 
 maximum is none, and summed it would be a figure that nobody has seen. So the train step, once traced, is searched for
 the assignment to each variable: ``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and of anything
 else nothing is known. Where an update is hidden in a function or a branch of its own, it counts as a sum.
+
+A sum that grows by the same in every step, whatever the batch, counts batches: that of a ``Mean`` which is updated with
+a batch's mean loss. One process adds 1 a round, so a rank adds its share of the round's samples (`weigh`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import tensorflow as tf
 
-__all__ = ["Reduction", "reductions_in"]
+__all__ = ["Reduction", "Update", "behind", "is_given", "updates_in", "variables_of", "weigh"]
 
 Reduction = Literal["sum", "max", "min", "unknown"]
 
-_ADDED = {"AssignAddVariableOp", "AssignSubVariableOp"}
+_ADDED = {"AssignAddVariableOp": 1.0, "AssignSubVariableOp": -1.0}
 _SAME_VALUE = {"Cast", "Identity", "Reshape"}
 _BY_OPERATION: dict[str, Reduction] = {
     "Add": "sum", "AddV2": "sum", "AddN": "sum", "Sub": "sum", "Maximum": "max", "Minimum": "min"
 }  # fmt: skip
 
 
-def reductions_in(graph: Any, variables: list[tf.Variable]) -> dict[str, Reduction]:
-    """What the assignments of a graph do to these variables, by the variables' identity; without those it has not."""
-    found: dict[str, Reduction] = {}
+@dataclass(slots=True)
+class Update:
+    """What a step does to one variable."""
+
+    variable: tf.Variable
+    kind: Reduction
+    last: str
+    """the name of the last assignment"""
+    increments: list[tuple[float, tf.Tensor]] = field(default_factory=list)
+    """what a sum grows by: sign and value"""
+    counts_batches: bool = False
+    """whether it grows by the same whatever the batch"""
+
+
+def variables_of(graph: Any, known: Iterable[tf.Variable] = ()) -> dict[str, tf.Variable]:
+    """The variables that a graph touches while it is traced, by the names of their handles in it."""
     inside = {id(outer): inner.name for outer, inner in graph.captures}
-    handles = {inside[id(v.handle)]: v._unique_id for v in variables if id(v.handle) in inside}
+    # Not a public name: where it is missing, those that are known are found.
+    touched = [*known, *getattr(graph, "_watched_variables", ())]
+    return {inside[id(v.handle)]: v for v in touched if id(v.handle) in inside}
+
+
+def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Update]:
+    """What the assignments of a graph do to each of these variables, by the variables' identity."""
+    found: dict[str, Update] = {}
     for operation in graph.get_operations():
-        name = handles.get(operation.inputs[0].name) if operation.inputs else None
-        if name is None:
+        variable = handles.get(operation.inputs[0].name) if operation.inputs else None
+        if variable is None or not (operation.type in _ADDED or operation.type == "AssignVariableOp"):
             continue
-        if operation.type in _ADDED:
-            kind: Reduction = "sum"
-        elif operation.type == "AssignVariableOp":
-            kind = _reduction_of(operation)
-        else:
-            continue
-        found[name] = kind if found.get(name, kind) == kind else "unknown"
+        kind, increments = _change(operation)
+        update = found.setdefault(variable._unique_id, Update(variable, kind, operation.name))
+        update.kind = kind if update.kind == kind else "unknown"
+        update.last = operation.name
+        update.increments += increments
+    for update in found.values():
+        given = all(is_given(graph, behind(value)) for _, value in update.increments)
+        update.counts_batches = update.kind == "sum" and given and bool(update.increments)
     return found
 
 
-def _reduction_of(assignment: Any) -> Reduction:
-    handle, value = assignment.inputs[0], _origin(assignment.inputs[1])
-    operands = map(_origin, value.inputs)
-    reads = any(o.type == "ReadVariableOp" and o.inputs[0].name == handle.name for o in operands)
-    return _BY_OPERATION.get(value.type, "unknown") if reads else "unknown"
+def weigh(updates: Iterable[Update], weight: tf.Tensor) -> None:
+    """Have these sums grow by ``weight`` times what the step has added; part of the step."""
+    for update in updates:
+        dtype = update.variable.dtype
+        less = tf.cast(weight, dtype) - 1
+        for sign, value in update.increments:
+            update.variable.assign_add(tf.cast(sign, dtype) * less * tf.cast(value, dtype))
+
+
+def behind(tensor: tf.Tensor) -> dict[str, Any]:
+    """The operations that a tensor is computed by, back to where variables are read."""
+    found: dict[str, Any] = {}
+    open_ = [tensor.op]
+    while open_:
+        operation = open_.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            if operation.type != "ReadVariableOp":
+                open_ += [t.op for t in operation.inputs]
+    return found
+
+
+def is_given(graph: Any, operations: dict[str, Any]) -> bool:
+    """Whether no batch has a part in these: variables and constants alone."""
+    constants = {inner.op.name for outer, inner in graph.captures if isinstance(outer, tf.__internal__.EagerTensor)}
+    return all(
+        o.type == "ReadVariableOp" or name in constants or not (o.type == "Placeholder" or o.op_def.is_stateful)
+        for name, o in operations.items()
+    )
+
+
+def _change(assignment: Any) -> tuple[Reduction, list[tuple[float, tf.Tensor]]]:
+    handle, value = assignment.inputs[0], assignment.inputs[1]
+    if assignment.type in _ADDED:
+        return "sum", [(_ADDED[assignment.type], value)]
+    operation = _origin(value)
+    rest = [t for t in operation.inputs if not _reads(_origin(t), handle)]
+    if len(rest) == len(operation.inputs):
+        return "unknown", []
+    kind = _BY_OPERATION.get(operation.type, "unknown")
+    sign = -1.0 if operation.type == "Sub" else 1.0
+    return kind, [(sign, t) for t in rest] if kind == "sum" else []
+
+
+def _reads(operation: Any, handle: tf.Tensor) -> bool:
+    return bool(operation.type == "ReadVariableOp" and operation.inputs[0].name == handle.name)
 
 
 def _origin(tensor: Any) -> Any:

@@ -12,7 +12,7 @@ from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
 from keras_callbacks.balanced_dataset import BalancedDataset
 from keras_callbacks.failures import told
-from keras_callbacks.metrics import join_over_ranks, state_of
+from keras_callbacks.metrics import Figures
 from keras_callbacks.queue import TOO_FAR_AHEAD
 
 if TYPE_CHECKING:
@@ -56,13 +56,14 @@ EPOCH_IS_OVER = _EpochIsOver()
 class RoundFunction:
     """Calls the train function that Keras has made, with the next round prepared, and raises what really went wrong."""
 
-    def __init__(self, balance: LoadBalance, model: Any, function: Callable[[Any], Any]) -> None:
+    def __init__(self, balance: LoadBalance, model: Any, function: Callable[[Any], Any], figures: Figures) -> None:
         self.balance = balance
         self.function = function
         self._model = model
+        self._figures = figures
         self._iterator: Any = None
         self._open = False
-        self._names: set[str] = set()
+        self._of_epoch: dict[str, Any] | None = None
 
     def __call__(self, iterator: Any) -> Any:
         """One round."""
@@ -76,6 +77,8 @@ class RoundFunction:
             _use_source(balance, iterator)
         samples = balance.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
+        if not self._open:
+            self._figures.begin()
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
         kept = [(v, v.numpy()) for v in self._marked()] if samples == 0 else []
         balance.look()
@@ -95,7 +98,7 @@ class RoundFunction:
         if kept:
             for variable, value in kept:
                 variable.assign(value)
-            logs = {**logs, **{k: v for k, v in self._model.get_metrics_result().items() if k in logs}}
+            logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}
         if balance.stop_agreed:
             self._model.stop_training = True
         unknown = balance.queue.rounds is None and balance.queue.at_end
@@ -105,16 +108,18 @@ class RoundFunction:
         over = self._model.stop_training is EPOCH_IS_OVER
         self._open = not (balance.stop_agreed or balance.last_step or over)
         if not self._open:
-            join_over_ranks(balance, self._model)
-        if logs.keys() != self._names:  # to ask for all results takes longer than some steps
-            self._names = set(logs)
-            balance.plain_logs = sorted(self._names - set(self._model.get_metrics_result()))
+            self._of_epoch = logs = self._figures.of_all_ranks(logs, balance.samples)
         return logs
 
-    def close_epoch(self) -> None:
-        """A rank that leaves an epoch before its end takes part in one more round, by which all hear that it does."""
+    def close_epoch(self) -> dict[str, Any] | None:
+        """The figures of an epoch that has ended, once.
+
+        A rank that leaves an epoch before its end takes part in one more round, by which all hear that it does.
+        """
         if self._open and self.balance.fitting and self._model.stop_training:
             self(self._iterator)
+        found, self._of_epoch = self._of_epoch, None
+        return found
 
     def _marked(self) -> list[Any]:
-        return state_of(self._model) + host.plain(self._model.non_trainable_variables)
+        return self._figures.state() + host.plain(self._model.non_trainable_variables)

@@ -12,7 +12,7 @@ from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).parent / "workers" / "keras_behaviour.py"
-# Four launches of about equal length, so that each stays within its limit.
+# Launches of about equal length, so that each stays within its limit.
 PARTS = (
     (
         "nothing_is_traced_again_after_the_first_round",
@@ -44,6 +44,12 @@ PARTS = (
         "options_of_the_optimizer_and_of_fit_match_one_process",
         "streams_of_unknown_length_end",
         "a_tfrecord_pipeline_gives_what_one_process_gives",
+    ),
+    (
+        "a_step_tells_trackers_under_names_of_its_own",
+        "several_outputs_tell_a_loss_each",
+        "a_second_compile_makes_metrics_anew",
+        "figures_that_cannot_be_joined_are_named",
     ),
 )
 
@@ -93,6 +99,35 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         assert rank["latest"] == zero["latest"]
         (warning,) = rank["warnings"]
         assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "another in every round"])
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}),
+        ("several_outputs_tell_a_loss_each", {"loss", "a_loss", "b_loss", "a_mae", "b_mse"}),
+        ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}),
+    ],
+)
+def test_fit_tells_what_one_process_tells_under_whatever_names(outcomes, case, names, policy):
+    for rank in outcomes(case):
+        told, expected = rank[policy]["keys"]
+        assert told == expected
+        assert names | {f"val_{name}" for name in names} <= set(told)
+        assert ("elsewhere" in told) == case.startswith("a_step_tells"), "a tracker that is not in model.metrics"
+        assert max(rank[policy]["apart"].values()) < 2e-6, "float32"
+        assert rank[policy]["alike"] == 1, "ranks agree to the last bit"
+        first, last = rank[policy]["loss"]
+        assert last < first
+
+
+def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes):
+    for rank in outcomes("figures_that_cannot_be_joined_are_named"):
+        assert rank["alike"] == 1
+        moving, mixed = rank["warnings"]
+        assert re.match(r"what is told as 'moving' keeps something that is neither .* rank 0's alone", moving)
+        assert re.match(r"the step makes 'mixed' of a metric and of something else.*mean of the ranks", mixed)
 
 
 def test_early_stopping_stops_all_ranks_together(outcomes):

@@ -52,9 +52,9 @@ def test_metrics_are_the_same_on_all_ranks(ranks):
         assert outcome["loss spread"] == 0.0
 
 
-@pytest.mark.parametrize("name", ["embeddings", "embeddings, gathered", "embeddings, Adam", "embeddings, clipped"])
-def test_embeddings_are_trained_as_in_one_process(ranks, name):
-    for outcome in outcomes(ranks, name):
+@pytest.mark.parametrize("name", ["SGD", "micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
+def test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name):
+    for outcome in outcomes(ranks, f"embeddings, {name}"):
         assert outcome["sparse"], "their gradients are tf.IndexedSlices"
         assert outcome["difference"] < 1e-5 * outcome["moved"]
         assert outcome["spread"] == 0.0

@@ -149,6 +149,34 @@ def test_weighted_gradients_are_not_multiplied_again_and_wait_for_their_bucket_a
 
 
 @pytest.mark.parametrize("weighed", [False, True])
+def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
+    rows = tf.IndexedSlicesSpec((1000, 8), indices_dtype=tf.int32)
+    graph = graph_of(rows, tf.TensorSpec((4,), tf.float32), weighed=weighed)
+    gathers = [o for o in graph.get_operations() if o.type == "HorovodAllgather"]
+    sent = sorted((o.inputs[0].shape.as_list(), o.inputs[0].dtype) for o in gathers)
+    assert sent == [([None], tf.int32), ([None, 8], tf.float32)]
+    whole = graph.inputs[-1]
+    for gather in gathers:
+        assert "HorovodAllgather" in gather.name, "by which elastic mode knows it"
+        assert whole.op not in ancestors(gather)
+    (reduced,) = [o for o in graph.get_operations() if o.type == "HorovodGroupedAllreduce"]
+    assert sum(int(t.shape.num_elements()) for t in reduced.inputs) < 1000, "no table travels with the rest"
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
+    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    rows = tf.IndexedSlices(tf.constant([[1.0], [float("nan")], [4.0]]), tf.constant([5, 2, 5]), tf.constant([9, 1]))
+    (got,) = exchange([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
+    assert got.indices.numpy().tolist() == ([5, 2, 5] if weight else [])
+    assert got.values.shape == ((3, 1) if weight else (0, 1))
+    if weight:
+        assert got.values[2, 0] == (4.0 if weighed else 1.0)
+
+
+@pytest.mark.parametrize("weighed", [False, True])
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
     exchange = AllReduce(LoadBalance("bsp", global_batch=4))
     exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
@@ -258,13 +286,13 @@ def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounde
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
     graph_round = Round()
     graph_round._balance = SimpleNamespace(policy=BSP())
-    graph_round._begin = lambda data: (tf.constant(0.0), data)
+    graph_round._begin = lambda data: (tf.zeros(7), data)
 
     def fails(data):
         raise ValueError("a mistake")
 
     with pytest.raises(Exception, match="a mistake"):
-        graph_round.train_step(fails, lambda: None)(None)
+        graph_round.train_step(fails, SimpleNamespace(observed=lambda step, data, weight, again: step(data)))(None)
     loss = tf.constant(2.0)
     assert graph_round.weigh(loss) is loss, "as that of an evaluation"
 

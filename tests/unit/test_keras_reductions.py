@@ -6,7 +6,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 from keras_callbacks import host  # noqa: E402
-from keras_callbacks.reductions import reductions_in  # noqa: E402
+from keras_callbacks.figures import Told  # noqa: E402
+from keras_callbacks.reductions import updates_in, variables_of, weigh  # noqa: E402
 
 keras = tf.keras
 
@@ -36,8 +37,78 @@ def reductions(metric):
     update()  # some variables exist only then
     variables = host.plain(metric.variables)
     graph = tf.function(update).get_concrete_function().graph
-    found = reductions_in(graph, variables)
-    return [found[v._unique_id] for v in variables if v._unique_id in found]
+    found = updates_in(graph, variables_of(graph, variables))
+    return [found[v._unique_id].kind for v in variables if v._unique_id in found]
+
+
+@pytest.mark.parametrize(
+    ("update", "counts"),
+    [
+        (lambda mean, batch: mean.update_state(tf.reduce_mean(batch)), True),
+        (lambda mean, batch: mean.update_state(tf.reduce_mean(batch), sample_weight=0.5), True),
+        (lambda mean, batch: mean.update_state(batch), False),
+        (lambda mean, batch: mean.update_state(tf.reduce_mean(batch), sample_weight=tf.shape(batch)[0]), False),
+    ],
+    ids=["its mean", "its mean with a weight", "its samples", "its mean with its length as weight"],
+)
+def test_a_mean_of_batches_is_told_from_a_mean_of_samples_and_grows_by_its_share(update, counts):
+    mean = keras.metrics.Mean()
+    variables = host.plain(mean.variables)
+
+    @tf.function
+    def step(batch):
+        update(mean, batch)
+        graph = tf.compat.v1.get_default_graph()
+        updates = updates_in(graph, variables_of(graph, variables))
+        assert any(u.counts_batches for u in updates.values()) == counts
+        weigh(updates.values(), tf.constant(0.25))
+
+    step.get_concrete_function(tf.TensorSpec([None]))
+    step(tf.constant([1.0, 2.0, 6.0]))
+    assert float(mean.result()) == pytest.approx(3.0)
+    alone = keras.metrics.Mean()
+    update(alone, tf.constant([1.0, 2.0, 6.0]))
+    expected = [float(v.numpy()) / 4 for v in host.plain(alone.variables)]
+    assert [float(v.numpy()) for v in variables] == pytest.approx(expected)
+
+
+def test_figures_are_told_again_of_another_state_unless_the_batch_has_a_part_in_them():
+    mean, other, weight = keras.metrics.Mean(), keras.metrics.Mean(), tf.Variable(2.0)
+    made = {}
+
+    @tf.function
+    def step(batch):
+        before = other.result()
+        mean.update_state(batch)
+        other.update_state(batch)
+        figures = {
+            "mean": mean.result(),
+            "of both": {"root": tf.sqrt(mean.result() + other.result())},
+            "constant": tf.constant(3.0),
+            "of the batch": tf.reduce_max(batch),
+            "mixed": mean.result() + batch[0],
+            "before": before,
+            "weight": weight + 0.0,
+        }
+        figures = tf.nest.map_structure(tf.identity, figures)
+        graph = tf.compat.v1.get_default_graph()
+        known = [*host.plain([*mean.variables, *other.variables]), weight]
+        handles = variables_of(graph, known)
+        made["told"] = Told(graph, figures, handles, updates_in(graph, handles), [weight])
+        return figures
+
+    step(tf.constant([1.0, 3.0]))
+    told = made["told"]
+    assert set(told.state) == {"mean", "of both", "constant"}
+    assert told.mixed == ["mixed", "before"]
+    for metric in (mean, other):
+        metric.reset_state()
+    mean.update_state([7.0])
+    other.update_state([9.0])
+    again = told.compute()
+    assert float(again["mean"]) == 7.0
+    assert float(again["of both"]["root"]) == 4.0
+    assert float(again["constant"]) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
 from keras_callbacks.host import check_compiled  # noqa: E402
+from keras_callbacks.metrics import Figures  # noqa: E402
 from keras_callbacks.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.sources import DatasetSource  # noqa: E402
 from keras_callbacks.train_function import RoundFunction  # noqa: E402
@@ -179,9 +180,9 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
     def fails(iterator):
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
 
-    balance.fitting = True
+    balance.fitting, model = True, network()
     with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
-        RoundFunction(balance, network(), fails)(iter(()))
+        RoundFunction(balance, model, fails, Figures(balance, model))(iter(()))
 
 
 def test_a_batch_is_used_once():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras_history
 import keras_models
 import keras_refusals
 import keras_streams
@@ -237,7 +238,8 @@ def main() -> None:
         folder = hvd.broadcast_object(folder, root_rank=0, name="folder")
         chosen = sys.argv[1].split(",")
         for name in chosen:
-            test = (vars(keras_models) | vars(keras_refusals) | vars(keras_streams) | globals())[name]
+            everywhere = (keras_models, keras_refusals, keras_streams, keras_history)
+            test = next((vars(m)[name] for m in everywhere if name in vars(m)), None) or globals()[name]
             keras.utils.set_random_seed(100 + hvd.rank())
             takes = test.__code__.co_argcount
             try:

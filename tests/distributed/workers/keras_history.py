@@ -1,0 +1,175 @@
+"""The part of ``keras_behaviour.py`` about what ``fit`` tells: figures of all ranks' samples, under whatever names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from keras_exactness import EveryRoundAnother
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data
+
+from keras_callbacks import LoadBalance, resize_batches
+
+keras = tf.keras
+EPOCHS, SEED = 2, 4
+POLICIES = {
+    "bsp": lambda: "bsp",
+    "micro-batches": lambda: UNEQUAL,
+    "another in every round": lambda: EveryRoundAnother(1),
+}
+
+
+def compared(make: Callable[[], Any], arrays: Any) -> dict:
+    """Under each policy: the difference of each figure from that of Keras alone on the same global batches."""
+    outcome = {}
+    whole = tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
+    for name, policy in POLICIES.items():
+        keras.utils.set_random_seed(3)
+        model, single = make(), make()
+        single.set_weights(model.get_weights())
+        balance = LoadBalance(policy(), global_batch=BATCH)
+        batches = resize_batches(arrays, balance, shuffle=True, seed=SEED)
+        told = model.fit(
+            batches, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance], validation_data=whole
+        ).history
+        expected: dict[str, list[float]] = {}
+        for epoch in range(EPOCHS):
+            order = np.arange(SAMPLES)
+            np.random.Generator(np.random.PCG64([SEED, epoch])).shuffle(order)
+            mine = tf.nest.map_structure(lambda a: a[order], arrays)  # noqa: B023
+            one = tf.data.Dataset.from_tensor_slices(mine).batch(BATCH)
+            for key, values in single.fit(one, verbose=0, shuffle=False, validation_data=whole).history.items():
+                expected.setdefault(_plain(key), []).extend(values)
+        told = {_plain(key): [float(v) for v in values] for key, values in told.items()}
+        outcome[name] = {
+            "keys": [sorted(told), sorted(expected)],
+            "apart": {k: float(np.abs(np.subtract(told[k], expected[k])).max()) for k in told if k in expected},
+            "alike": len(set(map(str, hvd.allgather_object(told)))),
+            "loss": expected["loss"],
+        }
+    return outcome
+
+
+def _plain(key: str) -> str:
+    """Keras numbers the metrics of a process that have no name."""
+    return re.sub(r"_\d+$", "", key)
+
+
+class Trackers(keras.Model):
+    """Tells its trackers under names of its own, as keras.io's VAE does; one of them is no attribute of the model."""
+
+    def __init__(self, *args: Any, elsewhere: Callable[[], Any], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.total = keras.metrics.Mean(name="total_loss")
+        self.reconstruction = keras.metrics.Mean(name="reconstruction_loss")
+        self.by_samples = keras.metrics.Mean(name="by_samples")
+        self.elsewhere = elsewhere
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.total, self.reconstruction, self.by_samples]
+
+    def update(self, batch: Any, *, training: bool) -> tuple[Any, Any]:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            each = tf.reduce_sum((self(x, training=training) - y) ** 2, axis=1)
+            loss = tf.reduce_mean(each) + 0.5
+        self.total.update_state(loss)
+        self.reconstruction.update_state(loss - 0.5)
+        self.by_samples.update_state(each)
+        return loss, tape
+
+    def told(self, loss: Any) -> dict[str, Any]:
+        return {
+            "loss": self.total.result(),
+            "reconstruction_loss": self.reconstruction.result(),
+            "by_samples": self.by_samples.result(),
+            "root": tf.sqrt(self.total.result() + self.by_samples.result()),
+            "of the batch": loss,
+            "constant": tf.constant(3.0),
+        }
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        loss, tape = self.update(batch, training=True)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+        self.elsewhere().update_state(loss)  # which nobody resets at the beginning of an epoch
+        return {**self.told(loss), "elsewhere": self.elsewhere().result()}
+
+    def test_step(self, batch: Any) -> dict[str, Any]:
+        loss, _ = self.update(batch, training=False)
+        return self.told(loss)
+
+
+def a_step_tells_trackers_under_names_of_its_own() -> dict:
+    def make() -> Any:
+        tracker = keras.metrics.Mean(name="elsewhere")
+        inputs = keras.layers.Input((FEATURES,))
+        model = Trackers(inputs, keras.layers.Dense(2)(inputs), elsewhere=lambda: tracker)
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    return compared(make, data(2))
+
+
+def several_outputs_tell_a_loss_each() -> dict:
+    x, y = data(2)
+
+    def make() -> Any:
+        inputs = keras.layers.Input((FEATURES,))
+        a, b = keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)
+        model = keras.Model(inputs, {"a": a, "b": b})
+        model.compile(keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, metrics={"a": ["mae"], "b": ["mse"]})
+        return model
+
+    return compared(make, (x, {"a": y[:, :1], "b": y[:, 1:]}))
+
+
+def a_second_compile_makes_metrics_anew() -> dict:
+    x, y = data()
+
+    def make() -> Any:
+        inputs = keras.layers.Input((FEATURES,))
+        model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(inputs))
+        for _ in range(2):
+            metrics = [keras.metrics.AUC(), keras.metrics.Precision()]
+            model.compile(keras.optimizers.SGD(0.05), "binary_crossentropy", metrics=metrics)
+        return model
+
+    return compared(make, (x, (y > 0).astype("float32")))
+
+
+def figures_that_cannot_be_joined_are_named() -> dict:
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    tracker, moving = keras.metrics.Mean(name="tracker"), tf.Variable(0.0, trainable=False)
+
+    class Moving(keras.Model):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))  # noqa: B905
+            tracker.update_state(loss)
+            moving.assign(0.9 * moving + 0.1 * loss)
+            return {"moving": moving, "mixed": tracker.result() + loss}
+
+    heard: list[str] = []
+    handler = Heard()
+    logging.getLogger("keras_callbacks.metrics").addHandler(handler)
+    inputs = keras.layers.Input((FEATURES,))
+    model = Moving(inputs, keras.layers.Dense(1)(inputs))
+    model.compile(keras.optimizers.SGD(0.05))
+    balance = LoadBalance("bsp" if hvd.size() == 1 else UNEQUAL, global_batch=BATCH)
+    told = model.fit(resize_batches(data(), balance), epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
+    logging.getLogger("keras_callbacks.metrics").removeHandler(handler)
+    told = {key: [float(v) for v in values] for key, values in told.items()}
+    return {"alike": len(set(map(str, hvd.allgather_object(told)))), "warnings": heard}
