@@ -44,9 +44,10 @@ class Allreduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
-    factors handed to Horovod would have to be equal on all ranks. Where shares are, in one micro-batch each, Horovod
-    averages, as in stock scripts. So every large gradient is gone through once, at most: on its way to its bucket's
-    memory, or where it leaves alone and has a weight.
+    factors handed to Horovod would have to be equal on all ranks. (Where the first batch of a rank had several passes,
+    as in scripts that do not add their losses, its buckets leave at ``step()``.) Where shares are, in one micro-batch
+    each, Horovod averages, as in stock scripts. So every large gradient is gone through once, at most: on its way to
+    its bucket's memory, or where it leaves alone and has a weight.
 
     The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
     and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
@@ -85,6 +86,11 @@ class Allreduce(Synchroniser):
         """for a bucket"""
         self._altered: list[Gradient] = []
         """by somebody else, between their arrival and that of the last one of their bucket"""
+        self._first_batch = True
+        """whether none had data before: it shows how gradients come, and whether the loop changes them"""
+        self._at_the_end = True
+        """whether nothing leaves before ``finish``: in the first batch, and if that had several backward passes"""
+        self._several_passes = False
 
     @property
     def under_way(self) -> bool:
@@ -110,20 +116,17 @@ class Allreduce(Synchroniser):
     def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""
         if note.arrived:
-            raise RoundStateError(
-                f"the gradient of {self._names[note.parameter]!r} was computed twice before step(), and the first one "
-                "is on its way already; add the losses and call backward() once per micro-batch"
-            )
+            self._arrived_again(note)
         note.arrived = self._some_arrived = True
-        bucket = note.bucket
+        bucket = None if self._at_the_end else note.bucket
         if bucket is not None:
             bucket.open()
             if note.at_once:
                 bucket.take(note, self._factor(bucket))
         gradient = note.parameter.grad
         assert gradient is not None, "its hook was called"
-        note.note(gradient)
-        if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end
+        note.note(gradient, by_value=self._first_batch)
+        if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end, too
             self._some_wait = True
             return
         bucket.waits_for -= 1
@@ -131,6 +134,20 @@ class Allreduce(Synchroniser):
             if len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
+
+    def _arrived_again(self, note: Gradient) -> None:
+        """Of another backward pass, which has added to it."""
+        if not self._at_the_end:
+            raise RoundStateError(
+                f"the gradient of {self._names[note.parameter]!r} was computed twice before step(), and the first one "
+                "is on its way already, for the first batch had one backward pass; add the losses and call backward() "
+                "once per batch, or as often in the first batch as in others"
+            )
+        self._several_passes = True
+        gradient = note.parameter.grad
+        assert gradient is not None, "its hook was called"
+        if gradient is note.tensor and gradient._version != note.version + 1:
+            self._altered.append(note)
 
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
@@ -167,6 +184,8 @@ class Allreduce(Synchroniser):
         for gradient in self._aside:
             gradient.parameter.grad = gradient.sent
         self._aside.clear()
+        if self._some_arrived:
+            self._first_batch, self._at_the_end = False, self._several_passes
         if self._under_way:
             self._expect(len(self._under_way))
         if self._table is None and self._pattern_now() != self._pattern:

@@ -75,6 +75,7 @@ class SyncBatchNorm(_BatchNorm):
         name: str,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
+        balance.require_first("SyncBatchNorm")
         policy, plan = balance.policy, balance.balancer.plan()
         if policy.name in _UNEVEN or len(set(plan.micro_batches)) > 1 or not all(plan.micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
@@ -134,7 +135,7 @@ class SyncBatchNorm(_BatchNorm):
     def _samples(self) -> int:
         """Of the micro-batch at hand, once it is clear that all ranks have one."""
         balancer = self._balance.balancer
-        if not balancer.computing:
+        if not self._balance.at_work:
             raise RoundStateError(
                 "SyncBatchNorm ran in training mode outside of a batch, where other ranks may not follow; call "
                 "model.eval() to evaluate, and iterate over a BalancedLoader to train"

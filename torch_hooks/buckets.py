@@ -10,6 +10,7 @@ import torch
 
 from hvd_hetero.buckets import divide
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.gathered import norm_of
 from torch_hooks.places import Places, address
 from torch_hooks.shared_memory import shares_memory
 
@@ -23,7 +24,7 @@ _AT_ONCE = 2**17
 class Gradient:
     """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
 
-    __slots__ = ("arrived", "at_once", "bucket", "parameter", "place", "sent", "tensor", "version", "weighed")
+    __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "place", "sent", "tensor", "version", "weighed")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
@@ -37,6 +38,8 @@ class Gradient:
         """from where it leaves, unless it leaves alone"""
         self.tensor: torch.Tensor | None = None
         self.version = 0
+        self.norm: float | None = None
+        """where it is watched by its value, too: what is written through ``.data`` raises no version"""
         self.sent: torch.Tensor | None = None
 
     @property
@@ -44,16 +47,19 @@ class Gradient:
         """Of the whole tensor, in bytes."""
         return self.parameter.numel() * self.parameter.element_size()
 
-    def note(self, tensor: torch.Tensor) -> None:
+    def note(self, tensor: torch.Tensor, *, by_value: bool = False) -> None:
         """Remember what has arrived: nobody else is to touch it."""
         self.tensor = tensor
         self.version = tensor._version
+        self.norm = norm_of(tensor) if by_value else None
 
     @property
     def changed(self) -> bool:
         """Whether it is not what had arrived."""
         present = self.parameter.grad
-        return present is None or present is not self.tensor or present._version != self.version
+        if present is None or present is not self.tensor or present._version != self.version:
+            return True
+        return self.norm is not None and self.norm == self.norm != norm_of(present)
 
     def dense(self) -> torch.Tensor:
         """As a whole tensor of its own, which may be changed; zeros where none arose.

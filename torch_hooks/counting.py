@@ -55,6 +55,8 @@ class Counter:
 
     def __init__(self, samples_of: Callable[[Any], int] | None, *, own_collate: bool) -> None:
         self._samples_of = samples_of
+        self.told = samples_of is not None
+        """whether somebody says how many samples a batch holds, for it may be fewer than were planned"""
         self._looks = own_collate and samples_of is None
 
     def __call__(self, batch: Any, given: int, *, required: bool) -> int:

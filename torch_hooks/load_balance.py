@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import traceback
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,15 @@ import torch
 
 from hvd_hetero.agreement import WaysOut
 from hvd_hetero.allocation._checks import integer
-from hvd_hetero.balancer import MicroBatch
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.out_of_memory import is_out_of_memory
-from hvd_hetero.policies import Policy
+from hvd_hetero.policies import BSP, Policy
 from hvd_hetero.synchronisation import Mixing
 from hvd_hetero.training import Training
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
+from torch_hooks.body import Body, Differs, another_batch
 
 if TYPE_CHECKING:
     from torch_hooks.optimizer import DistributedOptimizer
@@ -75,6 +77,10 @@ class LoadBalance:
         (``hvd_hetero.synchronisation``).
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+    check_body
+        Whether to look, in the first two rounds, at what the loop's body does beside its batch, and a rank without data
+        would not do: collectives, changes of learning rates or parameters. An error if the data show that it will lack
+        it, a warning if that may be.
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
@@ -88,6 +94,7 @@ class LoadBalance:
         sync: str | Mixing = "allreduce",
         telemetry: str | Path | None = None,
         patience: Patience | None = None,
+        check_body: bool = True,
         **others: Any,
     ) -> None:
         refuse(others, LOAD_BALANCE, "LoadBalance")
@@ -108,6 +115,13 @@ class LoadBalance:
         self.prefix = self._training.prefix
         self.mixing = self._training.mixing
         self.optimizer: DistributedOptimizer | None = None
+        self.body = Body(wanted=check_body and hvd.size() > 1)
+        """of the loop"""
+        self.earlier: tuple[Balancer, ...] = ()
+        """of the optimizers that step before this one in the same loop"""
+        self._patience = patience
+        self._others: list[LoadBalance] = []
+        self._first: weakref.ref[LoadBalance] | None = None
         self.waits_in_layers = False
         """whether layers wait for other ranks, so that none may leave out a micro-batch"""
         self._parts = 0
@@ -136,6 +150,42 @@ class LoadBalance:
         """Whether ``step()`` really steps now, or has just done so; False while micro-batches are still gathered."""
         return not self.balancer.between_updates
 
+    def also(self) -> LoadBalance:
+        """Return the ``LoadBalance`` of one more optimizer in the same loop. It takes part in each round of this one.
+
+            balance = LoadBalance(global_batch=128)                                  # for the loader, too
+            optimizer_d = DistributedOptimizer(optimizer_d, balance, d.named_parameters())
+            optimizer_g = DistributedOptimizer(optimizer_g, balance.also(), g.named_parameters())
+
+        The samples, and so the weights, are those of this one's plan. A rank without data takes part in the order in
+        which these objects were made, which must be that of the steps. Every optimizer steps once for every batch. A
+        loss may reach the parameters of an optimizer that has stepped already; what it brings is cleared with the next
+        round. Optimizers that step in turn, each seeing what the former has updated, need rounds of one micro-batch.
+        """
+        if self._first is not None:
+            raise ValueError("this LoadBalance was made by also(); call also() of the one that the loader has")
+        plan = self.balancer.plan()
+        if plan.ends == "first" or plan.local or self.mixing is not None:
+            what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
+            raise ValueError(
+                "several optimizers need gradients that are summed over the ranks, and rounds that end when all ranks "
+                f"are done, which {what} has not; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
+            )
+        if self.balancer.in_round:
+            raise RoundStateError("also() in the middle of a round; call it between rounds")
+        other = LoadBalance(BSP(), global_batch=self.balancer.global_batch, patience=self._patience)
+        other.body = self.body
+        other.earlier = (self.balancer, *(former.balancer for former in self._others))
+        other._first = weakref.ref(self)
+        self._others.append(other)
+        return other
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any optimizer of the loop has still to step for the batch at hand."""
+        first = self if self._first is None else self._first()
+        return first is not None and any(each.balancer.computing for each in (first, *first._others))
+
     def batch(self, samples: int) -> None:
         """Announce a batch of the user's own making, before its forward pass: one micro-batch, one round.
 
@@ -143,6 +193,8 @@ class LoadBalance:
         whatever was planned (``batch_size`` tells the plan); 0 is allowed, and then a loss of zero must still be
         propagated, so that this rank takes part in the synchronisation.
         """
+        self.require_first("balance.batch()")
+        another_batch(self.body)
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self.balancer.plan()
         if plan.ends == "first" or plan.local:
@@ -157,6 +209,13 @@ class LoadBalance:
             )
         self.begin(MicroBatch(self.balancer.plan(), samples))
 
+    def require_first(self, what: str) -> None:
+        """Raise if this was made by ``also()``: its batches are those of another."""
+        if self._first is not None:
+            raise ValueError(
+                f"{what} of a LoadBalance that was made by also(), which has the batches of the first one; use that one"
+            )
+
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
         """A micro-batch begins (the loader's way of saying so); ``cramped``: right after one that did not fit."""
         if self.optimizer is None:
@@ -169,11 +228,25 @@ class LoadBalance:
         self._parts = 0  # of one that failed, and was abandoned
         self.balancer.begin(work, input_s)
         self.optimizer.begin_micro_batch()
+        for other in self._others:
+            other.begin(work)
+
+    def enter_body(self, differs: Differs) -> None:
+        """The loop's body begins, and is looked at; ``differs``: why it does not run equally often on all ranks."""
+        self.body.enter(self.rounds, [each.optimizer for each in (self, *self._others)], differs)
 
     def idle_round(self) -> None:
         """End a round without data (the loader's doing, where the loop's body does not run)."""
         assert self.optimizer is not None, "begin() has checked it"
         self.optimizer.idle_round()
+        for other in self._others:
+            other.idle_round()
+
+    def abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+        for each in (self, *self._others):
+            if each.optimizer is not None:
+                each.optimizer.abandon_round()
 
     @contextmanager
     def surviving_out_of_memory(self) -> Iterator[None]:
@@ -202,6 +275,8 @@ class LoadBalance:
     def _undo(self, error: Exception) -> int:
         """Forget the micro-batch at hand, which has run out of memory. Returns how large its parts may be."""
         balancer, work = self.balancer, self.balancer.work
+        if self._others:
+            raise self._out_of_memory("with several optimizers, whose batches are not done again") from error
         if not (balancer.computing and self.optimizer is not None):
             raise self._out_of_memory("after its last gradient had left, which is not done again") from error
         if work.round < 0:
@@ -265,4 +340,5 @@ class LoadBalance:
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self._training.close()
+        for each in (self, *self._others):
+            each._training.close()

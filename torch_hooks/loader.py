@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.sampling import SharedPermutation
 from hvd_hetero.streams import ShardStream, SharedStream
+from torch_hooks.body import Differs
 from torch_hooks.counting import Collate, Counter
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.samplers import drawn_by
@@ -100,6 +101,7 @@ class BalancedLoader:
     ) -> None:
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write BalancedLoader(dataset, balance)")
+        balance.require_first("BalancedLoader(dataset, balance)")
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
             raise ValueError(
@@ -157,6 +159,7 @@ class BalancedLoader:
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
         self._resumes = False
         self._settled = 0
+        self._short = ""
         self._rounds_per_epoch = rounds_per_epoch
         self._collate = Collate(collate_fn, counted=samples_of is not None)
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
@@ -237,8 +240,7 @@ class BalancedLoader:
 
     def _epoch(self) -> Iterator[Any]:
         balance = self._balance
-        if balance.optimizer is not None:
-            balance.optimizer.abandon_round()  # in case the last iteration was left inside one
+        balance.abandon_round()  # in case the last iteration was left inside one
         if self._resumes:
             self._resumes = False  # in the epoch that the state was in the middle of
         else:
@@ -265,18 +267,43 @@ class BalancedLoader:
             )
 
     def _require_data_on_all(self) -> None:
-        """Where layers wait for other ranks, no round of this epoch may leave a rank without: say so at once."""
+        """Where layers wait for other ranks, no round of this epoch may leave a rank without: say so at once.
+
+        Elsewhere, note if one will.
+        """
+        self._short = ""
         balance = self._balance
-        if not balance.waits_in_layers or self.drop_last or not isinstance(self._order, SharedPermutation):
+        if self.drop_last or not isinstance(self._order, SharedPermutation):
             return
+        workers = balance.balancer.workers
         whole, short = divmod(self._order.remaining, balance.balancer.global_batch)
         reached = self.stop_at is None or self.stop_at > balance.rounds + whole
-        if reached and 0 < short < balance.balancer.workers:
-            raise ValueError(
-                f"the last round of this epoch has {short} sample{'s' * (short > 1)} for {balance.balancer.workers} "
-                "ranks, and SyncBatchNorm needs one on every rank; give the loader drop_last=True, or another "
-                "global_batch"
-            )
+        if reached and 0 < short < workers:
+            samples = f"{short} sample{'s' * (short > 1)}"
+            self._short = f"the last round of this epoch has {samples} for {workers} ranks"
+            if balance.waits_in_layers:
+                raise ValueError(
+                    f"{self._short}, and SyncBatchNorm needs one on every rank; give the loader drop_last=True, or "
+                    "another global_batch"
+                )
+
+    def _bodies_differ(self, work: MicroBatch) -> Differs | None:
+        """Why the loop's body does not run equally often on all ranks, in this round or later; None: it does."""
+        policy, plan = self._balance.policy, work.plan
+        if plan.ends == "first":
+            return Differs("in each round it runs as often as a rank gets to", now=not work.last)
+        if len(set(plan.micro_batches)) > 1:
+            times = ", ".join(map(str, plan.micro_batches))
+            return Differs(f"in this round it runs {times} times", now=not (work.last and all(plan.micro_batches)))
+        if self._short and policy.keeps_total:
+            return Differs(self._short, certain=True)
+        if policy.accumulates:
+            return Differs(f"policy {policy.name!r} may give ranks unequal numbers of micro-batches")
+        if self._count.told:
+            return Differs("collate_fn may leave a rank without samples")
+        if not (self.drop_last or isinstance(self._order, SharedPermutation)) or isinstance(self._order, ShardStream):
+            return Differs("the stream may end with a round that leaves a rank without samples")
+        return None
 
     def _go_on_later(self) -> None:
         """The next iteration begins where this one stops."""
@@ -321,9 +348,13 @@ class BalancedLoader:
                 continue
             balance.begin(work, time.perf_counter() - asked_at)
             if work.samples:
+                if balance.body.is_new(balance.rounds) and (differs := self._bodies_differ(work)):
+                    balance.enter_body(differs)
                 try:
                     yield batch
+                    balance.body.leave()
                 except GeneratorExit:
+                    balance.body.close()
                     balance.left()
                     self._settle()
                     self._settled = _NEVER  # what another loader does from now on is none of this one's rounds

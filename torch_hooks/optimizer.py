@@ -36,7 +36,18 @@ _STOCK_SCALER = (
 _WITHOUT_A_BATCH = (
     "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
     "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
-    "the loss of another model reaches this one, freeze it meanwhile by requires_grad_(False)"
+    "another optimizer's loss reaches this model, give that one balance.also(), or freeze this one meanwhile by "
+    "requires_grad_(False)"
+)
+_IN_TURN = (
+    "a gradient came after step() of an optimizer whose round goes on: optimizers that step in turn need rounds of one "
+    "micro-batch, for the first of them updates only at the end of the round; use a policy without max_micro_batch, "
+    "such as policy='lb-bsp' or 'bsp', or compute all losses before the first step()"
+)
+_OUT_OF_TURN = (
+    "step() came before that of an optimizer whose LoadBalance was made earlier, and a rank without data would take "
+    "part in the other order; the optimizer that steps first gets the loader's balance, and the others balance.also(), "
+    "made in the order of their steps"
 )
 
 
@@ -104,8 +115,8 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         if balance.optimizer is not None:
             raise ValueError(
-                "balance already serves another optimizer; make one LoadBalance for each, or close() that one between "
-                "rounds"
+                "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
+                "rounds (in the order of the steps), or close() that one between rounds"
             )
         super().__init__(optimizer)
         self._balancer = balance.balancer
@@ -135,6 +146,8 @@ class DistributedOptimizer(WrappedOptimizer):
         broadcast_state(optimizer, self._prefix)
         balance.optimizer = self
         self._serves = weakref.ref(balance)
+        self._earlier = balance.earlier
+        self._body = balance.body
 
     def _synchroniser(self, balance: LoadBalance, compression: Any, sparse_as_dense: bool) -> Synchroniser:
         about = (self._balancer, self._inner, self._names, self._prefix)
@@ -168,10 +181,7 @@ class DistributedOptimizer(WrappedOptimizer):
             for parameter in self._names:
                 parameter.grad = None
             return
-        self._gathered.require_unchanged(self._names)
-        factor = self._balancer.rescale
-        if factor != 1.0:
-            self._gathered.rescale(self._names, factor)
+        self._gathered.begin(self._names, self._balancer.rescale)
 
     @property
     def _accumulating(self) -> bool:
@@ -223,6 +233,8 @@ class DistributedOptimizer(WrappedOptimizer):
         """
         if self._synchronised or self._declined:
             return False
+        if any(earlier.computing for earlier in self._earlier):
+            raise RoundStateError(_OUT_OF_TURN)
         if self._sync.updates_locally:
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
@@ -242,12 +254,24 @@ class DistributedOptimizer(WrappedOptimizer):
             self._listener.listen(self._names)  # to those that have been thawed
         self._attempt.round_over()
         self._synchronised = True
+        if self._body.watching:
+            self._body.note()
         return True
 
     @property
     def synchronised(self) -> bool:
         """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
         return self._synchronised
+
+    @property
+    def common(self) -> bool:
+        """Whether all ranks hold the same parameters after each round."""
+        return isinstance(self._sync, Allreduce)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a gradient scaler changes its gradients, on every rank."""
+        return self._scaler is not None
 
     @property
     def between_updates(self) -> bool:
@@ -285,7 +309,11 @@ class DistributedOptimizer(WrappedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._body.watching:
+            self._body.step_begins()
         self._step()
+        if self._body.watching:
+            self._body.step_ends()
         return loss
 
     def _step(self) -> None:
@@ -403,16 +431,26 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._straight:
             self._sync.arrived(note)
             return
+        if not self._balancer.computing:
+            self._after_its_step()
+            return
         if not self._attempt.touch(parameter):
             return
-        if not self._balancer.in_round:
-            raise RoundStateError(_WITHOUT_A_BATCH)
         if not self._sync.updates_locally:
-            self._gathered.added(parameter)
-        if self._balancer.closing:
-            self._gathered.leaves(parameter)
-            if self._sync.overlaps:
-                self._sync.arrived(note)
+            self._gathered.added(parameter, complete=self._balancer.closing)
+        if self._gradients_leave:
+            self._sync.arrived(note)
+
+    def _after_its_step(self) -> None:
+        """A gradient came between two batches: no matter if another optimizer's loss has brought it in its own time.
+
+        It is cleared when the next round begins.
+        """
+        balance = self._serves()
+        if balance is None or not balance.at_work:
+            raise RoundStateError(_WITHOUT_A_BATCH)
+        if self._balancer.in_round:
+            raise RoundStateError(_IN_TURN)
 
     def _check_device(self, parameter: torch.Tensor) -> None:
         """Have a stopwatch for the device of this parameter, if its work is queued and its time matters."""

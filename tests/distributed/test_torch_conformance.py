@@ -112,7 +112,6 @@ def test_several_backward_passes_make_one_update(outcome):
     case = outcome["several_backward_passes_per_step"]
     assert case["difference"] < 1e-14
     assert case["calls"] == 3 * case["rounds"] == 9
-    assert re.match("RoundStateError: the gradient of .* was computed twice before step", case["too many"])
 
 
 def test_the_mean_of_large_gradients_does_not_overflow_in_16_bits(outcome):

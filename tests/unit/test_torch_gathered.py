@@ -10,7 +10,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from hvd_hetero.errors import RoundStateError  # noqa: E402
-from hvd_hetero.policies import BSP  # noqa: E402
+from hvd_hetero.policies import BSP, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -42,16 +42,21 @@ class Net(torch.nn.Module):
         return self.head(hidden)
 
 
-def trained(before=None, between=None, after=None, micro_batch=3):
+def trained(before=None, forward=None, between=None, after=None, micro_batch=3, policy=None):
     """Rounds of 8, 8 and 4 samples, and something done in the body of each micro-batch."""
     net = Net()
-    balance = LoadBalance(BSP(max_micro_batch=micro_batch), global_batch=8)
+    balance = LoadBalance(policy or BSP(max_micro_batch=micro_batch), global_batch=8)
     loader = BalancedLoader(TensorDataset(X, Y), balance)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
     for x, y in loader:
-        for act in (before, lambda _: functional.mse_loss(net(x), y).backward(), between):  # noqa: B023 - done at once
-            if act is not None:
-                act(net)
+        if before is not None:
+            before(net)
+        loss = functional.mse_loss(net(x), y)
+        if forward is not None:
+            forward(net)
+        loss.backward()
+        if between is not None:
+            between(net)
         optimizer.step()
         if after is not None:
             after(net)
@@ -88,15 +93,100 @@ def the_head_in_place(net):
     net.head.zero_grad(set_to_none=False)
 
 
+def the_head_to_none(net):
+    net.head.weight.grad = None
+
+
+def gradients(net):
+    return [p.grad for p in net.parameters() if p.grad is not None and p.grad.layout is torch.strided]
+
+
+def all_at_once(net):
+    if many := gradients(net):
+        torch._foreach_zero_(many)
+
+
+def by_data(net):
+    for gradient in gradients(net):
+        gradient.data.zero_()
+
+
+def by_numpy(net):
+    for gradient in gradients(net):
+        gradient.numpy().fill(0)
+
+
+def clip_by_data(net):
+    for gradient in gradients(net):
+        gradient.data.clamp_(-1e-3, 1e-3)
+
+
 def clip(net):
     torch.nn.utils.clip_grad_norm_(net.head.parameters(), 1e-3)
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-@pytest.mark.parametrize("act", [in_place, to_none, the_branch_in_place, the_head_in_place])
+ZEROING = [
+    in_place, to_none, the_branch_in_place, the_head_in_place, the_head_to_none, all_at_once, by_data, by_numpy,
+    clip_by_data,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["before", "forward", "after"])
+@pytest.mark.parametrize("act", ZEROING)
 def test_zeroing_in_the_middle_of_a_round_is_found_out(act, where):
     with pytest.raises(RoundStateError, match=r"call optimizer\.zero_grad\(\)"):
         trained(**{where: act})
+
+
+@pytest.mark.parametrize(
+    "policy", [lambda: StaticAllocation([3]), lambda: SelfAdaptive(total=3), lambda: NonBlocking(3)]
+)
+@pytest.mark.parametrize("where", ["before", "forward", "between", "after"])
+def test_zeroing_is_found_out_under_every_policy_that_gathers(policy, where):
+    trained(policy=policy())
+    for act in ZEROING:
+        with pytest.raises(RoundStateError, match="gradient"):
+            trained(**{where: act}, policy=policy())
+
+
+@pytest.mark.parametrize("act", [clip, clip_by_data])
+def test_a_gradient_changed_before_step_is_found_out_in_rounds_of_one_micro_batch(act):
+    with pytest.raises(RoundStateError, match=r"changed between backward\(\) and step\(\).*register_step_pre_hook"):
+        trained(between=act, micro_batch=None)
+
+
+def several_passes(model, optimizer, x, y, *, penalty):
+    optimizer.zero_grad()
+    functional.mse_loss(model(x), y).backward()
+    if penalty:
+        (0.1 * model(x).square().mean()).backward()
+    optimizer.step()
+
+
+def test_several_backward_passes_for_a_batch_are_added_up():
+    net, alone = Net(), Net()
+    balance = LoadBalance("bsp", global_batch=8)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+    single = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for x, y in BalancedLoader(TensorDataset(X, Y), balance):
+        several_passes(net, optimizer, x, y, penalty=True)
+        several_passes(alone, single, x, y, penalty=True)
+    for mine, its in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=1e-15)
+
+
+def test_a_backward_pass_that_the_first_batch_did_not_have_is_refused():
+    net = Net()
+    balance = LoadBalance("bsp", global_batch=8)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), balance, net.named_parameters())
+
+    def train():
+        for x, y in BalancedLoader(TensorDataset(X, Y), balance):
+            several_passes(net, optimizer, x, y, penalty=balance.rounds > 0)
+
+    with pytest.raises(RoundStateError, match=r"computed twice before step\(\).*the first batch had one backward pass"):
+        train()
+    assert balance.rounds == 1
 
 
 def test_clipping_between_two_micro_batches_is_found_out():

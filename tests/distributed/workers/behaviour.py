@@ -359,15 +359,6 @@ def refusals() -> dict:
         optimizer.zero_grad()
         return optimizer, functional.mse_loss(model(x), y)
 
-    def double_backward() -> None:
-        optimizer, loss = ready()
-        loss.backward(retain_graph=True)
-        try:
-            loss.backward()
-        finally:
-            with contextlib.suppress(RoundStateError):  # the gradient in flight was added to: said by another test
-                optimizer.step()
-
     def zero_after_backward() -> None:
         optimizer, loss = ready()
         loss.backward()
@@ -400,7 +391,6 @@ def refusals() -> dict:
         "twice": refusal(lambda: (lambda b: [DistributedOptimizer(inner, b, names) for _ in range(2)])(balance())),
         "wrapped": refusal(lambda: DistributedOptimizer(ready()[0], balance(), names)),
         "step without batch": refusal(lambda: DistributedOptimizer(inner, balance(), names).step()),
-        "two backward passes": refusal(double_backward),
         "zero_grad too late": refusal(zero_after_backward),
         "no step": refusal(no_step),
         "negative samples": refusal(lambda: balance().batch(-1)),

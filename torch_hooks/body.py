@@ -1,0 +1,213 @@
+"""What the loop's body does beside its batch: looked at in the first rounds, for a rank without data will not do it.
+
+Few rounds leave a rank without data: the last one of an epoch, as a rule. What the body does for an update, and not for
+its batch, is missing there on that rank: the others wait in a collective for ever, or learning rates and parameters
+part. That is hours into a training. But that the body does so shows in its first run, on each rank by itself, with
+nothing sent: outside of the loader and of ``step()``, nothing may change that ranks must have in common.
+
+Rejected: to leave a rank without data on purpose, early. Another rank would have to do its samples, in a batch that its
+memory may not hold, or in several micro-batches, in which scripts go wrong that are right as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from horovod.torch import mpi_ops
+
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.settings import settings_of
+from hvd_hetero.watchdog.whereabouts import locate
+
+__all__ = ["Body", "Differs", "another_batch"]
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
+_CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters")
+_COLLECTIVE = (
+    "call collectives after the loop (average_by_samples for what was added up in it), or in "
+    "optimizer.register_step_post_hook(…), which runs on every rank"
+)
+_WAYS_OUT = {
+    "learning rates or other hyper-parameters are changed": "change them in optimizer.register_step_post_hook(…) (a "
+    "warm-up by balance.rounds: in register_step_pre_hook), or after the epoch",
+    "parameters are changed": "change them in optimizer.register_step_post_hook(…)",
+    "gradients are changed after synchronize()": "clip in optimizer.register_step_pre_hook(…)",
+}
+_ANOTHER_BATCH = "batch() of another LoadBalance is called"
+_ALSO = "give the other optimizer balance.also() of this one's LoadBalance, and leave batch() out"
+
+
+class Differs(NamedTuple):
+    """Why bodies do not run equally often on all ranks."""
+
+    why: str
+    certain: bool = False
+    """whether that will be so in this epoch"""
+    now: bool = False
+    """whether a collective in this body would not be met by all ranks in this very round"""
+
+
+class _Look(NamedTuple):
+    """What no body may change, in the order of the messages."""
+
+    settings: list[float]
+    parameters: list[float]
+    gradients: list[float]
+    """empty where they are not those of all ranks"""
+
+
+class Body:
+    """The body of one loader's loop, from ``enter`` to ``leave``, without what is done in ``step()``."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.watching = False
+        """whether the body runs, and is looked at"""
+        self._wanted = wanted
+        self._differs: Differs | None = None
+        self._optimizers: Sequence[Any] = ()
+        self._round = -1
+        self._rounds: set[int] = set()
+        self._first_found: dict[str, int] = {}
+        self._said: set[str] = set()
+        self._look: _Look | None = None
+        self._stepping = False
+        self._thread = 0
+
+    def is_new(self, round: int) -> bool:
+        """Whether the body of this round is among the first."""
+        if not self._wanted or (len(self._rounds) == _ROUNDS and round not in self._rounds):
+            return False
+        self._rounds.add(round)
+        return True
+
+    def enter(self, round: int, optimizers: Sequence[Any], differs: Differs) -> None:
+        """The body begins, in this round."""
+        self._round, self._optimizers, self._differs = round, optimizers, differs
+        self._stepping, self._thread = False, threading.get_ident()
+        self.watching = True
+        _open.append(self)
+        _listen()
+        self.note()
+
+    def leave(self) -> None:
+        """It has ended by itself."""
+        if self.watching:
+            self._compare()
+            self.close()
+
+    def close(self) -> None:
+        """It has ended, however."""
+        if self.watching:
+            self.watching = False
+            _open.remove(self)
+            self._optimizers, self._look = (), None
+
+    def note(self) -> None:
+        """Things are as they ought to be: what ``step()`` and ``synchronize()`` have done is done on every rank."""
+        self._look = self._now()
+
+    def step_begins(self) -> None:
+        """What follows is not the body's, hooks of the user included."""
+        self._compare()
+        self._stepping = True
+
+    def step_ends(self) -> None:
+        """What follows is the body's again."""
+        self._stepping = False
+        self.note()
+
+    def heard(self, collective: bool = True) -> None:
+        """A collective has begun in this process, or a batch of another training."""
+        if self._stepping or threading.get_ident() != self._thread or sys.exc_info()[0] is not None:
+            return
+        if not collective:
+            self._found(_ANOTHER_BATCH, _ALSO)
+        elif not _ours():
+            self._found(f"{locate(self._thread, ()).where}: a collective is called", _COLLECTIVE, kind=_COLLECTIVE)
+
+    def _now(self) -> _Look:
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        parameters = _parameters(o for o in self._optimizers if o.common)
+        summed = _parameters(o for o in self._optimizers if o.common and o.synchronised and not o.scaled)
+        gradients = [parameter.grad for parameter in summed if parameter.grad is not None]
+        return _Look([settings_of([group]) for group in groups], _norms(parameters), _norms(gradients))
+
+    def _compare(self) -> None:
+        before, now = self._look, self._now()
+        assert before is not None, "it is noted where the body begins"
+        for (what, way_out), a, b in zip(_WAYS_OUT.items(), before, now, strict=True):
+            if len(a) == len(b) and not np.array_equal(a, b, equal_nan=True):
+                self._found(what, way_out)
+
+    def _found(self, what: str, way_out: str, kind: str = "") -> None:
+        """Raise if it is sure to go wrong, once it was so in two rounds; otherwise say so, once."""
+        differs, kind = self._differs, kind or what
+        assert differs is not None, "the body runs"
+        first = self._first_found.setdefault(kind, self._round)
+        text = (
+            f"round {self._round}: {what} in the loop's body, which does not run alike on all ranks: {differs.why}; "
+            f"{way_out}"
+        )
+        if (differs.now and kind == _COLLECTIVE) or (differs.certain and first < self._round):
+            self.close()
+            raise RoundStateError(text)
+        if kind not in self._said:
+            self._said.add(kind)
+            logger.warning("%s", text)
+
+
+_open: list[Body] = []
+
+
+def another_batch(own: Body) -> None:
+    """A batch is announced to a training that has this body: of what loop's body is that part?"""
+    for body in _open.copy():
+        if body is not own:
+            body.heard(collective=False)
+
+
+class _UnderWay(dict[int, Any]):
+    """Horovod's record of the collectives under way, which tells of each that begins."""
+
+    def __setitem__(self, handle: int, tensors: Any) -> None:
+        super().__setitem__(handle, tensors)
+        for body in _open.copy():
+            body.heard()
+
+
+def _listen() -> None:
+    # All of Horovod's functions for PyTorch come through here, and hvd.init() makes a plain one.
+    if not isinstance(mpi_ops._handle_map, _UnderWay):
+        mpi_ops._handle_map = _UnderWay(mpi_ops._handle_map)
+
+
+def _ours() -> bool:
+    """Whether what calls Horovod now is this package, for the round at hand."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _module(frame).startswith(("horovod.", __name__)):
+        frame = frame.f_back
+    module = _module(frame)
+    return module.startswith("torch_hooks.") and module not in _CALLED_BY_USERS
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _parameters(optimizers: Iterable[Any]) -> list[torch.Tensor]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    whole = [tensor.detach() for tensor in tensors if tensor.numel()]
+    whole = [tensor if tensor.layout is torch.strided else tensor.coalesce().values() for tensor in whole]
+    return [float(norm) for norm in torch._foreach_norm(whole)] if whole else []
