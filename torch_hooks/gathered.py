@@ -66,7 +66,8 @@ class Gathered:
             self._rounds += 1
             for parameter in parameters:
                 if parameter.requires_grad:
-                    self._hooks.append(parameter.register_hook(partial(self._about_to_add, parameter)))
+                    hook = partial(self._about_to_add, parameter)
+                    self._hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def added(self, parameter: torch.Tensor, *, complete: bool) -> None:
         """A backward pass has added to its gradient: raise if that was not all. Nobody adds to a complete one."""
@@ -101,12 +102,10 @@ class Gathered:
                 self._left[id(parameter)] = parameter.grad, parameter.grad._version
 
     def _rescale(self, parameters: Iterable[torch.Tensor], factor: float) -> None:
-        gathered = [p for p in parameters if id(p) in self._left and p.grad is not None]
-        torch._foreach_mul_([p.grad for p in gathered], factor)
+        gathered = {id(p): p.grad for p in parameters if id(p) in self._left and p.grad is not None}
+        torch._foreach_mul_(list(gathered.values()), factor)
         self._rescaled += 1
-        for parameter in gathered:
-            if id(parameter) in self._norms and parameter.grad is not None:
-                self._norms[id(parameter)] = norm_of(parameter.grad)
+        self._norms.update({number: norm_of(gathered[number]) for number in self._norms if number in gathered})
 
     def _about_to_add(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
         if id(parameter) in self._norms and parameter.grad is not None:

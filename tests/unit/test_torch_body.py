@@ -1,0 +1,130 @@
+"""What the loop's body does beside its batch is seen in the first two rounds, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import pytest
+
+hvd = pytest.importorskip("horovod.torch")
+import torch  # noqa: E402 - imported by Horovod if it is there
+from torch.utils.data import TensorDataset  # noqa: E402
+
+from hvd_hetero.errors import RoundStateError  # noqa: E402
+from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, SelfAdaptive  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, body  # noqa: E402
+
+X = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def none_is_left_open():
+    yield
+    assert body._open == []
+
+
+class Job:
+    """Rounds of 8 samples in micro-batches of 4 at the most; looked at as if there were more ranks than one."""
+
+    def __init__(self, policy=None, model=None, **options):
+        self.model = model or torch.nn.Linear(3, 1)
+        self.balance = LoadBalance(policy or BSP(max_micro_batch=4), global_batch=8)
+        self.balance.body._wanted = True
+        self.loader = BalancedLoader(TensorDataset(X), self.balance, **options)
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = DistributedOptimizer(inner, self.balance)
+
+    def step(self, x):
+        self.model(x).square().mean().backward()
+        self.optimizer.step()
+
+    def run(self, after=lambda: None):
+        for (x,) in self.loader:
+            self.step(x)
+            after()
+        return self
+
+
+def allreduce():
+    hvd.allreduce(torch.zeros(1), name="metric")
+
+
+def test_each_mistake_is_said_once_with_its_place(caplog):
+    Job().run(allreduce)
+    (record,) = caplog.records
+    assert "round 0: hvd.allreduce() at test_torch_body.py:" in record.message
+    assert "allreduce(): a collective is called in the loop's body, which does not run alike" in record.message
+    assert "policy 'bsp' may give ranks unequal numbers of micro-batches" in record.message
+
+
+@pytest.mark.parametrize("policy", [SelfAdaptive(total=2), NonBlocking(2), ElasticBSP(), ElasticBSP(updates="local")])
+def test_a_plain_loop_is_not_blamed(caplog, policy):
+    Job(policy).run()
+    assert not caplog.records
+
+
+def test_what_hooks_do_is_not_the_bodys(caplog):
+    job = Job()
+
+    def halve(*_):
+        job.model.weight.grad.mul_(0.5)
+
+    def decay(*_):
+        allreduce()
+        job.optimizer.param_groups[0]["lr"] *= 0.9
+        with torch.no_grad():
+            job.model.weight.mul_(0.9)
+
+    job.optimizer.register_step_pre_hook(halve)
+    job.optimizer.register_step_post_hook(decay)
+    job.run()
+    assert not caplog.records
+
+
+def test_what_a_gradient_scaler_does_is_not_the_bodys(caplog):
+    job = Job()
+    scaler = GradScaler("cpu", optimizer=job.optimizer, init_scale=8.0)
+    for (x,) in job.loader:
+        scaler.scale(job.model(x).square().mean()).backward()
+        scaler.unscale_(job.optimizer)
+        scaler.step(job.optimizer)
+        scaler.update()
+    assert not caplog.records
+
+
+def test_a_metric_of_the_rounds_end_and_other_loops_are_not_looked_at_after_two_rounds(caplog):
+    job = Job()
+    job.run(lambda: allreduce() if job.balance.rounds == 3 else None)
+    assert not caplog.records
+
+
+def test_what_goes_wrong_in_the_body_and_what_follows_is_not_the_bodys(caplog):
+    job = Job()
+
+    def fail():
+        raise KeyError("in the body")
+
+    try:
+        job.run(fail)
+    except KeyError:
+        allreduce()
+    allreduce()
+    for _ in job.loader:
+        break
+    allreduce()
+    next(iter(job.loader))
+    allreduce()
+    assert not caplog.records
+
+
+def test_what_is_sure_to_go_wrong_ends_the_second_round():
+    job = Job("bsp")
+    job.loader._bodies_differ = lambda _: body.Differs("it does not", certain=True)
+    with pytest.raises(RoundStateError, match=r"round 1: .*allreduce.*: it does not; call collectives after the loop"):
+        job.run(allreduce)
+    assert job.balance.rounds == 2
