@@ -24,6 +24,7 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
         self._batches = batches
         self._prefetch = prefetch
         self._inner = batches.prefetch(prefetch) if prefetch else batches  # behind whatever was mapped
+        queue.spec = self._inner.element_spec
         super().__init__(self._inner._variant_tensor)
 
     def _inputs(self) -> list[tf.data.Dataset]:

@@ -94,14 +94,12 @@ def resize_batches(
         order = _stream_order(data, balance, seed if shuffle else None, stream)
         queue = RoundQueue(order, balance.balancer)
         batch = order.reader(balance.guard(queue.part))
-        sample: Callable[[], Any] = order.stand_in
     else:
         arrays, length = _tensors(data)
         known = _Known()
         queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), balance.balancer, known.show)
         batch = _gather(arrays, known)
-        sample = lambda: tf.nest.map_structure(lambda array: array[:1], arrays)  # noqa: E731
-    balance.use(queue, sample)
+    balance.use(queue)
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
     # beforehand it is "unknown", and the callback ends the epoch.
     numbers = tf.data.Dataset.range(queue.rounds) if queue.rounds is not None else tf.data.Dataset.counter()
@@ -143,10 +141,13 @@ def _tensors(data: Any) -> tuple[Any, int]:
         shape = getattr(leaf, "shape", None)
         if not shape:  # no array at all, or one of no dimension
             way_out = "turn lists into arrays by np.asarray"
-            if callable(leaf) or hasattr(leaf, "__next__"):
+            if hasattr(leaf, "__len__") and hasattr(leaf, "__getitem__") and not isinstance(leaf, str | bytes):
+                way_out = "derive its class from keras.utils.PyDataset, whose items are batches"
+            elif callable(leaf) or hasattr(leaf, "__iter__"):
                 way_out = (
                     "for a generator write tf.data.Dataset.from_generator(function, output_signature=…), where the "
-                    "function yields single samples, anew whenever it is called"
+                    "function yields single samples, anew whenever it is called; behind one that yields batches put "
+                    ".unbatch()"
                 )
             raise TypeError(
                 "data must be arrays or tensors with a sample in each row, a tf.data.Dataset of single samples, or a "

@@ -77,7 +77,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
     def __init__(self, model: Any, optimizer: Any = None, *, scale_learning_rate: bool = False, **values: Any) -> None:
         host.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
-        if not model.built:
+        if not host.is_built(model):
             raise ValueError(
                 f"model must be built, so that there are weights to keep, and {model.name!r} is not; give it an Input, "
                 "or call model.build(input_shape) before KerasState(model)"
@@ -96,7 +96,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             )
         self._check_names(values)
         self.scale_learning_rate = scale_learning_rate
-        host.build_optimizer(self.optimizer, model)
+        host.build_optimizer(self.optimizer, model.trainable_variables)
         self._balance: LoadBalance | None = None
         self._own: list[tf.Variable] = []
         self._save_variables()

@@ -18,7 +18,9 @@ __all__ = [
     "check_layers",
     "follows_schedule",
     "gradients_pass_through",
+    "has_call",
     "hyper_parameters",
+    "is_built",
     "is_keras_3",
     "loss_passes_through",
     "names_of",
@@ -26,6 +28,7 @@ __all__ = [
     "plain",
     "tracked_state",
     "trained_variables",
+    "weights",
 ]
 
 # What receives (gradients, variables) once they are computed, and what gives back the update.
@@ -105,28 +108,51 @@ def _steps_per_execution(model: Any) -> int:
     return 1 if steps is None else int(steps)
 
 
-def build(model: Any, sample: Callable[[], Any]) -> None:
-    """Make sure that the model's and the optimizer's variables exist, so that they can be broadcast.
+def build(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
+    """Make sure that all variables exist that this step on such a batch makes, so that they can be broadcast.
 
-    Keras 3 has built most models by now; others build in their first step only. They are called once here.
+    The step is traced, as Keras itself builds what it has not built by now, and nothing is computed: no seed moves on,
+    and a model that is trained by ``train_step`` alone needs no ``call``.
     """
-    if not model.built or not model.weights or not all(layer.built for layer in model._flatten_layers()):
-        batch = sample()
-        model(batch[0] if isinstance(batch, tuple) else batch)
-    build_optimizer(model.optimizer, model)
+    if is_built(model) and weights(model):
+        return
+    try:
+        tf.function(step, autograph=not is_keras_3(model)).get_concrete_function(spec)
+    except Exception as error:
+        raise ValueError(
+            f"model {model.name!r} has parts that its first batch would build, and ranks must start from the same "
+            f"weights; to trace a step on such a batch failed: {type(error).__name__}: {error}. If training works "
+            "without LoadBalance, build the model before: give it an Input, or call its parts on a batch"
+        ) from error
 
 
-def build_optimizer(optimizer: Any, model: Any) -> None:
+def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
     """Make sure that the optimizer's state exists."""
     if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
-        optimizer._create_all_weights(model.trainable_variables)
+        optimizer._create_all_weights(variables)
     elif not getattr(optimizer, "built", False):
-        optimizer.build(model.trainable_variables)
+        optimizer.build(variables)
+
+
+def weights(model: Any) -> list[tf.Variable]:
+    """All weights that exist by now: a model of tf_keras has none to tell before it is built."""
+    tells = model.built or is_keras_3(model) or "build" not in type(model).__dict__
+    return plain(model.weights) if tells else []
+
+
+def is_built(model: Any) -> bool:
+    """Whether all parts of a model are built; one that is not called never is itself."""
+    return all(part.built for part in model._flatten_layers(include_self=has_call(model)))
+
+
+def has_call(model: Any) -> bool:
+    """Whether a model can be called, and is not trained by its ``train_step`` alone."""
+    return type(model).call is not tf.keras.Model.call
 
 
 def plain(variables: Iterable[Any]) -> list[tf.Variable]:
-    """TensorFlow's variables behind those of Keras 3."""
-    return [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    """TensorFlow's variables behind those of Keras 3; without look-up tables, which tf_keras counts as weights."""
+    return [v if isinstance(v, tf.Variable) else v.value for v in variables if hasattr(v, "value")]
 
 
 def names_of(variables: list[tf.Variable]) -> list[str]:

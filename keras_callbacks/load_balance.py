@@ -24,7 +24,7 @@ from keras_callbacks.graph import GraphRound
 from keras_callbacks.loop import batches
 from keras_callbacks.metrics import Figures, global_results
 from keras_callbacks.queue import RoundQueue
-from keras_callbacks.start import start_alike
+from keras_callbacks.start import CommonStart
 from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
 
 __all__ = ["LoadBalance"]
@@ -100,7 +100,6 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        self._sample: Callable[[], Any] = tuple
         self.fitting = False
         self.last_step = False
         """whether the step at hand is the last of its epoch, as far as fit knows"""
@@ -114,6 +113,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         """of which figures a warning has said that they are not of all samples"""
         self._tests: Figures | None = None
         self._undo: list[Callable[[], None]] = []
+        self.common_start = CommonStart(self.prefix, self.local_layers)
         self.all_reduce = AllReduce(self)
 
     # What users ask.
@@ -145,10 +145,13 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         self._optimizer = None
 
     def start(self, model: Any, optimizer: Any) -> None:
-        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own."""
+        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
+
+        What the first batch of a model would build, ``batches`` builds and broadcasts at the beginning of an epoch,
+        and so layers that have been added since the last one.
+        """
         host.check_layers(model, self.policy.name)
-        own = set(host.names_of(host.plain(v for layer in self.local_layers for v in layer.weights)))
-        weights = [v for v in host.plain(model.weights) if v._unique_id not in own]
+        weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self._witnesses = [v for v in weights if v.trainable and v.shape.num_elements()] if together else []
         self._witness = 0.0
@@ -157,8 +160,6 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         self.balancer.abandon()
         self.failure = None
         self.stop_agreed = False
-        # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
-        start_alike(weights, host.optimizer_variables(optimizer), self.prefix)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
         """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
@@ -184,6 +185,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
                 "StaticAllocation([…]) there"
             )
+        if self.queue is not None:
+            host.build(model, model.train_step, self.queue.spec)
         self._attach(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -194,7 +197,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
             )
         model = self.model
-        host.build(model, self._sample)
+        host.build_optimizer(model.optimizer, model.trainable_variables)
         self.start(model, model.optimizer)
         self.fitting = True
 
@@ -211,6 +214,11 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All ranks stop, if one of them wants to."""
         self.skipped = 0
+        if made := self.common_start.lacks(self.model.trainable_variables):
+            raise HeteroError(
+                f"{len(made)} variables were made in the course of training, first {made[0].name!r}, so each rank has "
+                "values of its own; make all layers in the model's constructor, or build them before fit"
+            )
         stops = hvd.allreduce(tf.constant(int(self.wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
         self.model.stop_training = bool(stops > 0)
 
@@ -291,10 +299,9 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         if whole is not None and left is not None and (self.params or {}).get("steps") == whole:
             self.skipped = whole - left  # it may have been begun in rounds of another size, by other ranks
 
-    def use(self, queue: RoundQueue, sample: Callable[[], Any]) -> None:
-        """Batches come from this queue from now on; ``sample`` gives a batch of one."""
+    def use(self, queue: RoundQueue) -> None:
+        """Batches come from this queue from now on."""
         self.queue = queue
-        self._sample = sample
 
 
 def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:

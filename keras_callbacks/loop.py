@@ -40,6 +40,12 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
+    if unknown := balance.common_start.lacks(variables):
+        raise ValueError(
+            f"{len(unknown)} of the {len(gradients)} variables given have values of this rank's own, first "
+            f"{unknown[0].name!r}: they were made after balance.start(model, optimizer), or are not of its model. Call "
+            "it on all ranks once they are made, between two batches"
+        )
     share = ask(balance, balance.share, SHARE, after=tf.nest.flatten(present, expand_composites=True))
     reduced = iter(balance.all_reduce(present, share))
     return [None if g is None else next(reduced) for g in gradients]
@@ -58,6 +64,8 @@ def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
             f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
             "balance.batches(resize_batches((x, y), balance))"
         )
+    for pair in balance.common_start.new(data.element_spec):
+        balance.start(*pair)
     balance.queue = queue = data.queue
     balance.balancer.abandon()  # of a loop that was left before its last batch was used
     iterator = iter(data)

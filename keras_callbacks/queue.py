@@ -154,6 +154,8 @@ class RoundQueue:
         self._taken = 0
         self.lock = threading.RLock()
         """held while plans change: a stream asks for them from a thread of TensorFlow"""
+        self.spec: Any = None
+        """types and shapes of a batch, behind whatever was mapped last"""
         order.start(0)
         self._cut_what_is_known()  # who looks at a batch before training, as Keras does to build a model, finds one
 

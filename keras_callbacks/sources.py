@@ -85,9 +85,13 @@ class SequenceSource:
     ends = True
 
     def __init__(self, batches: Any, seed: int | None = None) -> None:
-        if len(batches) == 0:
-            raise ValueError("data must hold at least one batch, and its length is 0; check what it is made from")
         self._batches = batches
+        if not self._count():
+            raise ValueError(
+                f"data must be a sequence of at least one batch, and of a known length, got {self._count()} batches; "
+                "check what it is made from, or for one without end write "
+                "tf.data.Dataset.from_generator(function, output_signature=…)"
+            )
         self._seed = seed
         self._first: Any = _tensors(batches[0])
         self.spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), self._first)
@@ -97,7 +101,7 @@ class SequenceSource:
 
         Then the sequence hears that the epoch is over, as Keras tells it.
         """
-        order = np.arange(len(self._batches))
+        order = np.arange(self._count() or 0)
         if self._seed is not None:
             np.random.Generator(np.random.PCG64([self._seed, epoch])).shuffle(order)
         if callable(begin := getattr(self._batches, "on_epoch_begin", None)):
@@ -106,6 +110,11 @@ class SequenceSource:
             yield tf.nest.flatten(_tensors(self._batches[index]))
         if callable(end := getattr(self._batches, "on_epoch_end", None)):
             end()
+
+    def _count(self) -> int | None:
+        """How many batches there are; a PyDataset may say so without ``len``, and None where it has no end."""
+        count: int | None = self._batches.num_batches if hasattr(self._batches, "num_batches") else len(self._batches)
+        return count
 
 
 def is_sequence(data: Any) -> bool:

@@ -3,14 +3,55 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
+from keras_callbacks import host
+from keras_callbacks.adapted import share_adapted
 
-__all__ = ["start_alike"]
+__all__ = ["CommonStart", "start_alike"]
+
+
+class CommonStart:
+    """The models and optimizers of a training that all ranks have rank 0's values of."""
+
+    def __init__(self, prefix: str, local_layers: Sequence[Any]) -> None:
+        self._prefix = prefix
+        self._local_layers = local_layers
+        self._given: dict[int, tuple[Any, Any]] = {}
+        self._names: set[str] = set()
+
+    def give(self, model: Any, optimizer: Any) -> list[tf.Variable]:
+        """Give all ranks rank 0's weights and optimizer state, and return the weights; a collective call."""
+        own = host.names_of(host.plain(v for layer in self._local_layers for v in layer.weights))
+        weights = [v for v in host.weights(model) if v._unique_id not in own]
+        # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
+        state = host.optimizer_variables(optimizer)
+        start_alike(weights, state, self._prefix)
+        share_adapted(model, self._prefix)
+        self._given[id(model)] = model, optimizer
+        self._names.update(own, host.names_of(weights), host.names_of(state))
+        return weights
+
+    def new(self, spec: Any) -> list[tuple[Any, Any]]:
+        """Build what the first such batch would build; returns the models that have, or whose optimizers have, more."""
+        pairs = list(self._given.values())
+        for model, _ in pairs:
+            if host.has_call(model):
+                host.build(model, lambda batch: model(batch[0] if isinstance(batch, tuple) else batch), spec)  # noqa: B023
+        for _, optimizer in pairs:
+            trained = [v for model, its in pairs if its is optimizer for v in model.trainable_variables]
+            host.build_optimizer(optimizer, trained)
+        return [pair for pair in pairs if self.lacks([*host.weights(pair[0]), *host.optimizer_variables(pair[1])])]
+
+    def lacks(self, variables: Iterable[Any]) -> list[Any]:
+        """Those of the variables that each rank has values of its own of."""
+        return [v for v in variables if host.names_of(host.plain([v]))[0] not in self._names]
 
 
 def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: str) -> None:
@@ -32,7 +73,10 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: st
         else f"this rank has {mine[other][:2]} where rank 0 has {theirs[other][:2]}",
     )
     for i, variable in enumerate(variables):
-        variable.assign(hvd.broadcast(variable.read_value(), root_rank=0, name=f"{prefix}.start.{i}"))
+        if variable.shape.is_fully_defined():
+            variable.assign(hvd.broadcast(variable.read_value(), root_rank=0, name=f"{prefix}.start.{i}"))
+        else:  # as what a Discretization of tf_keras has seen
+            variable.assign(hvd.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.{i}"))
     found = fingerprint(weights)
     _everywhere_or_nowhere(
         found != hvd.broadcast_object(found, root_rank=0, name=f"{prefix}.fingerprint"),

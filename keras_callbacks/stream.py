@@ -72,12 +72,6 @@ class StreamOrder:
         else:
             self._stream.settle(table.figures("samples"))
 
-    def stand_in(self) -> Any:
-        """A batch of one sample, which stays in the stream if it is the first."""
-        if not self._stand_in:
-            self._require_samples()
-        return tf.nest.pack_sequence_as(self._source.spec, self._stand_in)
-
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands; the same on every rank."""
         return self._stream.state_dict()

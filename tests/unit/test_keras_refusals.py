@@ -166,8 +166,20 @@ def test_batches_of_another_load_balance_are_refused():
 def test_a_generator_is_told_what_to_write():
     balance = LoadBalance("bsp", global_batch=4)
     for generator in ((i for i in range(3)), lambda: iter(range(3))):
-        with pytest.raises(TypeError, match=r"for a generator write tf.data.Dataset.from_generator\(function, out"):
+        with pytest.raises(TypeError, match=r"for a generator write tf.data.Dataset.from_g.*put \.unbatch\(\)"):
             resize_batches(generator, balance)
+
+
+def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
+    class Indexed:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return X, Y
+
+    with pytest.raises(TypeError, match=r"got Indexed: derive its class from keras.utils.PyDataset, whose items are b"):
+        resize_batches(Indexed(), LoadBalance("bsp", global_batch=4))
 
 
 def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():

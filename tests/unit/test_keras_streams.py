@@ -207,6 +207,26 @@ def test_a_sequence_of_batches_is_taken_apart_and_told_when_an_epoch_is_over():
     assert all(sorted(epoch) == list(range(10)) for epoch in shuffled)
 
 
+@pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="tf_keras knows sequences by their length alone")
+def test_a_sequence_may_say_its_number_of_batches_without_len_and_must_have_one():
+    class Counted(keras.utils.PyDataset):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        @property
+        def num_batches(self):
+            return self.number
+
+        def __getitem__(self, index):
+            return np.float32([[index]]), np.float32([[index]])
+
+    assert fit(Counted(9), epochs=2) == [6, 2]
+    for number in (None, 0):
+        with pytest.raises(ValueError, match=rf"of a known length, got {number} batches; .*from_generator\(function"):
+            SequenceSource(Counted(number))
+
+
 def model():
     inputs = keras.layers.Input((1,))
     made = keras.Model(inputs, keras.layers.Dense(1)(inputs))

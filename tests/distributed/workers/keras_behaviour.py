@@ -13,7 +13,9 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras_history
 import keras_models
+import keras_ports
 import keras_refusals
+import keras_starts
 import keras_streams
 import numpy as np
 import tensorflow as tf
@@ -237,9 +239,10 @@ def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if hvd.rank() == 0 else ""
         folder = hvd.broadcast_object(folder, root_rank=0, name="folder")
         chosen = sys.argv[1].split(",")
+        parts = (keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
+        known = {name: value for part in parts for name, value in vars(part).items()} | globals()
         for name in chosen:
-            everywhere = (keras_models, keras_refusals, keras_streams, keras_history)
-            test = next((vars(m)[name] for m in everywhere if name in vars(m)), None) or globals()[name]
+            test = known[name]
             keras.utils.set_random_seed(100 + hvd.rank())
             takes = test.__code__.co_argcount
             try:

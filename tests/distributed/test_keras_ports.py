@@ -1,0 +1,94 @@
+"""Scripts of the shape of keras.io's and of Horovod's, ported: History and weights are those of one process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from limits import KERAS_S
+
+from hvd_hetero.testing import launch
+
+pytestmark = pytest.mark.distributed
+WORKER = Path(__file__).parent / "workers" / "keras_behaviour.py"
+PARTS = (
+    "ported_scripts_give_what_one_process_gives",
+    "what_a_loop_makes_later_is_rank_0s",
+    "what_adapt_has_found_is_rank_0s",
+)
+SPLITS = {
+    "vae": ["bsp", "uneven", "micro-batches"],
+    "ddim": ["uneven"],
+    "distillation": ["uneven", "micro-batches"],
+    "distillation by train_step": ["uneven"],
+    "contrast": ["uneven"],
+    "tensorflow2_keras_mnist": ["uneven"],
+    "tensorflow2_mnist": ["uneven"],
+}
+
+
+@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
+def outcomes(request):
+    """What every part of the worker told, one entry per rank."""
+    env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    reports = launch(WORKER, 2, [",".join(PARTS)], timeout_s=KERAS_S, env=env).reports
+
+    def of(name):
+        for rank in reports:
+            assert "failed" not in rank[name], rank[name]["failed"]
+        return [rank[name] for rank in reports]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("script", "split"), [(script, split) for script, splits in SPLITS.items() for split in splits]
+)
+def test_a_ported_script_gives_the_history_and_the_weights_of_one_process(outcomes, script, split):
+    for rank in outcomes("ported_scripts_give_what_one_process_gives"):
+        result = rank[script][split]
+        assert result["rounds"] == 14, "seven an epoch, the last one of two samples"
+        assert result["weights"] < 1e-10
+        assert result["spread"] == 0.0
+        assert result["keys"][0] == result["keys"][1]
+        assert max(result["history"].values()) < 1e-10, result["history"]
+
+
+def test_what_a_loop_of_ones_own_builds_or_adds_later_is_broadcast(outcomes):
+    for rank in outcomes("what_a_loop_makes_later_is_rank_0s"):
+        for when in ("built later", "added between epochs", "started again"):
+            assert rank[when] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        ("added within one", r"ValueError: 2 of the 8 variables given have values of this rank's own.*between two bat"),
+        ("never started", r"ValueError: 4 of the 4 variables given .*made after balance.start\(model, optimizer\)"),
+        ("cannot be built", r"ValueError: model .*TypeError: .*needs a mask.*give it an Input, or call its parts on"),
+    ],
+)
+def test_what_a_loop_cannot_broadcast_is_refused(outcomes, attempt, message):
+    for rank in outcomes("what_a_loop_makes_later_is_rank_0s"):
+        assert re.match(message, rank[attempt], re.DOTALL), rank[attempt]
+
+
+def test_what_adapt_has_found_on_rank_0_counts_on_all_ranks(outcomes):
+    zero, one = outcomes("what_adapt_has_found_is_rank_0s")
+    assert zero["differed"] > 0.1, "each rank's own"
+    for rank in (zero, one):
+        assert rank["predictions"] == 0.0
+        assert rank["bins"][0] == rank["bins"][1]
+    for name in ("mean", "given"):
+        assert zero[name][1] == zero[name][0] == one[name][1] != one[name][0]
+    assert zero["rank 0's"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_other_words_are_refused_on_all_ranks(outcomes):
+    for rank in outcomes("what_adapt_has_found_is_rank_0s"):
+        assert rank["same words"] == 0.0
+        assert re.match(
+            r"HeteroError: layer 'words' of rank 1 has another vocabulary than rank 0's.*layer.set_vocabulary\(hvd",
+            rank["other words"],
+        )

@@ -1,0 +1,308 @@
+"""The part of ``keras_behaviour.py`` about scripts that others have written: small ones of the same shape, ported.
+
+Each is trained on all ranks and, by Keras alone, in one process, in float64. What is random in the originals is made of
+the samples, and batch norm is left out, since neither is the same whatever the split. Ranks start with other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from keras_exactness import EveryRoundAnother
+from keras_fits import BATCH, SAMPLES, UNEQUAL, spread
+
+from keras_callbacks import LearningRateWarmup, LoadBalance, resize_batches, weighted_gradients
+
+keras = tf.keras
+PIXELS, CLASSES, EPOCHS = 6, 3, 2
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(11)
+    x = rng.uniform(size=(SAMPLES, PIXELS, PIXELS, 1))
+    return x, rng.integers(0, CLASSES, SAMPLES)
+
+
+def noise(images: Any) -> Any:
+    """What looks random, and is the same for a sample wherever it is trained on."""
+    return tf.sin(1e4 * images)
+
+
+def network(inputs: Any, units: int, **options: Any) -> Any:
+    hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Flatten()(inputs))
+    return keras.layers.Dense(units, **options)(hidden)
+
+
+class VAE(keras.Model):
+    """As keras.io's: trackers whose results the train step returns under other names; no ``call``."""
+
+    def __init__(self):
+        super().__init__()
+        images, latent = keras.layers.Input((PIXELS, PIXELS, 1)), keras.layers.Input((2,))
+        self.encoder = keras.Model(images, [network(images, 2), network(images, 2)])
+        self.decoder = keras.Model(latent, network(latent, PIXELS**2, activation="sigmoid"))
+        self.total = keras.metrics.Mean(name="total_loss")
+        self.reconstruction = keras.metrics.Mean(name="reconstruction_loss")
+        self.divergence = keras.metrics.Mean(name="kl_loss")
+
+    @property
+    def metrics(self):
+        return [self.total, self.reconstruction, self.divergence]
+
+    def train_step(self, images):
+        with tf.GradientTape() as tape:
+            mean, log_variance = self.encoder(images)
+            drawn = mean + tf.exp(log_variance / 2) * noise(images[:, 0, :2, 0])
+            errors = (keras.layers.Flatten()(images) - self.decoder(drawn)) ** 2
+            reconstruction = tf.reduce_mean(tf.reduce_sum(errors, axis=1))
+            divergences = (mean**2 + tf.exp(log_variance) - log_variance - 1) / 2
+            divergence = tf.reduce_mean(tf.reduce_sum(divergences, axis=1))
+            total = reconstruction + divergence
+        gradients = tape.gradient(total, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.total.update_state(total)
+        self.reconstruction.update_state(reconstruction)
+        self.divergence.update_state(divergence)
+        return {
+            "loss": self.total.result(),
+            "reconstruction_loss": self.reconstruction.result(),
+            "kl_loss": self.divergence.result(),
+        }
+
+
+class DDIM(keras.Model):
+    """As keras.io's: an adapted normalization, and a copy of the network that follows it; no ``call``."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalizer = keras.layers.Normalization()
+        images, variances = keras.layers.Input((PIXELS, PIXELS, 1)), keras.layers.Input((1,))
+        features = keras.layers.Concatenate()([keras.layers.Flatten()(images), variances])
+        predicted = network(keras.layers.LayerNormalization()(features), PIXELS**2)
+        self.network = keras.Model([images, variances], keras.layers.Reshape((PIXELS, PIXELS, 1))(predicted))
+        self.follower = keras.models.clone_model(self.network)
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.error = keras.losses.MeanAbsoluteError()
+        self.noise_loss = keras.metrics.Mean(name="n_loss")
+        self.image_loss = keras.metrics.Mean(name="i_loss")
+
+    @property
+    def metrics(self):
+        return [self.noise_loss, self.image_loss]
+
+    def train_step(self, images):
+        images = self.normalizer(images, training=True)
+        noises = noise(images)
+        angles = tf.abs(noises[:, 0, :1, 0])
+        noise_rates, signal_rates = tf.sin(angles), tf.cos(angles)
+        wide = [rates[:, :, None, None] for rates in (noise_rates, signal_rates)]
+        noisy = wide[1] * images + wide[0] * noises
+        with tf.GradientTape() as tape:
+            found = self.network([noisy, noise_rates**2], training=True)
+            noise_loss = self.error(noises, found)
+            image_loss = self.error(images, (noisy - wide[0] * found) / wide[1])
+        gradients = tape.gradient(noise_loss, self.network.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
+        self.noise_loss.update_state(noise_loss)
+        self.image_loss.update_state(image_loss)
+        for weight, mean in zip(self.network.weights, self.follower.weights, strict=True):
+            mean.assign(0.9 * mean + 0.1 * weight)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Distiller(keras.Model):
+    """As keras.io's: a student learns from labels and from a teacher, by a ``compute_loss``."""
+
+    def __init__(self):
+        super().__init__()
+        images = keras.layers.Input((PIXELS, PIXELS, 1))
+        self.teacher = keras.Model(images, network(images, CLASSES))
+        self.teacher.trainable = False
+        self.student = keras.Model(images, network(images, CLASSES))
+        self.by_labels = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.by_teacher = keras.losses.KLDivergence()
+
+    def call(self, images):
+        return self.student(images)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, **options):
+        soft = [tf.nn.softmax(logits / 3.0) for logits in (self.teacher(x, training=False), y_pred)]
+        return 0.1 * self.by_labels(y, y_pred) + 0.9 * self.by_teacher(*soft)
+
+
+class OlderDistiller(Distiller):
+    """As keras.io's of before: by a ``train_step``, which returns losses that no tracker has seen."""
+
+    call = keras.Model.call
+    compute_loss = keras.Model.compute_loss
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            logits = self.student(images, training=True)
+            by_labels = self.by_labels(labels, logits)
+            soft = [tf.nn.softmax(each / 3.0) for each in (self.teacher(images, training=False), logits)]
+            by_teacher = self.by_teacher(*soft)
+            loss = 0.1 * by_labels + 0.9 * by_teacher
+        gradients = tape.gradient(loss, self.student.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.student.trainable_variables, strict=True))
+        return {"student_loss": by_labels, "distillation_loss": by_teacher}
+
+
+class Contrast(keras.Model):
+    """As keras.io's SimCLR: no ``call``, and parts that the first batch builds, in the train step."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(8, activation="tanh")])
+        self.head = keras.Sequential([keras.layers.Dense(CLASSES)])
+        self.tracker = keras.metrics.Mean(name="c_loss")
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            logits = self.head(self.encoder(images, training=True), training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+            loss = tf.reduce_mean(losses)
+        weights = self.encoder.trainable_weights + self.head.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.tracker.update_state(losses)
+        return {"c_loss": self.tracker.result()}
+
+
+def convolutional() -> Any:
+    """As Horovod's, which is built by its first batch; without dropout."""
+    return keras.Sequential([
+        keras.layers.Conv2D(4, [3, 3], activation="relu"),
+        keras.layers.MaxPooling2D(pool_size=(2, 2)),
+        keras.layers.Flatten(),
+        keras.layers.Dense(CLASSES, activation="softmax"),
+    ])  # fmt: skip
+
+
+def weights(model: Any) -> list[np.ndarray]:
+    """Without what metrics have counted, which tf_keras has among the weights."""
+    parts = [layer for layer in model.layers if not isinstance(layer, keras.metrics.Metric)]
+    return [weight for part in parts for weight in part.get_weights()]
+
+
+def compared(model: Any, single: Any, history: dict, plain: dict, rounds: int) -> dict:
+    pairs = zip(weights(model), weights(single), strict=True)
+    return {
+        "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
+        "history": {k: float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain if k in history},
+        "keys": [sorted(history), sorted(plain)],
+        "spread": spread(model),
+        "rounds": rounds,
+    }
+
+
+def fits(
+    make: Callable[[], Any], policies: Any, data: Any, *, adapt: bool = False, callbacks: Callable[[], list] = list,
+    validate: bool = False, **compiled: Any,
+) -> dict:  # fmt: skip
+    """A fit on all ranks under each policy, against one in this process alone."""
+    mine, first = slice(hvd.rank(), None, hvd.size()), slice(0, None, hvd.size())
+    options = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+
+    def model(seed: int, part: slice) -> Any:
+        keras.utils.set_random_seed(seed)
+        made = make()
+        made.compile(optimizer=keras.optimizers.AdamW(0.01, epsilon=1e-4), **compiled)
+        if adapt:
+            made.normalizer.adapt(data[part])
+        return made
+
+    def part_of(part: slice) -> dict:
+        return {"validation_data": tuple(a[part] for a in data)} if validate else {}
+
+    single = model(3, first)
+    if isinstance(data, tf.data.Dataset):
+        plain = single.fit(data.batch(BATCH), callbacks=callbacks(), **options)
+    else:
+        arrays = data if isinstance(data, tuple) else (data,)
+        plain = single.fit(*arrays, batch_size=BATCH, callbacks=callbacks(), **part_of(slice(None)), **options)
+    outcome = {}
+    for name, policy in policies.items():
+        shared = model(3 + hvd.rank(), mine)
+        balance = LoadBalance(policy, global_batch=BATCH)
+        batches = resize_batches(data, balance)
+        history = shared.fit(batches, callbacks=[balance, *callbacks()], **part_of(mine), **options).history
+        outcome[name] = compared(shared, single, history, plain.history, balance.rounds)
+    return outcome
+
+
+def loop(policies: Any, data: Any) -> dict:
+    """As Horovod's tensorflow2_mnist.py: the loop is the script's own, and the first batch builds the model."""
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+
+    def train(seed: int, balance: LoadBalance | None) -> tuple[Any, list[float]]:
+        keras.utils.set_random_seed(seed)
+        model, optimizer, losses = convolutional(), keras.optimizers.Adam(0.01, epsilon=1e-4), []
+
+        @tf.function(reduce_retracing=True)
+        def step(images, labels):
+            with tf.GradientTape() as tape:
+                loss = loss_of(labels, model(images, training=True))
+            if balance is None:
+                gradients = tape.gradient(loss, model.trainable_variables)
+            else:
+                gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        if balance is not None:
+            balance.start(model, optimizer)
+            batches = resize_batches(data, balance)
+        for _ in range(EPOCHS):
+            if balance is None:
+                plain = tf.data.Dataset.from_tensor_slices(data).batch(BATCH)
+                losses += [[len(labels), float(step(images, labels))] for images, labels in plain]
+            else:
+                for images, labels in balance.batches(batches):
+                    losses.append([balance.balancer.work.samples, float(step(images, labels))])
+        return model, losses
+
+    single, theirs = train(5, None)
+    plain, outcome = np.array(theirs), {}
+    for name, policy in policies.items():
+        balance = LoadBalance(policy, global_batch=BATCH)
+        shared, mine = train(5 + hvd.rank(), balance)
+        every = np.array(hvd.allgather_object(mine))  # ranks, rounds, samples and loss
+        assert every[..., 0].sum(0).tolist() == plain[:, 0].tolist()
+        means = (every[..., 0] * every[..., 1]).sum(0) / plain[:, 0]
+        outcome[name] = compared(shared, single, {"loss": means}, {"loss": plain[:, 1]}, balance.rounds)
+    return outcome
+
+
+def ported_scripts_give_what_one_process_gives() -> dict:
+    keras.backend.set_floatx("float64")
+    keras.mixed_precision.set_global_policy("float64")
+    try:
+        x, y = samples()
+        tf.random.set_seed(0)  # of which the order of a shuffle is made, too
+        stream = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(SAMPLES, seed=4, reshuffle_each_iteration=False)
+        uneven = {"uneven": EveryRoundAnother(1)}  # one micro-batch of any size, or none
+        parts = {"micro-batches": UNEQUAL}
+        loss = keras.losses.SparseCategoricalCrossentropy()
+        return {
+            "vae": fits(VAE, {"bsp": "bsp"} | uneven | parts, x),
+            "ddim": fits(DDIM, uneven, x, adapt=True),
+            "distillation": fits(Distiller, uneven | parts, (x, y), metrics=["accuracy"], validate=True),
+            "distillation by train_step": fits(OlderDistiller, uneven, (x, y)),
+            "contrast": fits(Contrast, uneven, (x, y)),
+            "tensorflow2_keras_mnist": fits(
+                convolutional, uneven, stream, loss=loss, metrics=["accuracy"],
+                callbacks=lambda: [LearningRateWarmup(0.02, warmup_epochs=2)],
+            ),
+            "tensorflow2_mnist": loop(uneven, (x, y)),
+        }  # fmt: skip
+    finally:
+        keras.backend.set_floatx("float32")
+        keras.mixed_precision.set_global_policy("float32")

@@ -1,0 +1,159 @@
+"""What ranks start from: built without computing anything, whoever builds it; on one rank, without horovodrun."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+hvd = pytest.importorskip("horovod.tensorflow")
+import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+
+from hvd_hetero.errors import HeteroError  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
+from keras_callbacks.adapted import share_adapted  # noqa: E402
+
+keras = tf.keras
+X, Y = np.random.default_rng(0).normal(size=(10, 2)).astype("float32"), np.ones((10, 1), "float32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def fit(model, change=lambda batches: batches):
+    model.compile("sgd", "mse")
+    balance = LoadBalance("bsp", global_batch=4)
+    model.fit(change(resize_batches((X, Y), balance)), verbose=0, shuffle=False, callbacks=[balance])
+    assert balance.rounds == 3
+    assert not balance.common_start.lacks(model.weights)
+
+
+def test_a_model_without_call_is_built_as_its_train_step_builds_it():
+    class Stepping(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.inner(batch[0]) - batch[1]) ** 2)
+            weights = self.inner.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"own": loss}
+
+    fit(Stepping())
+
+
+def test_a_layer_that_is_made_in_the_course_of_training_is_found_out():
+    class Late(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+            self.inner.build((None, 2))
+            self.late = None
+
+        def train_step(self, batch):
+            self.late = keras.layers.Dense(1) if self.late is None else self.late
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.late(self.inner(batch[0])) ** 2)
+            weights = self.inner.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"own": loss}
+
+    with pytest.raises(
+        HeteroError, match=r"2 variables were made in the course of training.*layers in the model's con"
+    ):
+        fit(Late())
+
+
+def test_building_computes_nothing():
+    """A call before the first step would move seeds and counters on, which one process does not do."""
+    called = []
+
+    class Counting(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            tf.numpy_function(lambda x: called.append(len(x)), [inputs], [])
+            return self.inner(inputs)
+
+    fit(Counting())
+    assert called == [4, 4, 2]
+
+
+def test_a_model_that_its_first_batch_builds_sees_what_a_map_has_made_of_it():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    fit(model, lambda batches: batches.map(lambda x, y: (tf.concat([x, x], 1), y)))
+    assert model.layers[0].kernel.shape == (4, 1)
+
+
+def test_what_cannot_be_built_says_why_and_what_to_do():
+    class Broken(keras.Model):
+        def train_step(self, batch):
+            raise TypeError("no such thing")
+
+    with pytest.raises(
+        ValueError, match=r"(?s)parts that its first batch would build.*TypeError:.*no such thing.*give it an Input"
+    ):
+        fit(Broken())
+
+
+def test_a_loop_builds_its_model_and_broadcasts_what_is_new_at_the_beginning_of_an_epoch(monkeypatch):
+    model, balance = keras.Sequential([keras.layers.Dense(1)]), LoadBalance("bsp", global_batch=4)
+    starts = []
+    plain = balance.start
+    monkeypatch.setattr(balance, "start", lambda *pair: starts.append(pair) or plain(*pair))
+    balance.start(model, optimizer := keras.optimizers.Adam())
+    batches = resize_batches((X, Y), balance)
+    next(balance.batches(batches))
+    assert len(starts) == 2
+    assert not balance.common_start.lacks([*model.weights, *balance._witnesses])
+    assert len(balance._witnesses) == 2, "ranks that part are found out"
+    next(balance.batches(batches))
+    assert len(starts) == 2, "nothing is new"
+    model.add(keras.layers.Dense(1))
+    next(balance.batches(batches))
+    assert starts == [(model, optimizer)] * 3
+    assert len(balance._witnesses) == 4
+
+
+def adapted():
+    inputs = keras.layers.Input((2,))
+    normal, bins = keras.layers.Normalization(), keras.layers.Discretization(num_bins=3)
+    given = keras.layers.Normalization(mean=X.mean(), variance=1.0)
+    normal.adapt(X)
+    bins.adapt(X)
+    parts = [layer(inputs) for layer in (normal, given, bins)]
+    return keras.Model(inputs, parts), normal, given, bins
+
+
+def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were_traced(monkeypatch):
+    model, normal, given, bins = adapted()
+    before = model.predict(X, verbose=0)
+    plain = hvd.broadcast_object
+
+    def from_rank_0(value, **options):
+        words, numbers = plain(value, **options)
+        return words, [{name: number + 1 for name, number in layer.items()} for layer in numbers]
+
+    monkeypatch.setattr(hvd, "broadcast_object", from_rank_0)
+    expected = [np.ravel(n) + 1 for n in (normal.mean, given.mean, bins.bin_boundaries)]
+    share_adapted(model, "numbers")
+    after = model.predict(X, verbose=0)
+    for found, wanted in zip((normal.mean, given.mean, bins.bin_boundaries), expected, strict=True):
+        assert np.ravel(found) == pytest.approx(wanted)
+    np.testing.assert_allclose(after[1], (before[1] - 1) / np.sqrt(2), rtol=1e-5)
+    assert (after[2] != before[2]).any()
+
+
+def test_numbers_that_are_rank_0s_already_leave_traced_functions_alone():
+    model = adapted()[0]
+    model.predict(X, verbose=0)
+    function = model.predict_function
+    share_adapted(model, "same")
+    assert model.predict_function is function is not None
