@@ -13,9 +13,12 @@ import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.contents import ranks_apart, show
+from hvd_hetero.errors import PlanMismatchError
 from hvd_hetero.sampling import SharedPermutation
 from hvd_hetero.streams import ShardStream, SharedStream
 from torch_hooks.body import Differs
+from torch_hooks.contents import columns_of
 from torch_hooks.counting import Collate, Counter
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.samplers import drawn_by
@@ -48,7 +51,8 @@ class BalancedLoader:
     Parameters
     ----------
     dataset
-        Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``.
+        Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``; whole, and alike on every rank. Samples
+        of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others only the length is.
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
@@ -160,6 +164,7 @@ class BalancedLoader:
         self._resumes = False
         self._settled = 0
         self._short = ""
+        self._compares = not streams
         self._rounds_per_epoch = rounds_per_epoch
         self._collate = Collate(collate_fn, counted=samples_of is not None)
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
@@ -241,6 +246,7 @@ class BalancedLoader:
     def _epoch(self) -> Iterator[Any]:
         balance = self._balance
         balance.abandon_round()  # in case the last iteration was left inside one
+        self._require_the_same_data()
         if self._resumes:
             self._resumes = False  # in the epoch that the state was in the middle of
         else:
@@ -264,6 +270,20 @@ class BalancedLoader:
                 f"epoch {self.epoch} has {self._order.remaining} samples, fewer than a round needs ({self._least}); "
                 "every iter() of an IterableDataset or of a sampler must give all of them anew, and drop_last needs "
                 "global_batch of them"
+            )
+
+    def _require_the_same_data(self) -> None:
+        """Once, as far as data are told: parts of equal length, cut by hand, would be cut again by the plan."""
+        balance, compares, self._compares = self._balance, self._compares, False
+        if not compares or balance.balancer.workers == 1:
+            return
+        mine = show(len(self._dataset), columns_of(self._dataset))  # type: ignore[arg-type]
+        told = hvd.allgather_object(mine, name=f"{balance.prefix}.contents")
+        if ranks := ranks_apart(told):
+            raise PlanMismatchError(
+                f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
+                "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "
+                "samples of its own, use an IterableDataset and stream='shard'"
             )
 
     def _require_data_on_all(self) -> None:

@@ -110,6 +110,16 @@ def test_ranks_with_different_data_are_told_in_the_first_round(ranks):
         assert rank["different_data"]["rounds"] == 0
 
 
+def test_data_cut_by_hand_into_parts_of_equal_length_are_told_before_the_first_round(ranks):
+    for rank in ranks:
+        cut, whole = rank["data_cut_by_hand"]["cut"], rank["data_cut_by_hand"]["whole"]
+        assert (
+            "ranks [1] hold other samples than rank 0 at the same indices. Give every rank the whole" in cut["refusal"]
+        )
+        assert cut["rounds"] == 0
+        assert whole["rounds"] == 5
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

@@ -406,6 +406,21 @@ def different_data() -> dict:
     return {"refusal": refusal(lambda: fit(model, batches, optimizer)), "rounds": balance.rounds}
 
 
+def data_cut_by_hand() -> dict:
+    """Parts of equal length, as for a DistributedSampler, and the right data after it."""
+    part = slice(hvd.rank(), None, hvd.size())
+    said = {}
+    for name, dataset in (("cut", TensorDataset(X[part], Y[part])), ("whole", TensorDataset(X, Y))):
+        model = linear()
+        balance = LoadBalance("bsp", global_batch=24)
+        batches = BalancedLoader(dataset, balance, stop_at=5)
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters()
+        )
+        said[name] = {"refusal": refusal(lambda: fit(model, batches, optimizer)), "rounds": balance.rounds}  # noqa: B023
+    return said
+
+
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
@@ -424,6 +439,7 @@ def main() -> None:
         a_weighted_sampler,
         refusals,
         different_data,
+        data_cut_by_hand,
         trained_on_one_rank_alone,
     ]
     names = [getattr(s, "__name__", "") for s in scenarios]
