@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _function(name: str) -> Callable[[int], object]:
     module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
+    if not (colon and function_name and all(map(str.isidentifier, module_name.split(".")))):
         raise ValueError(f"the step must be given as MODULE:FUNCTION, got {name!r}; for example: train:step")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does

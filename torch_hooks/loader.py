@@ -51,7 +51,7 @@ class BalancedLoader:
     Parameters
     ----------
     dataset
-        Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``; whole, and alike on every rank. Samples
+        Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``; whole and alike on every rank. Samples
         of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others only the length is.
     balance
         The ``LoadBalance`` of this training.

@@ -154,6 +154,7 @@ def test_the_command_prints_json(here, capsys):
     ("step", "message"),
     [
         ("mine_to_profile", "must be given as MODULE:FUNCTION"),
+        ("./mine_to_profile.py:step", "must be given as MODULE:FUNCTION"),
         ("nowhere:step", "there is no module 'nowhere'"),
         ("mine_to_profile:other", "has no function 'other'"),
         ("mine_to_profile:number", "has no function 'number'"),
