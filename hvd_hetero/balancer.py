@@ -122,11 +122,12 @@ class Balancer:
         """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
-        self.pace = Pace(policy, clock, meter)
-        self._credence = Credence(rank, workers) if policy.measures else None
+        first = policy.first(workers, self.global_batch)
+        self.pace = Pace(policy, clock, meter, first.typical_size)
+        self._credence = Credence(rank, workers, first.typical_size) if policy.measures else None
         self._end = Anticipation() if policy.anticipates else None
         self._clock = clock
-        self._plans = deque([policy.first(workers, self.global_batch)])
+        self._plans = deque([first])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
         self.even = False

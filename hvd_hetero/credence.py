@@ -1,7 +1,7 @@
 """Which of the speeds that ranks tell of themselves are believed.
 
 With v_i the speed that rank i predicts for itself and m_i = samples / (computing + input) what the table says that it
-really did,
+really did (both of a micro-batch of the typical size, where the fixed cost is known),
 
     s_i <- max(s_i, min(m_i, m_i of the round before))        the fastest that it has kept up for two rounds
     v_i is believed  iff  0 < v_i < ∞  and  v_i <= K s_i
@@ -34,9 +34,10 @@ _ROUNDS = 3  # measured ones before there is a bound: the first one pays for wha
 class Credence:
     """The memory of one balancer. On rank 0 it says in the log whom it stops to believe, and when that is over."""
 
-    __slots__ = ("_bounds", "_doubted", "_known", "_latest", "_measured", "_tells")
+    __slots__ = ("_bounds", "_doubted", "_known", "_latest", "_measured", "_tells", "_typical_size")
 
-    def __init__(self, rank: int, workers: int) -> None:
+    def __init__(self, rank: int, workers: int, typical_size: float) -> None:
+        self._typical_size = typical_size
         self._tells = rank == 0
         self._bounds = [math.inf] * workers  # K s, once there is one
         self._latest = [0.0] * workers  # m
@@ -63,11 +64,14 @@ class Credence:
         return table.replaced("samples_per_s", [math.nan if r in self._doubted else v for r, v in enumerate(told)])
 
     def _measure(self, table: RoundTable) -> None:
-        figures = (table.figures(name) for name in ("samples", "compute_s", "input_s"))
-        for rank, (samples, compute_s, input_s) in enumerate(zip(*figures, strict=True)):
+        names = ("samples", "micro_batches", "compute_s", "input_s", "fixed_samples")
+        figures = zip(*(table.figures(name) for name in names), strict=True)
+        for rank, (samples, micro_batches, compute_s, input_s, fixed) in enumerate(figures):
             busy_s = compute_s + input_s
             if samples and 0.0 < busy_s < math.inf:
                 now, before = samples / busy_s, self._latest[rank]
+                if fixed:
+                    now *= (1.0 + micro_batches * fixed / samples) / (1.0 + fixed / self._typical_size)
                 self._latest[rank] = now
                 kept_up = _TIMES * (now if now < before else before)
                 count = self._measured[rank] = self._measured[rank] + 1

@@ -1,9 +1,10 @@
 """What one rank measures of itself: how long it computes and waits for data, and what speed it expects next.
 
 A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
-data, since all of that moves with the samples. Waiting for the other ranks is in neither: not at the end of a round,
-and not inside a micro-batch, where a layer talks to them. Were it, a fast rank would seem as slow as the one it waits
-for.
+data, since all of that moves with the samples. For policies that weigh it, the part that does not move with the samples
+is told apart (``fixed_cost``), and the speed is that of a micro-batch of the typical size. Waiting for the other ranks
+is in neither: not at the end of a round, and not inside a micro-batch, where a layer talks to them. Were it, a fast
+rank would seem as slow as the one it waits for.
 
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the compute time.
 It knows the time of a round only when the queue has come past it, which the synchronisation of that round ensures: so
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hvd_hetero.fixed_cost import FixedCost
 from hvd_hetero.policies import Policy
 from hvd_hetero.resources import ResourceMeter
 
@@ -50,18 +52,23 @@ class _Round:
     compute_s: float = 0.0
     input_s: float = 0.0
     disturbed: bool = False
+    tells_cost: bool = False
+    """whether its time says something about what a micro-batch costs"""
     teaches: bool = False
-    """whether its speed says something about later ones"""
+    """and its speed about later ones"""
 
 
 class Pace:
     """The measurements and predictions of one rank."""
 
-    def __init__(self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None) -> None:
+    def __init__(
+        self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None, typical_size: float
+    ) -> None:
         self._clock = clock
         self._meter = meter
         self.predictor = policy.forecaster(policy.predictor())
         self.profile = policy.profile()
+        self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
         self.queued = False
         """whether work runs behind the clock, stopwatch or not"""
@@ -143,22 +150,33 @@ class Pace:
         """
         self.round.compute_s += self._apply_s
         self._apply_s = 0.0
-        self.round.teaches = not (short or self.round.disturbed) and self._rounds >= _WARM_UP_ROUNDS
+        warm = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed
+        self.round.tells_cost, self.round.teaches = warm, warm and not short
         self._rounds += 1
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
-        if known.samples and busy_s > 0 and known.teaches:
-            self.predictor.update(known.samples / busy_s, cpu=self.cpu, memory=self.memory)
-            if self.profile is not None:
-                self.profile.observe(round(known.samples / known.micro_batches), busy_s / known.micro_batches)
+        if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
+            self._learn(known, known.samples / known.micro_batches, busy_s / known.micro_batches)
         # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
         # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
         if self.predictor.uses_drivers:
             self.cpu, self.memory = self._drivers()
 
+    def _learn(self, known: _Round, size: float, seconds: float) -> None:
+        """From a round of micro-batches of this size, which took so long each."""
+        speed = size / seconds
+        if self.fixed_cost is not None:
+            drivers = (self.cpu, self.memory) if self.predictor.uses_drivers else ()
+            speed = self.fixed_cost.learn(size, seconds, drivers, teaches=known.teaches)
+        if known.teaches:
+            self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
+            if self.profile is not None:
+                self.profile.observe(round(size), seconds)
+
     def expected(self) -> float:
-        """The speed that the rank predicts for itself now; NaN where nothing was measured."""
-        return self.predictor.predict(cpu=self.cpu, memory=self.memory)
+        """The speed that the rank predicts for itself now, with a typical micro-batch; NaN: nothing was measured."""
+        expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
+        return expected if self.fixed_cost is None else self.fixed_cost.speed(expected)
 
     def row(self) -> dict[str, float]:
         """The figures of this rank for the table, after `learn`."""
@@ -179,6 +197,7 @@ class Pace:
             "limit": self.limit,
             "uncertainty": min(max(doubt, 0.0), 1.0) if math.isfinite(doubt) else 0.0,
             "timed_samples": known.samples if known.teaches else 0,
+            "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,
         }
 
     def rest(self) -> None:
@@ -230,9 +249,12 @@ class Pace:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has learned of itself, as plain data."""
-        return {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds} | (
-            {} if self.profile is None else {"profile": self.profile.state_dict()}
-        )
+        state = {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds}
+        if self.profile is not None:
+            state["profile"] = self.profile.state_dict()
+        if self.fixed_cost is not None:
+            state["fixed_cost"] = self.fixed_cost.state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where it left off."""
@@ -241,6 +263,8 @@ class Pace:
         self._rounds = 0  # a new process warms up anew
         if self.profile is not None and "profile" in state:
             self.profile.load_state_dict(state["profile"])
+        if self.fixed_cost is not None and "fixed_cost" in state:
+            self.fixed_cost.restore(state["fixed_cost"])
 
     def _drivers(self) -> tuple[float, float]:
         if self._meter is None:

@@ -112,6 +112,11 @@ class RoundPlan:
         """Whether all ranks hold the same number of samples, in one micro-batch each."""
         return min(self.samples) == max(self.samples) and max(self.micro_batches) == 1
 
+    @property
+    def typical_size(self) -> float:
+        """Samples of a micro-batch in the mean over the ranks."""
+        return self.total / max(sum(self.micro_batches), 1)
+
     def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
         """Samples of each micro-batch of a rank, the smaller ones first; ``held``: of so many, where its data end.
 
@@ -217,6 +222,9 @@ class RoundReport:
     timed_samples: float = 0.0
     """the samples that ``compute_s`` and ``input_s`` are of, which may be those of the round before; 0 where these tell
     nothing of the speed (a short round, or the very first)"""
+    fixed_samples: float = 0.0
+    """what a micro-batch costs besides its samples, in samples that would take as long; 0 where it is not known. The
+    speed is then that of a micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)"""
     ended: float = 0.0
     """1 where the rank reads a part of the data alone, and that ends with this round"""
 

@@ -30,7 +30,7 @@ VERSION = 1
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, so that runs without them have short lines; 0 where one has not.
-_SOMETIMES = ("uncertainty", "limit", "slope_s", "intercept_s", "saturation")
+_SOMETIMES = ("uncertainty", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +151,8 @@ class Run:
     memory: npt.NDArray[np.float64]
     uncertainty: npt.NDArray[np.float64]
     """0 where a predicted speed was to be taken as it is"""
+    fixed_samples: npt.NDArray[np.float64]
+    """0 where it is not known what a micro-batch costs besides its samples"""
     limit: npt.NDArray[np.int64]
     """0 where nothing has failed to fit in memory"""
     slope_s: npt.NDArray[np.float64]
@@ -184,7 +186,7 @@ class Run:
 _PER_ROUND: dict[str, type] = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
 _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
-    **dict.fromkeys((*_FIGURES, "wait_s", "uncertainty"), np.float64),
+    **dict.fromkeys((*_FIGURES, "wait_s", "uncertainty", "fixed_samples"), np.float64),
     **dict.fromkeys(("limit", "saturation"), np.int64),
     **dict.fromkeys(("slope_s", "intercept_s"), np.float64),
 }

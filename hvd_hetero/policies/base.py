@@ -36,6 +36,9 @@ class Policy(ABC):
     measures: ClassVar[bool] = True
     """whether plans depend on measured times (if not, a time that cannot be taken does not matter)"""
 
+    weighs_fixed_cost: bool = False
+    """whether plans go by what a micro-batch costs besides its samples (``hvd_hetero.fixed_cost``)"""
+
     updates_locally: bool = False
     """whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)"""
 

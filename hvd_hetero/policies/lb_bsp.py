@@ -1,38 +1,39 @@
-"""LB-BSP: batches in proportion to predicted speeds, so that all ranks finish at the same moment."""
+"""LB-BSP: batches by predicted speeds, so that all ranks finish at the same moment."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.device import DeviceProfile
-from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance, comparable_speeds
+from hvd_hetero.policies.affine_shares import AffineCosts, Numbers
+from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.prediction import Predictor, Steady, predictor
 from hvd_hetero.rounds import FEW_RANKS, FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
-_Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
-
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
+_FRESH, _FINE = 8, 1 / 3  # rounds after a change in which that share of the tolerance is enough for another (arbitrary)
+_STARVED = 0.6  # of its best share: who has less gets it, although time gains little (arbitrary)
 
 
 class LBBSP(Policy):
-    r"""Load-balanced BSP for processors whose time is proportional to the batch (lb-bsp, section 3.2).
+    r"""Load-balanced BSP for processors whose time is a line in the batch (lb-bsp, section 3.2).
 
-    Minimise the latest rank, ``max_i x_i / v_i``, over integers with ``sum x_i = X`` (Eq. 3 with Γ(x) = x / v). Over
-    the reals the optimum is ``x_i = X v_i / sum v``; the integers are the nearest by largest remainder, at least
-    ``minimum`` each. The speed ``v_i`` is what rank i predicts for itself from its own history.
+    Minimise the latest rank, ``max_i (x_i + k_i β_i) / u_i``, over integers with ``sum x_i = X``, at least ``minimum``
+    each (Eq. 3 with Γ(x) = (x + β) / u). Over the reals, ``x_i = u_i T - k_i β_i`` with the T that makes the sum X. The
+    pace ``u_i`` is what rank i predicts for itself from its own history, in samples and fixed samples per second; β_i
+    is what one of its k_i micro-batches costs besides its samples (``hvd_hetero.fixed_cost``), 0 until that is known.
+    With β = 0 this is the paper's division in proportion to speeds.
 
-    A fixed cost per round does no harm: if a round really takes ``m_i x_i + b_i``, the measured speed is
-    ``x_i / (m_i x_i + b_i)``, and x proportional to it repeats itself exactly where all times are equal.
+    It matters, since by speeds alone a split repeats itself wherever b dominates in t = m x + b: equal ranks then drift
+    to shares of one sample, and a split that a passing slowdown has left behind stays.
 
     Parameters
     ----------
@@ -61,9 +62,9 @@ class LBBSP(Policy):
         bounds of Eq. 5 (section 3.3; ``policies.gamma_shares``), and follows devices that slow down. Shares grow until
         something does not fit, so let the loop survive that: ``docs/gpu.md``.
 
-    Differences from the paper: no manager process; the largest-remainder rounding (the paper leaves rounding open); the
-    tolerance, and the averages where averages forecast as well; a rank without a usable prediction keeps its share,
-    and the others divide the rest.
+    Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
+    rounding open); the tolerance, and the averages where averages forecast as well; a rank without a usable prediction
+    keeps its share, and the others divide the rest.
     """
 
     name: ClassVar[str] = "lb-bsp"
@@ -86,11 +87,14 @@ class LBBSP(Policy):
         samples = "give a whole number of samples"
         self.minimum = integer("minimum", minimum, 1, way_out=f"{samples}; with 1 every rank's speed stays known")
         self.multiple_of = integer("multiple_of", multiple_of, 1, way_out=f"{samples}; 1 asks for no multiple")
+        self._least = -(-self.minimum // self.multiple_of) * self.multiple_of
         self.tolerance = checked_tolerance(tolerance)
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
-        self._equal, self._equal_shares = RoundPlan((), ()), _numbers(())
+        self._equal = RoundPlan((), ())
+        self._fresh = 0
         self._curves = None
+        self.weighs_fixed_cost = device == "cpu"
         if device == "gpu":
             self._curves = DeviceShares(
                 minimum=self.minimum,
@@ -118,8 +122,7 @@ class LBBSP(Policy):
         if self._curves is not None:
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
-        self._equal = RoundPlan.of(shares, self.max_micro_batch)
-        self._equal_shares = _numbers(self._equal.samples)
+        self._equal, self._fresh = RoundPlan.of(shares, self.max_micro_batch), 0
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
@@ -129,29 +132,36 @@ class LBBSP(Policy):
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         read = table.figures if table.workers <= FEW_RANKS else table.column
-        told, doubts = _Told(read("samples_per_s")), read("uncertainty")
-        if plan.samples != self._equal.samples and told.near_best(self._equal_shares, _BACK * self.tolerance):
-            return self._equal
-        held = _numbers(plan.samples)
-        if told.near_best(held, self.tolerance, doubts):
-            return plan
-        shares, uncertain, speeds = np.asarray(held), np.asarray(doubts), told.comparable
-        known = speeds > 0
-        if known.sum() < 2:
-            return plan
-        wanted = self._divided(shares, speeds)
-        if not self._worthwhile(shares[known], wanted[known], speeds[known], uncertain[known]):
-            return plan
-        return RoundPlan.of(wanted, self.max_micro_batch)
+        return self._worthwhile(plan, read("samples_per_s"), read("fixed_samples"), read("uncertainty"))
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
-        told, held = _Told(_numbers(speeds)), _numbers(plan.samples)
-        if self._curves is not None or told.near_best(held, self.tolerance):
+        if self._curves is not None:
             return plan
-        if (told.comparable > 0).sum() < 2:
+        nothing = [0.0] * len(speeds)
+        return self._worthwhile(plan, speeds, nothing, nothing)
+
+    def _worthwhile(self, plan: RoundPlan, speeds: Numbers, fixed: Numbers, doubts: Numbers) -> RoundPlan:
+        """The best plan where it is worth a change, or the equal one where that is as good."""
+        costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least)
+        tolerance = self.tolerance * (_FINE if self._fresh else 1.0)
+        self._fresh = max(self._fresh - 1, 0)
+        starved = False
+        if costs.all_known:
+            if plan.samples != self._equal.samples:
+                if costs.near_best(self._equal, _BACK * self.tolerance, doubts):
+                    return self._equal
+                starved = costs.starves(plan, _STARVED)
+            if not starved and costs.near_best(plan, tolerance, doubts):
+                return plan
+        wanted = costs.divided(plan, self.multiple_of, self.max_micro_batch)
+        if starved:
+            return wanted
+        if not costs.sooner(wanted, plan, tolerance, doubts):
             return plan
-        return RoundPlan.of(self._divided(np.asarray(held), told.comparable), self.max_micro_batch)
+        if tolerance == self.tolerance:
+            self._fresh = _FRESH
+        return RoundPlan.of(costs.as_far_as_it_gains(wanted, plan, self.multiple_of), self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""
@@ -169,8 +179,7 @@ class LBBSP(Policy):
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
-        multiple = self.multiple_of
-        share = -(-self.minimum // multiple) * multiple  # the least share: ``minimum`` in whole multiples
+        multiple, share = self.multiple_of, self._least
         if global_batch < workers * share:
             asked = f"minimum={self.minimum}" + (f" and multiple_of={multiple}" if multiple > 1 else "")
             smaller = [name for name in ("minimum", "multiple_of") if getattr(self, name) > 1]
@@ -187,65 +196,3 @@ class LBBSP(Policy):
                 f"with minimum={self.minimum} can be; got global_batch={global_batch}: use global_batch="
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
-
-    def _divided(self, shares: npt.NDArray[np.int64], speeds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """What the ranks of known speed hold together, in proportion to it."""
-        known, wanted = speeds > 0, shares.copy()
-        wanted[known] = proportional(
-            speeds[known], int(shares[known].sum()), minimum=self.minimum, multiple_of=self.multiple_of
-        )
-        return wanted
-
-    def _worthwhile(
-        self,
-        shares: npt.NDArray[np.int64],
-        wanted: npt.NDArray[np.int64],
-        speeds: npt.NDArray[np.int64],
-        uncertain: npt.NDArray[np.float64],
-    ) -> bool:
-        # Time x / v in integers: x < 2^24 shifted by 38 stays below 2^62, and v has 30 bits.
-        times = (shares << 38) // speeds
-        surely_s = int((times - (times * np.maximum(uncertain, self.tolerance)).astype(np.int64)).max())
-        next_s = int(((wanted << 38) // speeds).max())
-        return next_s < surely_s
-
-
-def _numbers(figures: Sequence[float]) -> _Numbers:
-    """As they are for few ranks, an array for many."""
-    return figures if len(figures) <= FEW_RANKS else np.array(figures)
-
-
-class _Told:
-    """The speeds that the ranks tell: plain numbers for few ranks, since most rounds end here; integers for many.
-
-    Either way the sum is exactly rounded, and what follows is the same on every processor. The two may differ where a
-    split is just as good as asked, to the last bit; but all ranks of one job take the same way.
-    """
-
-    def __init__(self, speeds: _Numbers) -> None:
-        if isinstance(speeds, np.ndarray):
-            self.speeds: _Numbers = comparable_speeds(speeds)
-            self._together = float(self.speeds.sum()) if self.speeds.all() else math.nan
-        else:
-            self.speeds = speeds
-            self._together = math.fsum(speeds) if all(0.0 < v < math.inf for v in speeds) else math.nan
-
-    @property
-    def comparable(self) -> npt.NDArray[np.int64]:
-        """See :func:`comparable_speeds`."""
-        return self.speeds if isinstance(self.speeds, np.ndarray) else comparable_speeds(np.asarray(self.speeds))
-
-    def near_best(self, shares: _Numbers, tolerance: float, uncertain: _Numbers | None = None) -> bool:
-        """Whether no split is sooner by more than ``tolerance`` and what is uncertain; False where a speed is unknown.
-
-        None is sooner than X / sum v.
-        """
-        if math.isnan(self._together):
-            return False
-        v = self.speeds
-        if isinstance(v, np.ndarray):
-            surely = 1.0 - (tolerance if uncertain is None else np.maximum(uncertain, tolerance))
-            return bool(np.sum(shares) / self._together >= (shares / v * surely).max())
-        margins = [tolerance] * len(v) if uncertain is None else uncertain
-        latest_s = max(x / y * (1.0 - max(share, tolerance)) for x, y, share in zip(shares, v, margins, strict=True))
-        return bool(sum(shares) / self._together >= latest_s)

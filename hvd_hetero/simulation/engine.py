@@ -109,11 +109,11 @@ class RoundSimulation:
         self.rounds = 0
         self._clock = np.zeros(n)  # what each rank's clock shows
         self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
-        self._paces = [self._pace(i, predictor) for i in range(n)]
+        first = policy.first(n, global_batch)
+        self._paces = [self._pace(i, predictor, first.typical_size) for i in range(n)]
         # Each worker's would be the same. Nobody's rank is -1: of simulated speeds nothing is said in the log.
         self._end = Anticipation() if policy.anticipates else None
-        self._credence = Credence(-1, n) if policy.measures else None
-        first = policy.first(n, global_batch)
+        self._credence = Credence(-1, n, first.typical_size) if policy.measures else None
         self._plans = deque([first] * (self.options.lead + 1))
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
@@ -122,11 +122,11 @@ class RoundSimulation:
     def _foreseen(self) -> bool:
         return hasattr(self.policy, "foresee")
 
-    def _pace(self, rank: int, make: Callable[[], Predictor] | None) -> Pace:
+    def _pace(self, rank: int, make: Callable[[], Predictor] | None, typical_size: float) -> Pace:
         cluster = self.machines.cluster
         meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock, self._computed)
         clock = self._clock
-        pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter))
+        pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter), typical_size)
         predictor = self.policy.predictor() if make is None else make()
         if make is None:
             given = self.policy.predictor() is predictor  # an object, which in production each process would have

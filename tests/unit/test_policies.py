@@ -99,18 +99,6 @@ def test_lb_bsp_decides_alike_in_plain_numbers_and_in_arrays(options, monkeypatc
     assert len(set(plain)) > 20
 
 
-def test_lb_bsp_has_equal_times_as_its_fixed_point_despite_a_fixed_cost():
-    """Measured speeds x / (m x + b) lead to equal times, not to shares in proportion to 1 / m."""
-    policy = LBBSP(tolerance=0.0)
-    slope, cost = np.array([1.0, 3.0]), np.array([50.0, 20.0])
-    plan = policy.first(2, 1000)
-    for _ in range(100):
-        x = np.array(plan.samples)
-        plan = policy.next(plan, told(list(x / (slope * x + cost))))
-    times = slope * np.array(plan.samples) + cost
-    assert np.ptp(times) <= 2 * slope.max()
-
-
 @pytest.mark.parametrize("unknown", [float("nan"), 0.0, -5.0, float("inf")])
 def test_lb_bsp_keeps_the_share_of_a_rank_without_a_usable_speed(unknown):
     policy = LBBSP()

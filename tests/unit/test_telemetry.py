@@ -15,7 +15,9 @@ from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
 WORKERS = 2
 
 
-DEVICE = {"uncertainty": 0.25, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16}
+DEVICE = {
+    "uncertainty": 0.25, "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
+}  # fmt: skip
 
 
 def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedRound:

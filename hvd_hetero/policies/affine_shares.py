@@ -1,0 +1,160 @@
+r"""Shares of ranks whose time is a line in their samples: Eq. 3 of lb-bsp for CPUs, with a fixed cost.
+
+Rank i needs ``t_i(x) = (x + h_i) / u_i`` seconds for x samples, with ``h_i = k_i β_i`` in its k_i micro-batches.
+Minimise ``max_i t_i(x_i)`` subject to ``sum x_i = X`` and ``x_i >= x_min``. Over the reals the ranks above their
+minimum, F, end together:
+
+    T = (X - (n - |F|) x_min + sum_F h_i) / sum_F u_i,      x_i = u_i T - h_i,
+
+F being what is left once no x_i falls below its minimum (at most n passes). A rank at its minimum may be later than T,
+and no split is sooner than the latest of them: that is what a plan is compared with. The plan itself is the integer
+optimum (``allocation.minimax``).
+
+Every operation is correctly rounded and every sum exact, so all ranks find the same, whatever their processor. Few
+ranks come as plain floats, since most rounds end here, with cold caches: each function of numpy takes ten microseconds
+then. Many come as arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.allocation import minimax, proportional
+from hvd_hetero.policies.base import comparable_speeds
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["AffineCosts", "Numbers"]
+
+Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
+
+_CHANGE_PER_GAIN = 15.0  # a round that is 3 % shorter is worth 45 % of a share; proportional costs take 6 % (arbitrary)
+_SOUGHT = 4  # times, where other shares make other numbers of micro-batches (arbitrary)
+
+
+class AffineCosts:
+    """What the ranks tell of themselves: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
+
+    def __init__(self, speeds: Numbers, fixed: Numbers, typical_size: float, minimum: int) -> None:
+        self._speeds, self._fixed, self._typical_size, self._minimum = speeds, fixed, typical_size, minimum
+        self._many = isinstance(speeds, np.ndarray)
+        if isinstance(speeds, np.ndarray):
+            self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
+            self._rates: Any = speeds * (1.0 + np.asarray(fixed) / typical_size)  # u
+        else:
+            self.all_known = all(0.0 < v < math.inf for v in speeds)
+            self._rates = [v * (1.0 + f / typical_size) for v, f in zip(speeds, fixed, strict=True)]
+
+    def near_best(self, plan: RoundPlan, tolerance: float, doubts: Numbers | None = None) -> bool:
+        """Whether no split is sooner by more than ``tolerance`` and, of each rank, what is doubtful."""
+        heads = self._heads(plan)
+        if self._many:
+            margin = tolerance if doubts is None else np.maximum(doubts, tolerance)
+            latest_s = float(((np.asarray(plan.samples) + heads) / self._rates * (1.0 - margin)).max())
+        else:
+            margins = [0.0] * len(heads) if doubts is None else doubts
+            told = zip(plan.samples, heads, self._rates, margins, strict=True)
+            latest_s = max((x + h) / u * (1.0 - max(doubt, tolerance)) for x, h, u, doubt in told)
+        level_s, clamped_s = self._level(plan.total, heads)
+        return max(level_s, clamped_s) >= latest_s
+
+    def starves(self, plan: RoundPlan, share: float) -> bool:
+        """Whether a rank has less than this share of what the best split would give it."""
+        heads = self._heads(plan)
+        level_s, _ = self._level(plan.total, heads)
+        if self._many:
+            return bool((np.asarray(plan.samples) < share * (self._rates * level_s - heads)).any())
+        told = zip(plan.samples, heads, self._rates, strict=True)
+        return any(x < share * (u * level_s - h) for x, h, u in told)
+
+    def _heads(self, plan: RoundPlan) -> Any:
+        """h, of the micro-batches that a plan has; one of a rank without samples."""
+        if self._many:
+            return self._fixed * np.maximum(plan.micro_batches, 1)
+        return [f * (k or 1) for f, k in zip(self._fixed, plan.micro_batches, strict=True)]
+
+    def _level(self, total: int, heads: Any) -> tuple[float, float]:
+        """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
+        least = self._minimum
+        level_s = (total + _sum(heads)) / _sum(self._rates)
+        if self._many:
+            short = self._rates * level_s - heads < least
+        else:
+            short = [u * level_s - h < least for u, h in zip(self._rates, heads, strict=True)]
+        if not any(short):
+            return level_s, 0.0
+        rates, fixed = np.asarray(self._rates), np.asarray(heads)
+        free = ~np.asarray(short)
+        while free.any():
+            level_s = (total - least * int((~free).sum()) + _sum(fixed[free])) / _sum(rates[free])
+            still = free & (rates * level_s - fixed >= least)
+            if (still == free).all():
+                break
+            free = still
+        return level_s, float(((least + fixed[~free]) / rates[~free]).max())
+
+    def divided(self, plan: RoundPlan, multiple_of: int, max_micro_batch: int | None) -> RoundPlan:
+        """The best plan: ranks whose speed is known divide what they hold together, the others keep it."""
+        shares, known, rates = np.asarray(plan.samples), self._known, self._comparable_rates
+        wanted = plan
+        if int(known.sum()) < 2:
+            return plan
+        for _ in range(_SOUGHT):
+            heads = np.asarray(self._heads(wanted))
+            shares = shares.copy()
+            shares[known] = minimax(
+                1.0 / rates[known], heads[known] / rates[known], 0.0, int(shares[known].sum()), self._minimum,
+                plan.total, multiple_of,
+            ).shares  # fmt: skip
+            before, wanted = wanted, RoundPlan.of(shares, max_micro_batch)
+            if wanted.micro_batches == before.micro_batches:
+                break
+        return wanted
+
+    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float, doubts: Numbers) -> bool:
+        """Whether the latest rank of known speed is sooner, for certain, by more than ``tolerance``."""
+        known = self._known
+        surely = 1.0 - np.maximum(np.asarray(doubts), tolerance)[known]
+        latest_s = self._seconds(held)[known] * surely
+        return float(self._seconds(wanted)[known].max(initial=0.0)) < float(latest_s.max(initial=0.0))
+
+    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan, multiple_of: int) -> npt.NDArray[np.int64]:
+        """The shares of ``wanted``, or part of the way to them.
+
+        Where fixed costs outweigh samples, times tell little of the best shares: noise of a hundredth would move all
+        samples, and gain a hundredth. So shares change by so many times what the round gains, at most.
+        """
+        known, to, now = self._known, np.asarray(wanted.samples), np.asarray(held.samples)
+        gain = 1.0 - float(self._seconds(wanted)[known].max() / self._seconds(held)[known].max())
+        change = float((np.abs(to - now) / np.maximum(np.maximum(to, now), 1)).max())
+        if change <= _CHANGE_PER_GAIN * gain:
+            return to
+        shares = now.copy()
+        between = (now + _CHANGE_PER_GAIN * gain / change * (to - now))[known]
+        shares[known] = proportional(between, int(now[known].sum()), minimum=self._minimum, multiple_of=multiple_of)
+        return shares
+
+    @property
+    def _known(self) -> npt.NDArray[np.bool_]:
+        return comparable_speeds(np.asarray(self._speeds)) > 0
+
+    @property
+    def _comparable_rates(self) -> npt.NDArray[np.float64]:
+        """u, from speeds cut to what all processors would have measured alike, up to a common factor."""
+        return comparable_speeds(np.asarray(self._speeds)) * (1.0 + np.asarray(self._fixed) / self._typical_size)
+
+    def _seconds(self, plan: RoundPlan) -> npt.NDArray[np.float64]:
+        """t, in a unit of its own."""
+        work: npt.NDArray[np.float64] = np.asarray(plan.samples) + np.asarray(self._heads(plan))
+        seconds = np.zeros(len(work))
+        np.divide(work, self._comparable_rates, out=seconds, where=self._known)
+        return seconds
+
+
+def _sum(figures: Numbers) -> float:
+    """Rounded once, and so the same everywhere."""
+    return math.fsum(figures.tolist() if isinstance(figures, np.ndarray) else figures)
