@@ -51,7 +51,6 @@ from hvd_hetero.states import require_version
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
 _STATE_VERSION = 4
-_ROUNDING = 1e-15  # of n * (1/n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +129,8 @@ class Balancer:
         self._plans = deque([first])
         self._state = _State.AGREED
         self._work = MicroBatch(self._plans[0], 0)
-        self.even = False
-        """whether this round's plan is (``RoundPlan.even``): known alike on all ranks"""
-        self._weigh(0.0)
+        self.weight = 0.0
+        """what to multiply the accumulated gradient by before it is summed over the ranks"""
         self._wait_s = self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._heard: RoundTable | None = None
@@ -210,18 +208,9 @@ class Balancer:
         self._rescale = self._work.samples / work.samples if self._micro_batches and work.samples else 1.0
         self._work = work
         if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
-            self.even = work.plan.even
-            self._weigh(work.samples / work.plan.total)
+            self.weight = work.samples / work.plan.total
         self._state = _State.COMPUTING
         self.pace.begin(input_s)
-
-    def _weigh(self, weight: float) -> None:
-        # Attributes, and not computed when asked for, as they are with every tensor.
-        self.weight = weight
-        """what to multiply the accumulated gradient by before it is summed over the ranks"""
-        in_mean = weight * self.workers
-        self.weight_in_mean = 1.0 if abs(in_mean - 1.0) < _ROUNDING else in_mean
-        """the same before the mean of the ranks is taken: exactly 1 at equal shares, so that there is nothing to do"""
 
     def pause(self) -> None:
         """A micro-batch is done and is not the last of its round."""
@@ -245,7 +234,7 @@ class Balancer:
             self._finishes = False
         if self.policy.weighs_twice:
             done = self.pace.round.samples + self._work.samples
-            self._weigh(self.weight * done / self._work.plan.samples[self.rank])
+            self.weight *= done / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True)
         return True
 

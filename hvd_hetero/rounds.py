@@ -108,11 +108,6 @@ class RoundPlan:
         return sum(self.samples)
 
     @property
-    def even(self) -> bool:
-        """Whether all ranks hold the same number of samples, in one micro-batch each."""
-        return min(self.samples) == max(self.samples) and max(self.micro_batches) == 1
-
-    @property
     def typical_size(self) -> float:
         """Samples of a micro-batch in the mean over the ranks."""
         return self.total / max(sum(self.micro_batches), 1)
@@ -207,8 +202,8 @@ class RoundReport:
     settings: float
     """one number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike"""
     witness: float
-    """the norm of one parameter tensor as it was during this round: the same everywhere, if the ranks are together;
-    0 where it is not known"""
+    """one number for a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
+    ranks are together; 0 where it is not known"""
     slope_s: float = 0.0
     """seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0 where not profiled"""
     intercept_s: float = 0.0

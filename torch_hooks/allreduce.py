@@ -7,6 +7,12 @@ wait; what is known of a gradient is found once, when its hook is made.
 
 Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: buckets must be the
 same on all ranks, and ranks may differ in what arises first.
+
+**The carrier.** One bucket has room for the table behind its gradients, and leaves last. So agreeing costs no
+collective of its own. It is the smallest one, which is copied and held back at the least cost. In a round that begins
+to train other parameters, the ranks must agree on these before a bucket is formed anew. The table then travels with the
+former carrier, whose gradients are zeros if they will leave with other buckets. The table travels by itself in the very
+first round, and where no bucket is like it: all are of another type, on another device, compressed, or by rows.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.rounds import checksum
+from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.buckets import Bucket, Gradient, buckets_of, flat
 from torch_hooks.compression import Compressed
 from torch_hooks.sketch import Sketch
@@ -30,9 +36,6 @@ from torch_hooks.synchroniser import Synchroniser
 __all__ = ["Allreduce"]
 
 _TRAINED = attrgetter("requires_grad")
-_AVERAGED = (torch.float32, torch.float64)  # in these the sum of gradients without weights is far from overflowing
-_MOST_BUCKETS = 450  # of which Horovod remembers two names each, of 1,024 by default; more would push each other out
-_WITH_TABLE = 2**20  # bytes of a bucket that is small enough to be a plain sum for the table's sake (arbitrary)
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
@@ -45,13 +48,9 @@ class Allreduce(Synchroniser):
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
     factors handed to Horovod would have to be equal on all ranks. (Where the first batch of a rank had several passes,
-    as in scripts that do not add their losses, its buckets leave at ``step()``.) Where shares are, in one micro-batch
-    each, Horovod averages, as in stock scripts. So every large gradient is gone through once, at most: on its way to
-    its bucket's memory, or where it leaves alone and has a weight.
-
-    The rank's row of the table goes out just before the last bucket. Horovod fuses what is of one type, on one device
-    and summed alike; so the last bucket of the table's type is a plain sum, as the table is, unless it is large: then,
-    or where parameters were frozen and the last bucket is another one, the table may be a small collective of its own.
+    as in scripts that do not add their losses, its buckets leave at ``step()``.) Every large gradient is gone through
+    once: on its way to its bucket's memory, or where it leaves alone. (Where all weights are equal, Horovod could
+    divide, which is the same work in its thread; but what is averaged and what is summed would be two collectives.)
 
     ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
     compressed. Sparse gradients travel as rows (``torch_hooks.sparse``), unless ``sparse_as_dense``.
@@ -75,6 +74,8 @@ class Allreduce(Synchroniser):
         self._pattern = b""  # which parameters are trained, as the buckets are formed
         self._told = b""  # and as the latest table says
         self._buckets: list[Bucket] = []
+        """the carrier, if there is one, being the last"""
+        self._carrier: Bucket | None = None
         self._under_way: list[Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
@@ -122,7 +123,7 @@ class Allreduce(Synchroniser):
         if bucket is not None:
             bucket.open()
             if note.at_once:
-                bucket.take(note, self._factor(bucket))
+                bucket.take(note, self._balancer.weight)
         gradient = note.parameter.grad
         assert gradient is not None, "its hook was called"
         note.note(gradient, by_value=self._first_batch)
@@ -131,9 +132,16 @@ class Allreduce(Synchroniser):
             return
         bucket.waits_for -= 1
         if not bucket.waits_for:
-            if len(self._under_way) + 1 == self._expected:
+            self._is_full(bucket)
+
+    def _is_full(self, bucket: Bucket) -> None:
+        carrier = self._carrier
+        if bucket is not carrier:
+            if carrier is None and len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
+        if carrier is not None and _is_held_back(carrier) and len(self._under_way) + 1 >= self._expected:
+            self._send(carrier)
 
     def _arrived_again(self, note: Gradient) -> None:
         """Of another backward pass, which has added to it."""
@@ -186,8 +194,8 @@ class Allreduce(Synchroniser):
         self._aside.clear()
         if self._some_arrived:
             self._first_batch, self._at_the_end = False, self._several_passes
-        if self._under_way:
-            self._expect(len(self._under_way))
+        if filled := len(self._under_way) + (self._carrier is not None and _is_held_back(self._carrier)):
+            self._expect(filled)
         if self._table is None and self._pattern_now() != self._pattern:
             self._post_table()  # first: what follows waits for the others, which is not computing
         heard = self._table is not None and self._told != self._pattern
@@ -199,13 +207,11 @@ class Allreduce(Synchroniser):
         held_back = [bucket for bucket in self._buckets if bucket.handle is None]
         changed = [*self._altered, *(m for b in held_back for m in b.members if m.arrived and m.changed)]
         self._altered.clear()
-        for bucket in held_back:
-            if self._table is None and bucket is held_back[-1]:
-                self._post_table()
-            self._send(bucket)
-        if self._table is None:
+        if self._table is None and self._carrier is None:
             self._post_table()
-        changed += self._collect([bucket for bucket in self._under_way if bucket.summed])
+        for bucket in held_back:
+            self._send(bucket)
+        changed += self._collect([b for b in self._under_way if b is not self._carrier and b.summed])
         if not heard:
             self._await_table(self._last_but_one_has_come)
         changed += self._collect([bucket for bucket in self._under_way if bucket.handle is not None])
@@ -218,6 +224,8 @@ class Allreduce(Synchroniser):
             members = [member for bucket in summed for member in bucket.members]
             torch._foreach_mul_([m.parameter.grad for m in members if m.parameter.grad is not None], correction)
         self._layouts.back_to_rows()
+        if heard:
+            self._choose_carrier(self._buckets)
 
     def _last_but_one_has_come(self) -> bool:
         """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
@@ -290,7 +298,7 @@ class Allreduce(Synchroniser):
         if any(g.sent is not None for g in free):  # the others of its bucket would leave twice
             self._refuse_frozen(p for p, g in self._gradients.items() if g.sent is not None and not p.requires_grad)
         self._buckets = kept + new
-        self._settle(new)
+        self._choose_carrier(new)
         self._weigh_anew(new)
         self._expected = len(self._buckets)
         self.rearranged = True
@@ -310,59 +318,75 @@ class Allreduce(Synchroniser):
     def _name(self, first: Gradient) -> str:
         return f"{self._prefix}.gradient.{self._names[first.parameter]}"
 
-    def _settle(self, new: list[Bucket]) -> None:
-        """Which of these Horovod may average: settled once, as those that are kept may have left on another rank.
+    def _choose_carrier(self, among: list[Bucket]) -> None:
+        """Unless the one that there was stays: of new ones, or of all once these are summed.
 
-        (So those that come later may bring the number of names above the limit: time, and nothing else.)
+        Before, others than new ones may have left already, on this rank or on another.
         """
-        if self._compression is not None or len(self._buckets) > _MOST_BUCKETS:
-            return
-        dense = [b for b in new if b.dtype in _AVERAGED and not self._layouts.known_rows(b.members[0].parameter)]
-        for bucket in dense:
-            bucket.averaged = True
-        as_the_table = [b for b in dense if b.dtype == self._table_type and b.members[0].parameter.device.type == "cpu"]
-        if as_the_table and as_the_table[-1].size < _WITH_TABLE:
-            as_the_table[-1].averaged = False
+        if self._carrier not in self._buckets:
+            able = filter(self._can_carry, reversed(among))
+            self._carrier = min(able, key=attrgetter("size"), default=None)
+            if self._carrier is not None:
+                self._carrier.carry(RoundTable.length(self._balancer.workers))
+        if self._carrier is not None:
+            self._buckets.remove(self._carrier)
+            self._buckets.append(self._carrier)
+
+    def _can_carry(self, bucket: Bucket) -> bool:
+        """Whether its gradients are of the table's kind."""
+        if self._compression is not None or bucket.dtype != self._table_type:
+            return False
+        return not any(
+            p.device.type != "cpu" or getattr(p, "grad_dtype", p.dtype) != p.dtype or self._layouts.known_rows(p)
+            for p in bucket.parameters
+        )
 
     def _weigh_anew(self, buckets: list[Bucket]) -> None:
-        """What was weighed on its arrival has another place now, and may be summed otherwise."""
+        """What was weighed on its arrival has another place now."""
         for bucket in buckets:
             bucket.open()
             for member in bucket.members:
-                if member.weighed is None:
+                if not member.weighed:
                     continue
                 if member.changed:  # which is refused, once it is sent
-                    member.weighed = None
+                    member.weighed = False
                     continue
-                bucket.take(member, self._factor(bucket))
+                bucket.take(member, self._balancer.weight)
                 gradient = member.parameter.grad
                 assert gradient is not None, "it has arrived"
                 member.note(gradient)
 
-    def _averages(self, bucket: Bucket) -> bool:
-        """Whether Horovod divides by the number of ranks in this round: by the plan, which is the same on all."""
-        return bucket.averaged and self._balancer.even
-
-    def _factor(self, bucket: Bucket) -> float:
-        balancer = self._balancer
-        return balancer.weight_in_mean if bucket.averaged and balancer.even else balancer.weight
+    def _post_table(self) -> None:
+        """By itself, or with the former carrier: before buckets are formed anew, or where none can carry it."""
+        carrier = self._carrier
+        if carrier is None:
+            super()._post_table()
+        elif all(map(_TRAINED, carrier.parameters)):
+            self._send(carrier)
+        else:
+            wire = carrier.nothing()
+            row = self._row()
+            table = wire[-len(row) :].copy_(row)
+            self._table = hvd.allreduce_async_(wire, name=carrier.name, op=hvd.Sum), table.numpy()
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
+        row = self._row() if bucket is self._carrier and self._table is None else None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
             bucket.handle = Gather(gradients[0], self._balancer.weight, bucket.name, self._compression)
         else:
-            self._altered += [member for member in members if member.weighed is not None and member.changed]
-            self._altered += bucket.moved()
-            gradients, wire = bucket.fill(self._factor(bucket))
-            # Horovod remembers by its name how a tensor is summed, and would negotiate it anew where that changes.
-            name, op = (f"mean of {bucket.name}", hvd.Average) if self._averages(bucket) else (bucket.name, hvd.Sum)
+            self._altered += [member for member in members if member.weighed and member.changed]
+            gradients, wire = bucket.fill(self._balancer.weight)
+            if row is not None:
+                bucket.room.copy_(row)
             if self._compression is not None:
                 # One by one, as in stock scripts: a compressor may look at shapes.
-                bucket.handle = Compressed(list(map(flat, gradients)), name, self._compression)
+                bucket.handle = Compressed(list(map(flat, gradients)), bucket.name, self._compression)
             else:
-                bucket.handle = hvd.allreduce_async_(wire, name=name, op=op)
+                bucket.handle = hvd.allreduce_async_(wire, name=bucket.name, op=hvd.Sum)
+            if row is not None:
+                self._table = bucket.handle, bucket.room.numpy()
         for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above
             member.sent = gradient
             member.version = gradient._version
@@ -373,3 +397,8 @@ class Allreduce(Synchroniser):
         gradient = self._layouts.nothing(parameter) if parameter.grad is None else parameter.grad
         gradient = parameter.grad = self._layouts.rows(parameter, gradient)
         return gradient
+
+
+def _is_held_back(carrier: Bucket) -> bool:
+    """Whether it is full and has not left."""
+    return carrier.handle is None and not carrier.waits_for

@@ -30,8 +30,8 @@ class Gradient:
         self.parameter = parameter
         self.bucket: Bucket | None = None
         self.arrived = False
-        self.weighed: float | None = None
-        """by which factor, if it was; from its place in the bucket it leaves as it is then"""
+        self.weighed = False
+        """whether it was multiplied by the weight of this rank, and lies where it leaves from"""
         self.at_once = False
         """whether it is to be weighed as soon as it has arrived"""
         self.place: torch.Tensor | None = None
@@ -80,21 +80,20 @@ class Gradient:
 
     def forget(self) -> None:
         """It never was."""
-        self.arrived = False
-        self.weighed = self.tensor = None
+        self.arrived = self.weighed = False
+        self.tensor = None
 
 
 class Bucket:
-    """Gradients that leave together: from places next to each other, if there are several."""
+    """Gradients that leave together: from places next to each other, unless it is one alone."""
 
-    __slots__ = ("_address", "_opened", "_places", "averaged", "handle", "members", "name", "parameters", "waits_for")
+    __slots__ = ("_address", "_opened", "_places", "_room", "handle", "members", "name", "parameters", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
         self.members = members
         self.parameters = [member.parameter for member in members]
-        self.averaged = False
-        """whether Horovod may divide the sum by the number of ranks"""
+        self._room = 0
         self.waits_for = len(members)
         self.handle: Any = None
         """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
@@ -113,6 +112,23 @@ class Bucket:
     def size(self) -> int:
         """In bytes."""
         return sum(member.size for member in self.members)
+
+    def carry(self, numbers: int) -> None:
+        """Have room for so many numbers that travel along, from now on; before anything is in its place."""
+        self._room = numbers
+        self.release()
+
+    @property
+    def room(self) -> torch.Tensor:
+        """Where they lie, once the bucket is open."""
+        assert self._places is not None, "a bucket that carries something has places"
+        return self._places.room
+
+    def nothing(self) -> torch.Tensor:
+        """Zeros in the place of all that would travel, in a memory of their own."""
+        self.open()
+        assert self._places is not None, "a bucket that carries something has places"
+        return torch.zeros_like(self._places.whole)
 
     @property
     def summed(self) -> bool:
@@ -137,7 +153,7 @@ class Bucket:
         """Have a place for each gradient, before the first is touched."""
         if self._opened:
             return
-        if len(self.members) > 1 and not (self._places and self._places.serve(self.parameters)):
+        if (self._room or len(self.members) > 1) and not (self._places and self._places.serve(self.parameters)):
             self.release()
             if len({(p.dtype, p.device) for p in self.parameters}) > 1:
                 raise RoundStateError(
@@ -145,49 +161,46 @@ class Bucket:
                     "different devices, which was not so when their buckets were formed; convert the model before the "
                     "first round, or all of it"
                 )
-            self._places = Places(self.parameters)
+            self._places = Places(self.parameters, self._room)
             for member, place in zip(self.members, self._places.of, strict=True):
                 member.place = place
             del place
             self._places.handed_out()
         self._opened = True
 
-    def take(self, member: Gradient, factor: float) -> None:
-        """Weigh a gradient that is here, which nobody else may touch from now on; by the rest, if it is weighed."""
-        place, ratio = member.place, factor
-        if member.weighed is not None:
-            ratio = factor / member.weighed if member.weighed else 1.0
+    def take(self, member: Gradient, weight: float) -> None:
+        """Put a gradient that is here into its place, weighed; nobody else may touch it from now on."""
+        place = member.place
         if place is None:
-            if ratio == 1.0 and member.weighed is None:
-                return  # it is looked at when it leaves
-            _weigh([member.dense()], ratio)
+            if not member.weighed:
+                _weigh([member.dense()], weight)
         else:
             assert member.parameter.grad is not None, "it is here"
             gradient = _whole(member.parameter.grad)
-            if gradient is place or ratio == 0.0:
-                _weigh([place], ratio)
-            elif ratio == 1.0:
+            if member.weighed:
                 place.copy_(gradient)
+            elif gradient is place or weight == 0.0:
+                _weigh([place], weight)
             else:
-                torch.mul(gradient, ratio, out=place)
+                torch.mul(gradient, weight, out=place)
             member.parameter.grad = place
-        member.weighed = factor
+        member.weighed = True
 
-    def fill(self, factor: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
         self.open()
         if self._places is None:
             alone = self.members[0].dense()
-            if self.members[0].weighed is None:
-                _weigh([alone], factor)
-                self.members[0].weighed = factor
+            if not self.members[0].weighed:
+                _weigh([alone], weight)
+                self.members[0].weighed = True
             self._address = alone.data_ptr()
             return [alone], flat(alone).detach()  # which keeps the memory, whatever becomes of the gradient
         light: list[torch.Tensor] = []
         to: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for member in self.members:
-            if member.weighed is None:
+            if not member.weighed:
                 gradient, place = member.parameter.grad, member.place
                 assert place is not None, "the bucket is open"
                 light.append(place)
@@ -197,11 +210,11 @@ class Bucket:
                     to.append(place)
                     gradients.append(_whole(gradient))
                 member.parameter.grad = place
-                member.weighed = factor
+                member.weighed = True
         if to:
             torch._foreach_copy_(to, gradients)
         if light:
-            _weigh(light if len(light) < len(self.members) else [self._places.whole], factor)
+            _weigh(light if len(light) < len(self.members) else [self._places.whole], weight)
         return self._places.of, self._places.whole
 
     def moved(self) -> list[Gradient]:

@@ -354,7 +354,8 @@ class BalancedLoader:
             if work.round < balance.rounds:
                 continue  # fetched ahead for a round that has ended early
             if work.samples:
-                work = replace(work, samples=self._count(batch, work.samples, required=balance.waits_in_layers))
+                if (samples := self._count(batch, work.samples, required=balance.waits_in_layers)) != work.samples:
+                    work = replace(work, samples=samples)
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round

@@ -34,16 +34,17 @@ class Places:
     """Where the gradients of these parameters, of one type and on one device, lie next to each other.
 
     Each lies as its parameter does: fused optimizers walk through both in the order of their addresses. And each is a
-    tensor with a version of its own, which tells a change.
+    tensor with a version of its own, which tells a change. After them there is room for so many numbers more.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], room: int = 0) -> None:
         first = parameters[0]
         step = _ALIGNMENT // first.element_size()
         starts = [0]
         for parameter in parameters:
             starts.append(starts[-1] + -(-parameter.numel() // step) * step)
-        self.whole = torch.empty(starts[-1], dtype=first.dtype, device=first.device)
+        self.whole = torch.empty(starts[-1] + room, dtype=first.dtype, device=first.device)
+        self.room = self.whole[starts[-1] :].zero_()
         storage = self.whole.untyped_storage()
         self.of: list[torch.Tensor] = []
         for parameter, start, next_start in zip(parameters, starts, starts[1:], strict=False):

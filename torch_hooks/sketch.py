@@ -44,7 +44,7 @@ class Sketch:
                 self._watched.append(parameter)
 
     def at(self, round: int) -> float:
-        """What this round shows; 0 where there is nothing to show."""
+        """What is shown in this round; 0 where there is nothing to show."""
         if not self._watched:
             return 0.0
         turn, which = divmod(round, len(self._watched))

@@ -44,6 +44,8 @@ class Synchroniser(ABC):
         self._table: tuple[int, npt.NDArray[Any]] | None = None
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
         self._sketch: Sketch | None = None
+        self._witness = 0.0
+        """of the round to come, looked at while this rank waited in the one before"""
         self.rearranged = False
         """whether parameters may be trained now that were not before"""
         self.scale = 0.0
@@ -88,20 +90,27 @@ class Synchroniser(ABC):
         """A checksum of which parameters are trained, where ranks would wait for each other's gradients."""
         return 0
 
-    def _post_table(self) -> None:
-        witness = 0.0 if self._sketch is None else self._sketch.at(self._balancer.rounds)
+    def _row(self) -> torch.Tensor:
+        """Return this rank's part of the table, now that its last gradient is there."""
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
         report = self._balancer.report(
-            settings=settings, witness=witness, trained=self._trained(), dtype=_IN_NUMPY[self._table_type]
+            settings=settings, witness=self._witness, trained=self._trained(), dtype=_IN_NUMPY[self._table_type]
         )
-        # The sum comes into the memory of the report itself.
-        self._table = hvd.allreduce_async_(torch.from_numpy(report), name=f"{self._prefix}.table", op=hvd.Sum), report
+        return torch.from_numpy(report)
+
+    def _post_table(self) -> None:
+        """By itself, as a collective of its own."""
+        row = self._row()
+        self._table = hvd.allreduce_async_(row, name=f"{self._prefix}.table", op=hvd.Sum), row.numpy()
 
     def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
         """Wait for the table; ``imminent`` tells that it cannot be far any more."""
         assert self._table is not None
-        wait(self._table[0], *self._balancer.waiting(), imminent)
+        expected_s, transfer_s = self._balancer.waiting()
+        if self._sketch is not None:
+            self._witness = self._sketch.at(self._balancer.rounds + 1)
+        wait(self._table[0], expected_s, transfer_s, imminent)
         self._balancer.hear(self._table[1])
 
     def _agree(self) -> float:

@@ -118,14 +118,12 @@ def test_parameters_added_later_come_from_rank_0_and_are_synchronised(ranks):
 
 
 def test_the_table_rides_with_the_gradients(ranks):
-    """Once it is known which gradients arise, the table is posted before the last of them, so it is fused with it."""
-    posted = ranks[0]["the_table_leaves_before_the_last_gradients"]["posted"]
-    assert len(posted) % 2 == 0
-    first, second = posted[: len(posted) // 2], posted[len(posted) // 2 :]
-    assert first[0] == "table", "what is trained is agreed in the first round, which would be waiting and not computing"
-    assert len(second) >= 3
-    assert second.count("table") == 1
-    assert second[-2] == "table"
+    """Once it is known which gradients arise, the table is in the vector of the last of them."""
+    posted = ranks[0]["the_table_travels_with_the_last_gradients"]["posted"]
+    table, *first = posted[: len(posted) // 2 + 1]
+    assert table == "table", "what is trained is agreed in the first round, before buckets are formed"
+    assert len(first) >= 2
+    assert posted[len(first) + 1 :] == first, "the gradients of the second round, and nothing else"
 
 
 def test_waiting_for_a_late_rank_does_not_use_the_processor(ranks):

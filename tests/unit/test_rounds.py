@@ -47,14 +47,6 @@ def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan,
         assert all((a > 0) == (b > 0) for a, b in zip(short.samples, plan.samples, strict=True)), "nobody sits idle"
 
 
-@pytest.mark.parametrize(
-    ("samples", "micro_batch", "even"),
-    [([4, 4], None, True), ([4, 3], None, False), ([4, 4], 2, False), ([0, 0], 1, False)],
-)
-def test_a_plan_is_even_where_all_ranks_do_the_same_in_one_go(samples, micro_batch, even):
-    assert RoundPlan.of(samples, micro_batch).even is even
-
-
 def test_a_rank_starts_where_the_ranks_before_it_end():
     plan = RoundPlan.of([3, 0, 5])
     assert [plan.start(rank) for rank in range(3)] == [0, 3, 3]

@@ -246,22 +246,37 @@ def test_places_for_which_there_was_no_memory_are_asked_for_again(monkeypatch):
     assert (kept == 1.0).all()
 
 
-@pytest.mark.parametrize(("first", "second"), [(0.5, 0.25), (0.5, 1.0), (1.0, 0.5), (0.0, 0.0)])
-def test_what_was_weighed_for_one_bucket_is_weighed_by_the_rest_in_another(first, second):
+@pytest.mark.parametrize("weight", [0.5, 1.0, 0.0])
+def test_what_was_weighed_for_one_bucket_moves_to_another_as_it_is(weight):
     given = parameters()[:3]
     members = bucket_of(given).members
     backward(given, 2.0)
     for member in members[:2]:
         assert member.bucket is not None
         member.bucket.open()
-        member.bucket.take(member, first)
+        member.bucket.take(member, weight)
     bucket = Bucket("another", members)
     bucket.open()
     for member in members[:2]:
-        bucket.take(member, second)
-    gradients, wire = bucket.fill(second)
-    assert all((gradient == 2.0 * second).all() for gradient in gradients)
-    assert int((wire == 2.0 * second).sum()) >= sum(p.numel() for p in given)
+        bucket.take(member, weight)
+    gradients, wire = bucket.fill(weight)
+    assert all((gradient == 2.0 * weight).all() for gradient in gradients)
+    assert int((wire == 2.0 * weight).sum()) >= sum(p.numel() for p in given)
+
+
+def test_what_travels_along_has_room_behind_the_gradients_also_of_one_alone():
+    for given in (parameters()[:3], parameters()[:1]):
+        bucket = bucket_of(given)
+        bucket.carry(5)
+        for value in (1.0, 2.0):
+            backward(given, value)
+            gradients, wire = bucket.fill(0.5)
+            bucket.room.fill_(7.0)
+            assert (wire[-5:] == 7.0).all()
+            assert all((gradient == 0.5 * value).all() for gradient in gradients)
+            assert not bucket.nothing().any()
+            assert len(bucket.nothing()) == len(wire)
+            bucket.forget()
 
 
 def test_gradients_of_several_types_do_not_travel_together():

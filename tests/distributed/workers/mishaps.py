@@ -318,7 +318,7 @@ def where_the_time_goes(path: str) -> dict:
     return {"input_s": run.input_s[1:], "compute_s": run.compute_s[1:], "elapsed_s": run.elapsed_s[1:]}
 
 
-def the_table_leaves_before_the_last_gradients() -> dict:
+def the_table_travels_with_the_last_gradients() -> dict:
     """With a network large enough for two buckets."""
     posted: list[str] = []
     genuine = {name: getattr(wire.hvd, name) for name in ("allreduce_async_", "grouped_allreduce_async_")}
@@ -431,7 +431,7 @@ def main() -> None:
         ranks_that_leave_at_different_rounds_are_told,
         different_order_of_parameters,
         added_groups_are_synchronised,
-        the_table_leaves_before_the_last_gradients,
+        the_table_travels_with_the_last_gradients,
         waiting_does_not_spin,
         a_lead_with_micro_batches,
         drop_last,

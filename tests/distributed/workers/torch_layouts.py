@@ -6,6 +6,7 @@ The oracle is plain PyTorch with a contiguous copy of the model and no fused opt
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -13,8 +14,10 @@ from torch.nn import functional
 
 from hvd_hetero import buckets as division
 from hvd_hetero.errors import HeteroError
+from hvd_hetero.policies import BSP, Policy, StaticAllocation
+from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report
-from torch_hooks import DistributedOptimizer, LoadBalance, buckets
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
 
 # Sizes in bytes at which a small model takes every way that a large one takes.
 buckets._AT_ONCE, division.ALONE = 100, 1000
@@ -198,15 +201,15 @@ def frozen_while_its_gradient_waits() -> str:
 
 
 class Branches(torch.nn.Module):
-    """A layer whose parameters leave together, and one that is not used, so that the table waits for the end."""
+    """A layer whose parameters leave together, and a smaller one with the table, which waits as it is not used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.used = torch.nn.Linear(4, 1)
-        self.spare = torch.nn.Linear(200, 1, bias=False)
+        self.used = torch.nn.Linear(4, 30)
+        self.spare = torch.nn.Linear(125, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.used(x.mean((-1, -2)))
+        return self.used(x.mean((-1, -2))).sum(1, keepdim=True)
 
 
 def frozen_again() -> str:
@@ -225,7 +228,7 @@ def frozen_after_it_has_left(*names: str) -> str:
 
 
 def parts_that_freeze_and_thaw() -> float:
-    """Gradients are weighed as they arrive, for buckets that are formed anew when they leave, and summed otherwise."""
+    """Gradients are weighed as they arrive, for buckets that are formed anew when they leave."""
 
     def deep() -> torch.nn.Module:
         layers = [torch.nn.Linear(144, 6)]
@@ -236,7 +239,7 @@ def parts_that_freeze_and_thaw() -> float:
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
     plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
-    averaged = []
+    carries = []
     for round in range(ROUNDS):
         for model in (net, oracle):
             model[1].requires_grad_(round not in (2, 3))
@@ -244,11 +247,43 @@ def parts_that_freeze_and_thaw() -> float:
         balance.batch(len(mine(round)[0]))
         step(net, optimizer, *mine(round))
         step(oracle, plain, *everybodys(round))
-        averaged.append([bucket.averaged for bucket in optimizer._sync._buckets])
+        carries.append([bucket is optimizer._sync._carrier for bucket in optimizer._sync._buckets])
     # The case is of use only if gradients change from one kind of bucket to the other, and back.
-    assert averaged == [[True, False]] * 2 + [[False]] * 2 + [[True, False]] * 2, averaged
+    assert carries == [[False, True]] * 2 + [[True]] * 2 + [[False, True]] * 2, carries
     optimizer.close()
     return difference(net, oracle)
+
+
+class Uneven(BSP):
+    """Shares that differ, in one micro-batch each."""
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return RoundPlan.of([SAMPLES - 2, SAMPLES + 2])
+
+
+def collectives(policy: Policy) -> tuple[list[int], list[int]]:
+    """How many are posted in each round, and how many buckets there are."""
+    posts = 0
+    net, balance = made(deep), LoadBalance(policy, global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    loader = BalancedLoader(torch.utils.data.TensorDataset(X.flatten(0, 2), Y.flatten(0, 2)), balance, stop_at=ROUNDS)
+    allreduce = hvd.allreduce_async_
+
+    def counted(*arguments: Any, **options: Any) -> int:
+        nonlocal posts
+        posts += 1
+        return allreduce(*arguments, **options)
+
+    hvd.allreduce_async_ = counted
+    posted, buckets = [], []
+    for x, y in loader:
+        step(net, optimizer, x, y)
+        if balance.round_complete:
+            posted.append(posts - sum(posted))
+            buckets.append(len(optimizer._sync._buckets))
+    hvd.allreduce_async_ = allreduce
+    optimizer.close()
+    return posted, buckets
 
 
 def layouts_that_differ() -> str:
@@ -289,6 +324,11 @@ def main() -> None:
             "put back": gradients_that_are_kept(put_back=True),
             "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
+            "collectives": {
+                "even": collectives(BSP()),
+                "uneven": collectives(Uneven()),
+                "in micro-batches": collectives(StaticAllocation([3, 5])),
+            },
             "whole bucket frozen": frozen_after_it_has_left("weight", "bias"),
             "half a bucket frozen": frozen_after_it_has_left("weight"),
             "frozen": frozen_while_its_gradient_waits(),
