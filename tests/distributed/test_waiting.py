@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from limits import TORCH_S
+from limits import KERAS_S, TORCH_S
 
 from hvd_hetero.testing import RankError, launch
 from hvd_hetero.watchdog import EXIT_CODE
@@ -52,3 +52,21 @@ def test_a_rank_that_is_at_work_is_waited_for():
     )
     assert 2 <= said.count("has waited for") <= 4  # after 2, 4, 8 and perhaps 16 s
     assert "has waited" not in result.stderr[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("a_rank_that_is_stopped", r"for rank 1, which does not answer: stopped"),
+        ("a_collective_on_one_rank", r"hvd\.allreduce\(\) at keras_waiting\.py:\d+, Stuck\.on_train_batch_end\(\)"),
+    ],
+)
+def test_a_fit_that_gets_stuck_ends_with_a_message(case, said):
+    """Keras 3: a rank that is stopped for good, and a collective that one rank alone calls in a callback."""
+    worker = WORKER.with_name("keras_waiting.py")
+    with pytest.raises(RankError) as caught:
+        launch(worker, 2, [case], timeout_s=KERAS_S, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
+    assert caught.value.exit_codes[0] == EXIT_CODE
+    message = caught.value.result.stderr[0]
+    assert re.search(r"rank 0 has waited for \d+ s in round \d", message)
+    assert re.search(said, message)
