@@ -46,7 +46,10 @@ def test_a_checkpoint_that_rank_0_has_loaded_reaches_fresh_optimizers(ranks):
 def test_horovods_broadcasts_after_wrapping_bring_what_rank_0_has_loaded_and_change_nothing_else(ranks):
     for rank in ranks:
         for name, case in rank["horovods_broadcasts_work_after_wrapping"].items():
-            assert case == {"lost": 0.0, "hooks": 0, "apart": 0.0, "with nothing to load": 0.0}, name
+            assert case.pop("with nothing to load") < 1e-7, (
+                name
+            )  # of three ranks, the order of a sum follows what was fused
+            assert case == {"lost": 0.0, "hooks": 0, "apart": 0.0}, name
 
 
 def test_options_become_those_of_rank_0_with_their_types(ranks):
