@@ -173,6 +173,11 @@ class Balancer:
         return self._state is _State.COMPUTING
 
     @property
+    def at_work(self) -> bool:
+        """Whether a micro-batch is, or the row of the table has left, as it may before the last gradient is there."""
+        return self._state in (_State.COMPUTING, _State.SYNCHRONISING)
+
+    @property
     def synchronising(self) -> bool:
         """Whether this rank's row of the table has left, so that it waits for the others at the end of the round."""
         return self._state is _State.SYNCHRONISING

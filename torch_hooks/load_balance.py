@@ -184,7 +184,7 @@ class LoadBalance:
     def at_work(self) -> bool:
         """Whether any optimizer of the loop has still to step for the batch at hand."""
         first = self if self._first is None else self._first()
-        return first is not None and any(each.balancer.computing for each in (first, *first._others))
+        return first is not None and any(each.balancer.at_work for each in (first, *first._others))
 
     def batch(self, samples: int) -> None:
         """Announce a batch of the user's own making, before its forward pass: one micro-batch, one round.

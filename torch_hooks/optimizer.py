@@ -431,7 +431,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._straight:
             self._sync.arrived(note)
             return
-        if not self._balancer.computing:
+        if not self._balancer.at_work:
             self._after_its_step()
             return
         if not self._attempt.touch(parameter):
