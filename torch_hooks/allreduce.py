@@ -337,7 +337,7 @@ class Allreduce(Synchroniser):
         if self._compression is not None or bucket.dtype != self._table_type:
             return False
         return not any(
-            p.device.type != "cpu" or getattr(p, "grad_dtype", p.dtype) != p.dtype or self._layouts.known_rows(p)
+            self._layouts.elsewhere(p) or getattr(p, "grad_dtype", p.dtype) != p.dtype or self._layouts.known_rows(p)
             for p in bucket.parameters
         )
 

@@ -157,6 +157,8 @@ class Body:
             f"round {self._round}: {what} in the loop's body, which does not run alike on all ranks: {differs.why}; "
             f"{way_out}"
         )
+        if differs.certain and kind != _COLLECTIVE:
+            text += ". If that is meant, LoadBalance(check_body=False) does not look"
         if (differs.now and kind == _COLLECTIVE) or (differs.certain and first < self._round):
             self.close()
             raise RoundStateError(text)
@@ -208,6 +210,6 @@ def _parameters(optimizers: Iterable[Any]) -> list[torch.Tensor]:
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    whole = [tensor.detach() for tensor in tensors if tensor.numel()]
+    whole = [t.detach() for t in tensors if t.numel() and (t.is_floating_point() or t.is_complex())]
     whole = [tensor if tensor.layout is torch.strided else tensor.coalesce().values() for tensor in whole]
     return [float(norm) for norm in torch._foreach_norm(whole)] if whole else []

@@ -24,6 +24,8 @@ def columns_of(dataset: Any) -> dict[str, Row]:
     """A function of an index for each thing that it holds; of a ``Subset`` its indices, and what is at them."""
     if isinstance(dataset, Subset):
         indices = dataset.indices
+        if not len(indices) or not isinstance(indices[0], int | np.integer | torch.Tensor):
+            return {}  # keys of the user's own
         rows: dict[str, Row] = {"indices": lambda i: int(indices[i])}
         for name, row in columns_of(dataset.dataset).items():
             rows[f"dataset.{name}"] = _at(indices, row)

@@ -203,14 +203,15 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             self._loader.between_rounds = None
             self._loader = None
         if balance is not None:
-            if balance.optimizer is not None:
+            for optimizer in balance.optimizers:
                 with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
-                    balance.optimizer.close()
+                    optimizer.close()
             balance.close()
             self._former = weakref.ref(balance)
 
     def _scale_rates(self, factor: float) -> None:
-        for group in self.optimizer.param_groups:
+        optimizers = [part for part in self._parts.values() if hasattr(part, "param_groups")]
+        for group in {id(group): group for optimizer in optimizers for group in optimizer.param_groups}.values():
             for name in ("lr", "initial_lr"):
                 if name in group:
                     group[name] = group[name] * factor

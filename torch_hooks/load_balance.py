@@ -181,6 +181,11 @@ class LoadBalance:
         return other
 
     @property
+    def optimizers(self) -> list[DistributedOptimizer]:
+        """Those of the loop that are wrapped by now."""
+        return [each.optimizer for each in (self, *self._others) if each.optimizer is not None]
+
+    @property
     def at_work(self) -> bool:
         """Whether any optimizer of the loop has still to step for the batch at hand."""
         first = self if self._first is None else self._first()
@@ -244,9 +249,8 @@ class LoadBalance:
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
-        for each in (self, *self._others):
-            if each.optimizer is not None:
-                each.optimizer.abandon_round()
+        for optimizer in self.optimizers:
+            optimizer.abandon_round()
 
     @contextmanager
     def surviving_out_of_memory(self) -> Iterator[None]:

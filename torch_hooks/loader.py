@@ -64,6 +64,9 @@ class BalancedLoader:
         ``global_batch``.
     drop_last
         Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
+    check_data
+        Whether to compare, before the first round, a few samples of a dataset that holds tensors: parts that somebody
+        has cut by hand would be cut again.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on
@@ -94,6 +97,7 @@ class BalancedLoader:
         sampler: Iterable[int] | None = None,
         batch_sampler: Iterable[list[int]] | None = None,
         drop_last: bool = False,
+        check_data: bool = True,
         stop_at: int | None = None,
         stream: Literal["whole", "shard"] | None = None,
         rounds_per_epoch: int | None = None,
@@ -164,7 +168,7 @@ class BalancedLoader:
         self._resumes = False
         self._settled = 0
         self._short = ""
-        self._compares = not streams
+        self._compares = check_data and not streams
         self._rounds_per_epoch = rounds_per_epoch
         self._collate = Collate(collate_fn, counted=samples_of is not None)
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
@@ -283,7 +287,8 @@ class BalancedLoader:
             raise PlanMismatchError(
                 f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
                 "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "
-                "samples of its own, use an IterableDataset and stream='shard'"
+                "samples of its own, use an IterableDataset and stream='shard'. If they differ as they should "
+                "(augmented beforehand, a cache that fills), check_data=False does not compare"
             )
 
     def _require_data_on_all(self) -> None:

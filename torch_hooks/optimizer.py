@@ -298,7 +298,7 @@ class DistributedOptimizer(WrappedOptimizer):
         if self._closed:
             raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
         if not (self._synchronised or balancer.in_round):
-            if only_zeros(self._names):
+            if not any(self._inner.state.values()) and only_zeros(self._names):
                 self._made = MadeState(self._inner, self._names)
                 return None
             raise RoundStateError(
@@ -385,7 +385,9 @@ class DistributedOptimizer(WrappedOptimizer):
         """Clear the gradients, unless a round is under way that still adds to them."""
         if self._sync.under_way and not self._attempt.left:
             raise RoundStateError(
-                "zero_grad() came after backward() and before step(): it would race with the synchronisation under way"
+                "zero_grad() came after backward() and before step(): it would race with what is under way. "
+                "Call it before backward(). If another optimizer's loss has brought the gradient, let this one step "
+                "first, or freeze its parameters meanwhile by requires_grad_(False)"
             )
         if self._accumulating:
             return

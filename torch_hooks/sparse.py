@@ -41,6 +41,7 @@ class Layouts:
         self._optimizer = optimizer
         self._as_dense = as_dense
         self._known: dict[torch.Tensor, int] = {}
+        self._elsewhere: set[torch.Tensor] = set()
         self._open: dict[torch.Tensor, None] = {}  # in the order that all ranks share
         self.extend(names)
 
@@ -60,6 +61,10 @@ class Layouts:
         """Whether gradients of this parameter travel as rows."""
         return self._known.get(parameter, _DENSE) > _DENSE
 
+    def elsewhere(self, parameter: torch.Tensor) -> bool:
+        """Whether any rank has this parameter in another memory than the CPU's, as far as ranks have told."""
+        return parameter in self._elsewhere or parameter.device.type != "cpu"
+
     def rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient in the sparse layout agreed for this parameter, each row once."""
         if gradient.layout is torch.strided:
@@ -72,12 +77,15 @@ class Layouts:
         if not asked:
             return
         seen = [_NOTHING if p.grad is None else _row_dimensions(p.grad) for p in asked]
-        # The largest of x and of -x, in one go.
-        both = torch.tensor([*seen, *(x if x == _NOTHING else -x for x in seen)], dtype=torch.int64)
+        # The largest of x and of -x, in one go, and whether a rank has it elsewhere than in the CPU's memory.
+        elsewhere = [int(p.device.type != "cpu") for p in asked]
+        both = torch.tensor([*seen, *(x if x == _NOTHING else -x for x in seen), *elsewhere], dtype=torch.int64)
         answer = wait(
             hvd.allreduce_async(both, name=f"{self._prefix}.layouts", op=hvd.Max), _NOT_KNOWN_S, _NOT_KNOWN_S
         ).tolist()
-        for parameter, largest, smallest in zip(asked, answer, answer[len(asked) :], strict=False):
+        n = len(asked)
+        self._elsewhere.update(p for p, somewhere in zip(asked, answer[2 * n :], strict=True) if somewhere)
+        for parameter, largest, smallest in zip(asked, answer[:n], answer[n : 2 * n], strict=True):
             if largest not in (_NOTHING, -smallest):
                 raise HeteroError(
                     f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another; use the "

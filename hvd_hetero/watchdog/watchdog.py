@@ -37,6 +37,7 @@ _MANY = 32  # ranks, beyond which each asks the more rarely the more there are
 _FIRST_ASKED = 6  # looks, in which ranks that have not answered yet are asked once, to know whether packets pass
 _ANSWERS_FOR_S = 600.0  # once nobody holds the training any more (arbitrary)
 _SAID = 3  # times, as packets may be lost
+_LAST_RESORT_S = 20.0  # in which all that is to be said is said (arbitrary)
 _LAST_S = 1.0  # in which packets and standard error leave before the process ends
 
 _balancers: weakref.WeakSet[Balancer] = weakref.WeakSet()  # a rank gets on if any of its trainings does
@@ -218,12 +219,18 @@ class Watchdog:
         if self._closed:
             return
         self._closed = True
+        # Whatever is said may wait for a lock that the thread that trains holds; the end must come all the same.
+        last_resort = threading.Timer(_LAST_RESORT_S, self._end, (EXIT_CODE,))
+        last_resort.daemon = True
+        last_resort.start()
         logger.error("%s", text)
-        faulthandler.dump_traceback(all_threads=True)
-        with contextlib.suppress(Exception):  # the end must come
+        with contextlib.suppress(Exception):  # standard error may be no file, as in a notebook
+            faulthandler.dump_traceback(all_threads=True)
+        with contextlib.suppress(Exception):
             self._last_words()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         time.sleep(_LAST_S)
+        last_resort.cancel()
         self._end(EXIT_CODE)

@@ -57,6 +57,7 @@ ALIKE = {
     "subset": [Subset(WHOLE, range(0, SAMPLES, 2))] * 2,
     "one told, one not": [WHOLE, Vision(["path"] * SAMPLES, None)],
     "nothing told": [Vision(["a"] * 100, None), Vision(["b"] * 100, None)],
+    "keys": [Subset({"a": 1, "b": 2}, ["a", "b"]), Subset({"a": 3, "b": 4}, ["b", "a"])],
     "no attributes": [range(100), range(100, 200)],
     "other lengths, seen elsewhere": [WHOLE, TensorDataset(X[:50], LABELS[:50])],
 }

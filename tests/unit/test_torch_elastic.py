@@ -251,6 +251,16 @@ def test_hooks_of_the_former_membership_are_gone():
     assert balance.optimizer is optimizer
 
 
+def test_hooks_of_every_optimizer_of_the_loop_are_gone():
+    state, other = made(), torch.nn.Linear(3, 1)
+    inner = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(3):
+        balance, _, _ = begun(state)
+        DistributedOptimizer(inner, balance.also(), [(f"other.{n}", p) for n, p in other.named_parameters()])
+        assert [len(p._post_accumulate_grad_hooks) for p in other.parameters()] == [1, 1]
+        state.reset()
+
+
 def test_a_change_of_hosts_is_always_followed_by_a_sync():
     state = made()
     state.on_hosts_updated(5, 1)  # some were removed, and Horovod would skip it

@@ -231,3 +231,57 @@ def test_an_optimizer_that_evaluates_often_is_refused():
     net = Net()
     with pytest.raises(ValueError, match=r"LBFGS evaluates a closure as often as it likes.*such as SGD or Adam"):
         DistributedOptimizer(torch.optim.LBFGS(net.parameters()), LoadBalance("bsp", global_batch=8))
+
+
+class Layers(torch.nn.Module):
+    """A first layer, of its own bucket, which some micro-batches leave out: its gradient comes last."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.branch = torch.nn.Linear(600, 600, bias=False)
+        self.head = torch.nn.Linear(600, 1)
+
+    def forward(self, x, branch):
+        wide = x.repeat(1, 200)
+        return self.head(wide + self.branch(wide) if branch else wide)
+
+
+def test_a_branch_that_comes_back_after_two_rounds_without_is_summed():
+    """The table has left by then with what was expected to be the last gradients."""
+    net, alone = Layers().double(), Layers().double()
+    balance = LoadBalance(BSP(max_micro_batch=2), global_batch=4)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    plain = torch.optim.SGD(alone.parameters(), lr=1e-3)
+    used = [True, True, True, True, True, False, True, False, True, True]
+    for (x, y), branch in zip(BalancedLoader(TensorDataset(X, Y), balance), used, strict=True):
+        optimizer.zero_grad()
+        functional.mse_loss(net(x, branch), y).backward()
+        optimizer.step()
+    for start in range(0, 20, 4):
+        plain.zero_grad()
+        for part, branch in (
+            (slice(start, start + 2), used[start // 2]),
+            (slice(start + 2, start + 4), used[start // 2 + 1]),
+        ):
+            (functional.mse_loss(alone(X[part], branch), Y[part]) / 2).backward()
+        plain.step()
+    assert all(torch.allclose(p, q, atol=1e-12) for p, q in zip(net.parameters(), alone.parameters(), strict=True))
+
+
+def test_a_step_without_a_batch_leaves_state_that_there_is():
+    """Horovod makes state where there is none; a last step too many is no such call."""
+    net = Net()
+    balance = LoadBalance("bsp", global_batch=10)
+    inner = torch.optim.Adam([p for n, p in net.named_parameters() if "rows" not in n], lr=0.1)
+    optimizer = DistributedOptimizer(inner, balance, [(n, p) for n, p in net.named_parameters() if "rows" not in n])
+    for x, y in BalancedLoader(TensorDataset(X, Y), balance):
+        functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    before = [{k: v.clone() for k, v in state.items()} for state in inner.state.values()]
+    with pytest.raises(RoundStateError, match="step\\(\\) came without a batch"):
+        optimizer.step()
+    after = list(inner.state.values())
+    assert before
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(before, after, strict=True) for k in a)

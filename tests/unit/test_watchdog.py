@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import threading
@@ -111,6 +112,14 @@ def test_ranks_in_different_collectives_end_on_every_rank_with_a_message(caplog)
     assert any(
         "all ranks wait, in different collectives" in error and "waits_in_the_body()" in error for error in errors
     )
+
+
+def test_the_end_comes_where_standard_error_is_no_file(monkeypatch):
+    """As in a notebook, where stacks of C cannot be written."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    ranks = Ranks(2)
+    ranks.run(waits_at_the_end_of_the_round, waits_in_the_body)
+    assert ranks.ended == {0: EXIT_CODE, 1: EXIT_CODE}
 
 
 def test_a_rank_at_work_is_named_by_one_rank_and_nobody_ends(caplog):
