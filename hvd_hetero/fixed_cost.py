@@ -22,7 +22,9 @@ since small parts are not worth their error. The estimate is the mean of φ, onc
 deviation is below 0.15. Until then β is 0, and a rank seems as fast as it was measured. Plans that move samples by that
 are safe, if timid: with β >= 0 a rank that gives samples away gains less than it seems.
 
-Three changes are told from a change of the batch. A level that jumps while the batch stays (by five deviations) begins
+Four changes are told from a change of the batch. A rank that drifts makes the plan drift with it, so that its time
+stays: twice what the last two rounds of a stretch differ from all of it goes to the variance, and a change of size that
+is below two deviations tells nothing. A level that jumps while the batch stays (by five deviations) begins
 a new stretch: the rank has become slower or faster. A change beyond what any β explains is of rank and batch together,
 and tells nothing. Nor do rounds with other drivers, of ranks that foresee their pace by them: their plans change the
 batch just as the pace changes, and the time stays. σ is 1.48 medians of what a round differs from its stretch, found by
@@ -49,9 +51,11 @@ _TAILS = 4.0  # ν
 _FORGETS = 0.1  # Λ
 _INFORMED = 25.0  # deviations², at which a pair of stretches makes the most forgotten
 _MODEL = 0.01  # σ_0: what a line does not say of a real step
+_LEAST_NOISE = 1e-4
 _FIRST_NOISE, _STEP, _NORMAL = 0.02, 1.1, 0.6745
 _JUMP, _LEAST_JUMP = 5.0, 0.05
 _SAME_DRIVER = 0.05
+_TELLS = 4.0  # deviations², which a change of size must come to
 _BEYOND = 4.0  # deviations from what any β explains
 _KNOWN = 0.15  # the standard deviation of φ below which it is
 
@@ -67,8 +71,10 @@ class _Stretch:
     size: float
     level: float
     """the mean of log t, of the last M rounds as if exponential"""
+    latest: float
+    """The same, of about the last two rounds."""
     drivers: tuple[float, ...]
-    """in its first round"""
+    """Those of its first round."""
     rounds: int = 1
 
     @property
@@ -113,16 +119,17 @@ class FixedCost:
         level, now = math.log(seconds), self._now
         if now is None or size != now.size:
             self._keep_evidence()
-            self._before, self._now = now, _Stretch(size, level, drivers)
+            self._before, self._now = now, _Stretch(size, level, level, drivers)
             self._judge()
             return
         missed, deviation = abs(level - now.level), self._noise * math.sqrt(1.0 + 1.0 / now.counted)
         if missed > max(_JUMP * deviation, _LEAST_JUMP):
             self._keep_evidence()
-            self._before, self._now = None, _Stretch(size, level, drivers)
+            self._before, self._now = None, _Stretch(size, level, level, drivers)
             return
-        self._noise *= _STEP if missed > _NORMAL * deviation else 1.0 / _STEP
+        self._noise = max(self._noise * (_STEP if missed > _NORMAL * deviation else 1.0 / _STEP), _LEAST_NOISE)
         now.rounds += 1
+        now.latest += 0.5 * (level - now.latest)
         now.level += (level - now.level) / now.counted
         if self._before is not None:
             self._judge()
@@ -154,6 +161,10 @@ class FixedCost:
             return 0.0, 1.0
         changed, most = now.level - before.level, math.log(now.size / before.size)
         variance = self._noise**2 * (1.0 / now.counted + 1.0 / before.counted) + _MODEL**2
+        drift = before.latest - before.level
+        variance += 4.0 * max(drift * drift - 0.5 * self._noise**2, 0.0)
+        if most * most < _TELLS * variance:
+            return 0.0, 1.0
         beyond = max(changed - max(most, 0.0), min(most, 0.0) - changed)
         if beyond > _BEYOND * math.sqrt(variance):
             return 0.0, 1.0

@@ -39,8 +39,9 @@ _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (ar
 class AffineCosts:
     """What the ranks tell of themselves: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
 
-    def __init__(self, speeds: Numbers, fixed: Numbers, typical_size: float, minimum: int) -> None:
-        self._speeds, self._fixed, self._typical_size, self._minimum = speeds, fixed, typical_size, minimum
+    def __init__(self, speeds: Numbers, fixed: Numbers, typical_size: float, minimum: int, multiple_of: int) -> None:
+        self._speeds, self._fixed, self._typical_size = speeds, fixed, typical_size
+        self._minimum, self._step = minimum, multiple_of
         self._many = isinstance(speeds, np.ndarray)
         if isinstance(speeds, np.ndarray):
             self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
@@ -50,15 +51,26 @@ class AffineCosts:
             self._rates = [v * (1.0 + f / typical_size) for v, f in zip(speeds, fixed, strict=True)]
 
     def near_best(self, plan: RoundPlan, tolerance: float, doubts: Numbers | None = None) -> bool:
-        """Whether no split is sooner by more than ``tolerance`` and, of each rank, what is doubtful."""
+        """Whether no split is sooner by more than ``tolerance`` and, of each rank, what is doubtful.
+
+        None is sooner than T. In integers none is sooner, either, if whoever takes a unit from the latest rank becomes
+        as late.
+        """
         heads = self._heads(plan)
         if self._many:
             margin = tolerance if doubts is None else np.maximum(doubts, tolerance)
-            latest_s = float(((np.asarray(plan.samples) + heads) / self._rates * (1.0 - margin)).max())
+            work = np.asarray(plan.samples) + heads
+            latest_s = float((work / self._rates * (1.0 - margin)).max())
+            with_one_more_s = float(((work + self._step) / self._rates).min())
         else:
             margins = [0.0] * len(heads) if doubts is None else doubts
             told = zip(plan.samples, heads, self._rates, margins, strict=True)
             latest_s = max((x + h) / u * (1.0 - max(doubt, tolerance)) for x, h, u, doubt in told)
+            with_one_more_s = min(
+                (x + h + self._step) / u for x, h, u in zip(plan.samples, heads, self._rates, strict=True)
+            )
+        if with_one_more_s >= latest_s:
+            return True
         level_s, clamped_s = self._level(plan.total, heads)
         return max(level_s, clamped_s) >= latest_s
 
@@ -97,23 +109,35 @@ class AffineCosts:
             free = still
         return level_s, float(((least + fixed[~free]) / rates[~free]).max())
 
-    def divided(self, plan: RoundPlan, multiple_of: int, max_micro_batch: int | None) -> RoundPlan:
-        """The best plan: ranks whose speed is known divide what they hold together, the others keep it."""
-        shares, known, rates = np.asarray(plan.samples), self._known, self._comparable_rates
-        wanted = plan
+    def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Sequence[int] = ()) -> RoundPlan:
+        """The best plan: ranks whose speed is known divide what they hold together, the others keep it.
+
+        Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).
+        """
+        known, rates = self._known, self._comparable_rates
         if int(known.sum()) < 2:
             return plan
+        held = np.asarray(plan.samples)
+        total = int(held[known].sum())
+        largest = np.full(len(held), max_micro_batch or plan.total)
+        if limits:
+            largest = np.minimum(largest, np.where(np.asarray(limits) > 0, limits, plan.total))
+        found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SOUGHT):
-            heads = np.asarray(self._heads(wanted))
-            shares = shares.copy()
+            heads = np.asarray(self._heads(found))
+            shares = held.copy()
             shares[known] = minimax(
-                1.0 / rates[known], heads[known] / rates[known], 0.0, int(shares[known].sum()), self._minimum,
-                plan.total, multiple_of,
-            ).shares  # fmt: skip
-            before, wanted = wanted, RoundPlan.of(shares, max_micro_batch)
-            if wanted.micro_batches == before.micro_batches:
+                1.0 / rates[known], heads[known] / rates[known], 0.0, total, self._minimum, upper[known], self._step
+            ).shares
+            former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits or (0,) * plan.workers)
+            if best is plan or self.is_later(best, found):
+                best = found
+            # From here on no rank gets a micro-batch more than was counted, which would have to be paid for.
+            upper = np.maximum(np.asarray(found.micro_batches), 1) * largest // self._step * self._step
+            room = upper[known]
+            if found.micro_batches == former.micro_batches or room.sum() < total or room.min() < self._minimum:
                 break
-        return wanted
+        return best
 
     def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float, doubts: Numbers) -> bool:
         """Whether the latest rank of known speed is sooner, for certain, by more than ``tolerance``."""
@@ -122,7 +146,11 @@ class AffineCosts:
         latest_s = self._seconds(held)[known] * surely
         return float(self._seconds(wanted)[known].max(initial=0.0)) < float(latest_s.max(initial=0.0))
 
-    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan, multiple_of: int) -> npt.NDArray[np.int64]:
+    def is_later(self, wanted: RoundPlan, held: RoundPlan) -> bool:
+        """Whether it would take longer."""
+        return float(self._seconds(wanted).max()) > float(self._seconds(held).max())
+
+    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan) -> npt.NDArray[np.int64]:
         """The shares of ``wanted``, or part of the way to them.
 
         Where fixed costs outweigh samples, times tell little of the best shares: noise of a hundredth would move all
@@ -135,7 +163,7 @@ class AffineCosts:
             return to
         shares = now.copy()
         between = (now + _CHANGE_PER_GAIN * gain / change * (to - now))[known]
-        shares[known] = proportional(between, int(now[known].sum()), minimum=self._minimum, multiple_of=multiple_of)
+        shares[known] = proportional(between, int(now[known].sum()), minimum=self._minimum, multiple_of=self._step)
         return shares
 
     @property

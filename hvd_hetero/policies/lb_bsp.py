@@ -46,7 +46,9 @@ class LBBSP(Policy):
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
         A new split is taken only if some rank is later than the best split by more than this share of its time, and
-        by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one.
+        by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one, or as
+        much of the way to it as the gain is worth (``affine_shares``), and for some rounds a third of the tolerance is
+        enough for the rest.
         Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
         costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
         63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
@@ -126,13 +128,20 @@ class LBBSP(Policy):
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """Shares in proportion to the predicted speeds, or by the curves, where that is worth a change."""
+        """The best shares for what the ranks cost, or by the curves, where that is worth a change."""
         table = finished.table
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         read = table.figures if table.workers <= FEW_RANKS else table.column
-        return self._worthwhile(plan, read("samples_per_s"), read("fixed_samples"), read("uncertainty"))
+        limits = table.figures("limit")
+        return self._worthwhile(
+            plan,
+            read("samples_per_s"),
+            read("fixed_samples"),
+            read("uncertainty"),
+            list(map(int, limits)) if any(limits) else [],
+        )
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
@@ -141,27 +150,32 @@ class LBBSP(Policy):
         nothing = [0.0] * len(speeds)
         return self._worthwhile(plan, speeds, nothing, nothing)
 
-    def _worthwhile(self, plan: RoundPlan, speeds: Numbers, fixed: Numbers, doubts: Numbers) -> RoundPlan:
+    def _worthwhile(
+        self, plan: RoundPlan, speeds: Numbers, fixed: Numbers, doubts: Numbers, limits: Sequence[int] = ()
+    ) -> RoundPlan:
         """The best plan where it is worth a change, or the equal one where that is as good."""
-        costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least)
+        costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
+        equal = self._equal.within(limits) if limits else self._equal
         tolerance = self.tolerance * (_FINE if self._fresh else 1.0)
         self._fresh = max(self._fresh - 1, 0)
         starved = False
         if costs.all_known:
-            if plan.samples != self._equal.samples:
-                if costs.near_best(self._equal, _BACK * self.tolerance, doubts):
-                    return self._equal
+            if plan.samples != equal.samples:
+                if costs.near_best(equal, _BACK * self.tolerance, doubts):
+                    return equal
                 starved = costs.starves(plan, _STARVED)
             if not starved and costs.near_best(plan, tolerance, doubts):
                 return plan
-        wanted = costs.divided(plan, self.multiple_of, self.max_micro_batch)
+        wanted = costs.divided(plan, self.max_micro_batch, limits)
         if starved:
-            return wanted
+            return plan if costs.is_later(wanted, plan) else wanted
         if not costs.sooner(wanted, plan, tolerance, doubts):
             return plan
         if tolerance == self.tolerance:
             self._fresh = _FRESH
-        return RoundPlan.of(costs.as_far_as_it_gains(wanted, plan, self.multiple_of), self.max_micro_batch)
+        if self.tolerance == 0.0:
+            return wanted
+        return RoundPlan.of(costs.as_far_as_it_gains(wanted, plan), self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""
