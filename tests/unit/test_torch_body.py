@@ -65,7 +65,7 @@ def test_each_mistake_is_said_once_with_its_place(caplog):
 @pytest.mark.parametrize("policy", [SelfAdaptive(total=2), NonBlocking(2), ElasticBSP(), ElasticBSP(updates="local")])
 def test_a_plain_loop_is_not_blamed(caplog, policy):
     Job(policy).run()
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name == "torch_hooks.body"]  # speeds may be doubted
 
 
 def test_what_hooks_do_is_not_the_bodys(caplog):
