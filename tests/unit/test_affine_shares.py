@@ -102,7 +102,7 @@ def test_a_rank_whose_memory_asks_for_more_micro_batches_pays_for_them(limit, fi
 
 
 @pytest.mark.parametrize(("total", "speeds", "step"), [(96, [10.0, 11.0, 12.0], 16), (8, [1.0, 1.1, 1.2], 1)])
-def test_where_integers_cannot_do_better_nothing_is_sought(total, speeds, step):
+def test_the_best_integers_count_as_the_best_split(total, speeds, step):
     policy = LBBSP(multiple_of=step)
     plan = policy.first(len(speeds), total)
     costs_now = AffineCosts(speeds, [0.0] * len(speeds), plan.typical_size, step, step)
