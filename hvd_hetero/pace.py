@@ -31,6 +31,10 @@ _WARM_UP_ROUNDS = 1
 # How often drivers are read that serve nothing but the report.
 _LEISURE_S = 1.0
 
+# Rounds of less work than this learn while the rank waits for others. To learn takes up to a third of a millisecond,
+# for which all would wait; what is told is then a round old, which costs a round at the old split after each change.
+_SHORT_S = 0.01
+
 
 class Stopwatch(Protocol):
     """Takes the time of work that is queued."""
@@ -77,6 +81,8 @@ class Pace:
         self.round = _Round()
         """the round at hand"""
         self._before = _Round()
+        self._unlearned: _Round | None = None
+        """a round of which there has been no time to learn"""
         self._apply_s = 0.0
         self.once_s = 0.0
         """what of `busy_s` comes once a round: the update before it, and waiting for its first micro-batch"""
@@ -156,14 +162,22 @@ class Pace:
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
         if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
-            self._learn(known, known.samples / known.micro_batches, busy_s / known.micro_batches)
+            if busy_s < _SHORT_S and not self.predictor.uses_drivers:
+                self._unlearned = known
+            else:
+                self._learn(known)
         # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
         # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
         if self.predictor.uses_drivers:
             self.cpu, self.memory = self._drivers()
 
-    def _learn(self, known: _Round, size: float, seconds: float) -> None:
-        """From a round of micro-batches of this size, which took so long each."""
+    def _learn_the_rest(self) -> None:
+        if (known := self._unlearned) is not None:
+            self._unlearned = None
+            self._learn(known)
+
+    def _learn(self, known: _Round) -> None:
+        size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
         speed = size / seconds
         if self.fixed_cost is not None:
             drivers = (self.cpu, self.memory) if self.predictor.uses_drivers else ()
@@ -202,6 +216,7 @@ class Pace:
 
     def rest(self) -> None:
         """There is time, while others compute: do what would delay somebody elsewhere."""
+        self._learn_the_rest()
         if not self.predictor.uses_drivers and self.done_at - self._drivers_read_at > _LEISURE_S:
             self._drivers_read_at = self.done_at
             self.cpu, self.memory = self._drivers()
@@ -219,6 +234,7 @@ class Pace:
 
     def settle(self) -> None:
         """The synchronisation is over, and the queue has come past the round."""
+        self._learn_the_rest()
         if self.stopwatch is not None:
             self.round.compute_s = self.stopwatch.read()
             self._before = self.round

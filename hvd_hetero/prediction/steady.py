@@ -18,12 +18,14 @@ Whether averages or predictions are the better forecasts is measured too: with
     D_p <- λ D_p + min((v / p' - 1)², (3 σ)²),     and D_u alike with u' in the place of p',
 
 the prediction is followed as it is, while D_u > g D_p: where speeds wander, or a driver tells their changes, an average
-is late, and nothing is to be gained by calm. It is followed, too, where it leaves the level by more than σ.
+is late, and nothing is to be gained by calm. It is followed, too, where it leaves the level by more than σ. Its own
+uncertainty is then σ / 2: what it misses is partly noise of the speed that comes, which no plan can follow. Without
+that, shares of equal ranks wandered in steps of some milliseconds, whose times scatter by a tenth and more.
 
-M = 64, N = 32, λ = 0.98, g = 1.05 are arbitrary. On the tests' series (normal scatter of up to 10 %, switches, a random
-walk) this takes a third of the new splits where speeds only scatter, and costs 0.4 % of the rate at most where they
-move, against following every prediction. Where one rank of three scatters by 40 % it costs 1 to 2 %, for a tenth of the
-new splits.
+M = 64, N = 32, λ = 0.98, g = 1.05 and the half are arbitrary. On the tests' series (normal scatter of up to 10 %,
+switches, a random walk) this takes a third of the new splits where speeds only scatter, and costs 0.4 % of the rate at
+most where they move, against following every prediction. Where one rank of three scatters by 40 % it costs 1 to 2 %,
+for a tenth of the new splits.
 
 For predictors that average or mix. The forecast of "memoryless" is itself as noisy as σ, so its levels are set anew
 every few rounds.
@@ -42,6 +44,7 @@ from hvd_hetero.prediction.base import Predictor, usable
 
 _LONGEST, _ERRORS, _FORGET, _GRACE = 64, 32, 0.98, 1.05  # M, N, λ, g
 _ENOUGH = 3  # errors before their median says anything
+_BELIEVED = 0.5  # of σ, which a prediction is uncertain by
 _NORMAL = 0.6745  # the median of |x| where x is standard normal
 _LIMIT = 9.0  # (3 σ)² in units of σ²
 
@@ -94,7 +97,7 @@ class Steady(Predictor):
     def _forecast(self, cpu: float, memory: float) -> float:
         p = self._predicted(cpu, memory)
         calm = self._by_average <= _GRACE * self._by_prediction and abs(p - self._level) <= self._noise * self._level
-        self.uncertainty = self._noise / math.sqrt(self._age) if calm else 0.0
+        self.uncertainty = self._noise / math.sqrt(self._age) if calm else _BELIEVED * self._noise
         return self._level if calm else p
 
     def _state(self) -> dict[str, Any]:

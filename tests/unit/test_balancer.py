@@ -155,6 +155,35 @@ def test_the_first_round_predicts_nothing():
     assert job.balancers[0].plan().samples == (20, 20)
 
 
+@pytest.mark.parametrize(("rank_s", "shows_after"), [(0.02, 2), (0.002, 3)])
+def test_what_short_rounds_teach_is_learned_while_others_compute_and_told_a_round_later(rank_s, shows_after):
+    job = Job(LBBSP("memoryless"), [30 / rank_s, 10 / rank_s], 40)
+    shares = []
+    for _ in range(5):
+        shares.append(job.balancers[0].plan().samples)
+        job.round()
+    # The first round teaches nothing.
+    assert shares == [(20, 20)] * shows_after + [(30, 10)] * (5 - shows_after)
+
+
+def test_a_round_that_there_was_time_to_learn_from_is_learned_once():
+    job = Job(LBBSP("memoryless"), [1e5, 1e5], 40)
+    learned = []
+    for balancer in job.balancers:
+        balancer.pace.predictor.update = lambda *told, of=balancer, **drivers: learned.append(of.rank)
+    for number in range(3):
+        for balancer, clock in zip(job.balancers, job.clocks, strict=True):
+            balancer.begin(MicroBatch(balancer.plan(), 20, True))
+            clock.now += 2e-4
+        summed = sum(balancer.report() for balancer in job.balancers)
+        if number == 1:
+            job.balancers[0].waiting()
+            assert learned == [0]
+        for balancer in job.balancers:
+            balancer.agree(summed)
+    assert sorted(learned) == [0, 0, 1, 1]
+
+
 def test_with_a_lead_a_change_shows_that_many_rounds_later():
     job = Job(LBBSP("memoryless"), [300.0, 100.0], 40)
     for balancer in job.balancers:

@@ -133,7 +133,7 @@ def test_a_driver_that_tells_of_a_change_is_believed_at_once():
     assert steady.predict(cpu=1.0) == pytest.approx(100.0, rel=0.01)
     assert steady.uncertainty > 0.0
     assert steady.predict(cpu=0.5) == 50.0
-    assert steady.uncertainty == 0.0
+    assert steady.uncertainty <= 0.5 * 0.02, "half of the scatter, by which no change of the CPU is lost in it"
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 40])
