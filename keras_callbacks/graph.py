@@ -111,6 +111,9 @@ class GraphRound:
         except BaseException:
             self._state = None
             raise
+        if advanced := self._figures.advanced:
+            names = ", ".join(sorted(repr(getattr(v, "path", v.name)) for v in advanced)[:3])
+            raise ValueError(_ADVANCED.format(number=len(advanced), names=names))
         state = ask(
             self._balance, self._balance.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True)
         )
@@ -237,6 +240,11 @@ _TWICE = (
 _NEVER = (
     "train_step did not call model.optimizer, so nothing would be synchronised; update by "
     "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))"
+)
+_ADVANCED = (
+    "train_step advances {number} variables by itself, among them {names}. Under this policy it runs once per "
+    "micro-batch, before the update, so ranks would advance them differently. Advance them in a callback's "
+    "on_train_batch_end, or choose a policy without micro-batches ('bsp', 'lb-bsp')"
 )
 _OUTSIDE = (
     "this optimizer was asked to update outside of a round: train by model.fit(…, callbacks=[balance]) with the "

@@ -9,6 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 __all__ = [
+    "advanced_variables",
     "as_it_is",
     "as_keras_would",
     "averaged_variables",
@@ -186,6 +187,19 @@ def _settings(optimizer: Any) -> list[tf.Variable]:
     return plain(v for v in found if isinstance(v, tf.Variable) or isinstance(getattr(v, "value", None), tf.Variable))
 
 
+def advanced_variables(model: Any) -> list[tf.Variable]:
+    """What a train step may advance by itself, as a copy that follows the weights: no metrics, no seeds.
+
+    Also plain variables of TensorFlow, which Keras 3 does not count among the weights.
+    """
+    parts = list(model._flatten_layers())
+    own = [v for part in parts for v in vars(part).values() if isinstance(v, tf.Variable)]
+    metrics = plain(v for metric in model.metrics for v in metric.variables)
+    apart = set(names_of([*tracked_state(model), *metrics]))
+    found = {v._unique_id: v for v in [*weights(model), *own] if v._unique_id not in apart}
+    return list(found.values())
+
+
 def trained_variables(model: Any) -> list[tf.Variable]:
     """What training changes by gradients."""
     return plain(model.trainable_variables)
@@ -193,7 +207,9 @@ def trained_variables(model: Any) -> list[tf.Variable]:
 
 def tracked_state(model: Any) -> list[tf.Variable]:
     """The variables of metrics that are attributes of a model or a layer: tf_keras counts them among the weights."""
-    metrics = (layer for layer in model._flatten_layers() if isinstance(layer, tf.keras.metrics.Metric))
+    layers = list(model._flatten_layers())
+    metrics = [layer for layer in layers if isinstance(layer, tf.keras.metrics.Metric)]
+    metrics += [metric for layer in layers for metric in getattr(layer, "_metrics", ())]
     return plain(v for metric in metrics for v in metric.variables)
 
 

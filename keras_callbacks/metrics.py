@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_callbacks import host
 from keras_callbacks.figures import Told
-from keras_callbacks.reductions import Update, updates_in, variables_of, weigh
+from keras_callbacks.reductions import Update, of_no_batch, updates_in, variables_of, weigh
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance
@@ -38,6 +38,8 @@ class Figures:
         self._names: set[str] = set()
         self._updates: dict[str, Update] = {}
         self._base: dict[str, Any] = {}
+        self.advanced: list[tf.Variable] = []
+        """What the step advances by itself, alike on all ranks: a copy that follows the weights, a count of steps."""
 
     def observed(
         self, step: Callable[[Any], Any], data: Any, weight: tf.Tensor | None = None, *, again: bool = False
@@ -130,12 +132,18 @@ class Figures:
     ) -> None:
         model = self._model
         metrics = host.plain(v for metric in model.metrics for v in metric.variables) + host.tracked_state(model)
-        apart = {v._unique_id: v for v in [*host.plain(model.weights), *host.optimizer_variables(model.optimizer)]}
+        others = {v._unique_id: v for v in [*host.plain(model.weights), *host.optimizer_variables(model.optimizer)]}
         for v in metrics:
-            apart.pop(v._unique_id, None)
-        self._told = Told(graph, logs, handles, updates, apart.values())
+            others.pop(v._unique_id, None)
+        self._told = Told(graph, logs, handles, updates, others.values())
         self._names = set(logs)
         self._updates = updates
+        trained = host.trained_variables(model)
+        # Where micro-batches are gathered, the step as traced has no update, and what it trains might be advanced, too.
+        apart = set() if self._balance.policy.accumulates else set(host.names_of(trained))
+        candidates = [v for v in host.advanced_variables(model) if v._unique_id not in apart]
+        alike = [*trained, *host.optimizer_variables(model.optimizer)]
+        self.advanced = of_no_batch(graph, handles, updates, candidates, alike)
         with tf.init_scope():
             new = [v for v in self.state() if v._unique_id not in self._base]
             self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-__all__ = ["Reduction", "Update", "behind", "is_given", "updates_in", "variables_of", "weigh"]
+__all__ = ["Reduction", "Update", "behind", "is_given", "of_no_batch", "updates_in", "variables_of", "weigh"]
 
 Reduction = Literal["sum", "max", "min", "unknown"]
 
@@ -36,6 +36,8 @@ class Update:
     kind: Reduction
     last: str
     """the name of the last assignment"""
+    values: list[tf.Tensor] = field(default_factory=list)
+    """what is assigned, or added"""
     increments: list[tuple[float, tf.Tensor]] = field(default_factory=list)
     """what a sum grows by: sign and value"""
     counts_batches: bool = False
@@ -61,11 +63,34 @@ def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Upda
         update = found.setdefault(variable._unique_id, Update(variable, kind, operation.name))
         update.kind = kind if update.kind == kind else "unknown"
         update.last = operation.name
+        update.values.append(operation.inputs[1])
         update.increments += increments
     for update in found.values():
         given = all(is_given(graph, behind(value)) for _, value in update.increments)
         update.counts_batches = update.kind == "sum" and given and bool(update.increments)
     return found
+
+
+def of_no_batch(
+    graph: Any, handles: Mapping[str, tf.Variable], updates: Mapping[str, Update], variables: Iterable[tf.Variable],
+    alike: Iterable[tf.Variable],
+) -> list[tf.Variable]:  # fmt: skip
+    """Those of the variables that a step advances by variables and constants alone, so that all ranks do the same.
+
+    What they are made of must be the same on all ranks: ``alike``, left as it is by the step, or one of themselves.
+    """
+    same = {v._unique_id for v in alike}
+    found: dict[str, tuple[tf.Variable, set[str]]] = {}
+    for variable in variables:
+        update = updates.get(variable._unique_id)
+        operations = {} if update is None else {n: o for value in update.values for n, o in behind(value).items()}
+        if update is not None and is_given(graph, operations):
+            reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
+            found[variable._unique_id] = variable, {v._unique_id for v in reads if v is not None}
+    changed = updates.keys() - same
+    for _ in range(len(found)):  # each time it may be one that others are made of that goes
+        found = {name: pair for name, pair in found.items() if not pair[1] & (changed - found.keys())}
+    return [variable for variable, _ in found.values()]
 
 
 def weigh(updates: Iterable[Update], weight: tf.Tensor) -> None:

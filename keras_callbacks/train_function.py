@@ -79,7 +79,8 @@ class RoundFunction:
         self._iterator = iterator
         if not self._open:
             self._figures.begin()
-        # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds.
+        # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds. What all ranks advance
+        # alike goes on: a copy that follows the weights would fall behind.
         kept = [(v, v.numpy()) for v in self._marked()] if samples == 0 else []
         balance.look()
         balance.asked_at = time.perf_counter()
@@ -96,8 +97,10 @@ class RoundFunction:
             raise failure from None
         balance.balancer.applied(time.perf_counter() - balance.agreed_at)
         if kept:
+            advanced = set(host.names_of(self._figures.advanced))
             for variable, value in kept:
-                variable.assign(value)
+                if variable._unique_id not in advanced:
+                    variable.assign(value)
             logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}
         if balance.stop_agreed:
             self._model.stop_training = True

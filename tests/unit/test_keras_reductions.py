@@ -7,7 +7,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 from keras_callbacks import host  # noqa: E402
 from keras_callbacks.figures import Told  # noqa: E402
-from keras_callbacks.reductions import updates_in, variables_of, weigh  # noqa: E402
+from keras_callbacks.reductions import of_no_batch, updates_in, variables_of, weigh  # noqa: E402
 
 keras = tf.keras
 
@@ -109,6 +109,28 @@ def test_figures_are_told_again_of_another_state_unless_the_batch_has_a_part_in_
     assert float(again["mean"]) == 7.0
     assert float(again["of both"]["root"]) == 4.0
     assert float(again["constant"]) == 3.0
+
+
+def test_what_a_step_advances_alike_on_all_ranks_is_told_from_what_depends_on_the_batch():
+    names = ["weight", "teacher", "count", "statistic", "follower_of_statistic", "mixed", "noise", "idle"]
+    found = {}
+
+    @tf.function
+    def step(batch):
+        v["weight"].assign_sub(0.1 * batch)
+        v["teacher"].assign(0.9 * v["teacher"] + 0.1 * v["weight"] * v["count"])
+        v["count"].assign_add(1.0)
+        v["statistic"].assign(0.9 * v["statistic"] + 0.1 * batch)
+        v["follower_of_statistic"].assign(0.5 * v["statistic"])
+        v["mixed"].assign(v["weight"] * batch)
+        v["noise"].assign(v["noise"] + tf.random.uniform([]))
+        graph = tf.compat.v1.get_default_graph()
+        handles = variables_of(graph, v.values())
+        found["all"] = of_no_batch(graph, handles, updates_in(graph, handles), v.values(), [v["weight"]])
+
+    v = {name: tf.Variable(1.0) for name in names}
+    step.get_concrete_function(tf.TensorSpec([]))
+    assert [name for name in names if any(each is v[name] for each in found["all"])] == ["teacher", "count"]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,30 @@ def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
         fit(network(times=2))
 
 
+@pytest.mark.parametrize("what", ["a weight", "a variable of TensorFlow", "another model's weight"])
+def test_what_a_train_step_advances_by_itself_is_refused_where_it_runs_once_per_micro_batch(what):
+    class Advancing(Stepping):
+        def train_step(self, batch):
+            told = super().train_step(batch)
+            variable = self.copy.weights[0] if what.startswith("another") else self.count
+            variable.assign(0.9 * variable + 0.1)
+            return told
+
+    inputs = keras.layers.Input((2,))
+    model = Advancing(inputs, keras.layers.Dropout(0.5)(keras.layers.Dense(1)(inputs)))  # which advances a seed
+    model.count = (
+        model.add_weight(name="count", shape=(), initializer="zeros", trainable=False)
+        if what == "a weight"
+        else tf.Variable(0.0, trainable=False)
+    )
+    model.copy = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.copy.trainable = False
+    model.compile("sgd", "mse")
+    assert fit(model, "bsp")[1].rounds == 2
+    with pytest.raises(ValueError, match=r"advances 1 variables by itself.*on_train_batch_end, or choose a policy wi"):
+        fit(model, SEVERAL)
+
+
 def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ():
     class Norm(hvd.SyncBatchNormalization):
         def __init__(self):  # Horovod's own fails in Keras 3

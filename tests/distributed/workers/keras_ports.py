@@ -75,7 +75,7 @@ class VAE(keras.Model):
 
 
 class DDIM(keras.Model):
-    """As keras.io's: an adapted normalization, and a copy of the network that follows it; no ``call``."""
+    """As keras.io's: an adapted normalization, and a frozen copy of the network that follows it; no ``call``."""
 
     def __init__(self):
         super().__init__()
@@ -85,6 +85,8 @@ class DDIM(keras.Model):
         predicted = network(keras.layers.LayerNormalization()(features), PIXELS**2)
         self.network = keras.Model([images, variances], keras.layers.Reshape((PIXELS, PIXELS, 1))(predicted))
         self.follower = keras.models.clone_model(self.network)
+        self.follower.trainable = False
+        self.steps = self.add_weight(name="steps", shape=(), initializer="zeros", trainable=False)
 
     def compile(self, **options):
         super().compile(**options)
@@ -111,8 +113,10 @@ class DDIM(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
         self.noise_loss.update_state(noise_loss)
         self.image_loss.update_state(image_loss)
+        self.steps.assign_add(1.0)
+        share = 1 / (1 + self.steps)  # more at first, as is usual
         for weight, mean in zip(self.network.weights, self.follower.weights, strict=True):
-            mean.assign(0.9 * mean + 0.1 * weight)
+            mean.assign((1 - share) * mean + share * weight)
         return {metric.name: metric.result() for metric in self.metrics}
 
 
