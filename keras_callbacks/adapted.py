@@ -55,6 +55,11 @@ def _checksum(lookup: Any) -> int:
 
 def _numbers(layer: Any) -> dict[str, Any]:
     found = {name: getattr(layer, name, None) for name in _NUMBERS}
+    if any(tf.is_symbolic_tensor(value) for value in found.values()):
+        raise ValueError(
+            f"layer {layer.name!r} was built in a graph, and Keras 3 cannot use its numbers elsewhere; build the model "
+            "before fit: give it an Input, or call it on a batch"
+        )
     return {name: np.asarray(value) for name, value in found.items() if value is not None}
 
 

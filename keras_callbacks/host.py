@@ -112,19 +112,29 @@ def _steps_per_execution(model: Any) -> int:
 def build(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
     """Make sure that all variables exist that this step on such a batch makes, so that they can be broadcast.
 
-    The step is traced, as Keras itself builds what it has not built by now, and nothing is computed: no seed moves on,
-    and a model that is trained by ``train_step`` alone needs no ``call``.
+    Tracing builds them, as in Keras itself, and computes nothing: no seed moves on. A model that can be called is
+    called, for a ``tf.function`` of the user's around the optimizer would keep the one that synchronises nothing yet.
+    What that leaves unbuilt, the step builds.
     """
-    if is_built(model) and weights(model):
-        return
-    try:
-        tf.function(step, autograph=not is_keras_3(model)).get_concrete_function(spec)
-    except Exception as error:
+
+    def call(batch: Any) -> Any:
+        return model(batch[0] if isinstance(batch, tuple) else batch)
+
+    failure: Exception | None = None
+    for function in [call, step] if has_call(model) else [step]:
+        if is_built(model) and weights(model):
+            return
+        try:
+            tf.function(function, autograph=not is_keras_3(model)).get_concrete_function(spec)
+            failure = None
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            failure = error
+    if failure is not None:
         raise ValueError(
             f"model {model.name!r} has parts that its first batch would build, and ranks must start from the same "
-            f"weights; to trace a step on such a batch failed: {type(error).__name__}: {error}. If training works "
+            f"weights; to trace a step on such a batch failed: {type(failure).__name__}: {failure}. If training works "
             "without LoadBalance, build the model before: give it an Input, or call its parts on a batch"
-        ) from error
+        ) from failure
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:

@@ -47,6 +47,71 @@ def test_a_model_without_call_is_built_as_its_train_step_builds_it():
     fit(Stepping())
 
 
+class Decorated(keras.Model):
+    """A train step whose update is in a tf.function of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
+
+    def train_step(self, batch):
+        return self.update(*batch)
+
+    @tf.function
+    def update(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.inner(x) - y) ** 2)
+        weights = self.inner.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"own": loss}
+
+
+def test_a_function_around_the_optimizer_is_not_traced_before_that_is_wrapped():
+    class Callable(Decorated):
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    fit(Callable())
+
+
+def test_what_a_train_step_needs_besides_call_is_built_too():
+    class Twofold(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.judge = keras.layers.Dense(2), keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+        def train_step(self, batch):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.judge(self(batch[0])) - batch[1]) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"own": loss}
+
+    fit(Twofold())
+
+
+def test_a_function_around_the_optimizer_that_had_to_be_traced_before_is_told_so():
+    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, build all layers before fit"):
+        fit(Decorated())
+    built = Decorated()
+    built.inner.build((None, 2))
+    fit(built)
+
+
+def test_numbers_that_a_trace_has_swallowed_are_told_of():
+    model = keras.Sequential([keras.layers.Normalization(mean=1.0, variance=2.0, name="normal"), keras.layers.Dense(1)])
+    if "tf_keras" in keras.Model.__module__:
+        fit(model)
+        return
+    with pytest.raises(ValueError, match="layer 'normal' was built in a graph.*before fit: give it an Input"):
+        fit(model)
+    model = keras.Sequential([keras.layers.Input((2,)), *model.layers])
+    fit(keras.models.clone_model(model))
+
+
 def test_a_layer_that_is_made_in_the_course_of_training_is_found_out():
     class Late(keras.Model):
         def __init__(self):
