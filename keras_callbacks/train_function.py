@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["EPOCH_IS_OVER", "RoundFunction"]
 
 
-def _use_source(balance: LoadBalance, iterator: Any) -> None:
-    """Have rounds come from the data that fit iterates over, which may not be what was resized last."""
+def _use_source(balance: LoadBalance, iterator: Any) -> int | None:
+    """Have rounds come from the data that fit iterates over, which may not be what was resized last.
+
+    Returns the number of rounds that the data have, where that is known and finite.
+    """
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
     if source is None or balance.queue is None:
-        return
+        return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
             "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
@@ -36,13 +39,15 @@ def _use_source(balance: LoadBalance, iterator: Any) -> None:
             "the batches of this fit were resized for another LoadBalance than is among its callbacks: write "
             "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
         )
-    if not (balance.params or {}).get("steps") and source.cardinality() == tf.data.INFINITE_CARDINALITY:
+    rounds = int(source.cardinality())
+    if not (balance.params or {}).get("steps") and rounds == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
             "leave repeat() out, since fit begins the data anew in every epoch"
         )
     source.queue.want_epoch(balance.queue.wanted_epoch)
     balance.queue = source.queue
+    return rounds if rounds > 0 else None
 
 
 class _EpochIsOver:
@@ -62,6 +67,7 @@ class RoundFunction:
         self._model = model
         self._figures = figures
         self._iterator: Any = None
+        self._left: int | None = None
         self._open = False
         self._of_epoch: dict[str, Any] | None = None
 
@@ -74,7 +80,7 @@ class RoundFunction:
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
         if iterator is not self._iterator:
-            _use_source(balance, iterator)
+            self._left = _use_source(balance, iterator)
         samples = balance.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         if not self._open:
@@ -109,7 +115,10 @@ class RoundFunction:
         if (unknown or done_before) and not balance.stop_agreed:
             self._model.stop_training = EPOCH_IS_OVER
         over = self._model.stop_training is EPOCH_IS_OVER
-        self._open = not (balance.stop_agreed or balance.last_step or over)
+        if self._left is not None:
+            self._left -= 1
+        # Data that end before steps_per_epoch end the epoch: Keras warns of that when it asks for more.
+        self._open = not (balance.stop_agreed or balance.last_step or over or self._left == 0)
         if not self._open:
             self._of_epoch = logs = self._figures.of_all_ranks(logs, balance.samples)
         return logs

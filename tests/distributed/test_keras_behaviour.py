@@ -50,6 +50,7 @@ PARTS = (
         "several_outputs_tell_a_loss_each",
         "a_second_compile_makes_metrics_anew",
         "figures_that_cannot_be_joined_are_named",
+        "data_that_end_before_steps_per_epoch_end_the_epoch",
     ),
 )
 
@@ -128,6 +129,16 @@ def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes
         moving, mixed = rank["warnings"]
         assert re.match(r"what is told as 'moving' keeps something that is neither .* rank 0's alone", moving)
         assert re.match(r"the step makes 'mixed' of a metric and of something else.*mean of the ranks", mixed)
+
+
+@pytest.mark.parametrize("data", ["once", "repeated"])
+def test_data_that_end_before_steps_per_epoch_give_what_one_process_gives(outcomes, data):
+    for rank in outcomes("data_that_end_before_steps_per_epoch_end_the_epoch"):
+        assert rank[data]["epochs"][0] == rank[data]["epochs"][1]
+        assert rank[data]["history"] < 2e-6, "float32"
+        assert rank[data]["weights"] < 2e-6, "float32"
+        assert rank[data]["spread"] == 0.0
+        assert rank[data]["alike"] == 1
 
 
 def test_early_stopping_stops_all_ranks_together(outcomes):

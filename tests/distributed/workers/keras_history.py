@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from keras_exactness import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, spread
 
 from keras_callbacks import LoadBalance, resize_batches
 
@@ -142,6 +142,34 @@ def a_second_compile_makes_metrics_anew() -> dict:
         return model
 
     return compared(make, (x, (y > 0).astype("float32")))
+
+
+def data_that_end_before_steps_per_epoch_end_the_epoch() -> dict:
+    """Keras warns that they do, and ends the epoch. Repeated as often as needed, they do not."""
+    x, y = data()
+    plain = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    outcome = {}
+    for name, repeats, steps in (("once", 1, 10), ("repeated", 2, 7)):
+        keras.utils.set_random_seed(3)
+        model, single = network(), network()
+        single.set_weights(model.get_weights())
+        for each in (model, single):
+            each.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        balance = LoadBalance(UNEQUAL, global_batch=BATCH)
+        batches = resize_batches((x, y), balance)
+        batches, whole = (d if repeats == 1 else d.repeat(repeats) for d in (batches, plain))
+        options = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0, "shuffle": False}
+        told = model.fit(batches, callbacks=[balance], **options).history
+        expected = single.fit(whole, **options).history
+        pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+        outcome[name] = {
+            "epochs": [len(told["loss"]), len(expected["loss"])],
+            "history": max(float(np.abs(np.subtract(told[k], expected[k])).max()) for k in expected),
+            "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
+            "spread": spread(model),
+            "alike": len(set(map(str, hvd.allgather_object(told)))),
+        }
+    return outcome
 
 
 def figures_that_cannot_be_joined_are_named() -> dict:
