@@ -73,6 +73,10 @@ class Figures:
             found |= {v._unique_id: v for v in variables if v._unique_id not in found}
         return list(found.values())
 
+    def base(self) -> dict[str, tuple[tf.Variable, Any]]:
+        """The state as the epoch began."""
+        return {v._unique_id: (v, self._base[v._unique_id]) for v in self.state() if v._unique_id in self._base}
+
     def of_state(self) -> dict[str, Any]:
         """The figures that the state makes, as it is."""
         return self._local() if self._told is None or self._as_keras_says() else self._told.compute()

@@ -87,7 +87,7 @@ class RoundFunction:
             self._figures.begin()
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds. What all ranks advance
         # alike goes on: a copy that follows the weights would fall behind.
-        kept = [(v, v.numpy()) for v in self._marked()] if samples == 0 else []
+        kept = {v._unique_id: (v, v.numpy()) for v in self._marked()} if samples == 0 else {}
         balance.look()
         balance.asked_at = time.perf_counter()
         try:
@@ -102,9 +102,10 @@ class RoundFunction:
                 raise
             raise failure from None
         balance.balancer.applied(time.perf_counter() - balance.agreed_at)
-        if kept:
+        if samples == 0:
             advanced = set(host.names_of(self._figures.advanced))
-            for variable, value in kept:
+            # What only tracing has found, in the first round, is as the epoch began.
+            for variable, value in (self._figures.base() | kept).values():
                 if variable._unique_id not in advanced:
                     variable.assign(value)
             logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}

@@ -102,7 +102,7 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
 
 
-@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "another in every round"])
+@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "another in every round", "one rank idle"])
 @pytest.mark.parametrize(
     ("case", "names"),
     [

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_exactness import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, spread
 
+from hvd_hetero.policies import StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
@@ -21,6 +22,7 @@ POLICIES = {
     "bsp": lambda: "bsp",
     "micro-batches": lambda: UNEQUAL,
     "another in every round": lambda: EveryRoundAnother(1),
+    "one rank idle": lambda: StaticAllocation([0, 1]),
 }
 
 
