@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -17,13 +18,15 @@ __all__ = ["share_adapted"]
 _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 
 
-def share_adapted(model: Any, prefix: str) -> None:
+def share_adapted(model: Any, prefix: str, local_layers: Sequence[Any] = ()) -> None:
     """Give all ranks rank 0's numbers; refuse words that are not those of rank 0. A collective call.
 
     Words are not handed over: by their number layers behind have been made. Functions that have been traced with other
-    numbers are forgotten.
+    numbers are forgotten. ``local_layers`` and their parts keep their own.
     """
-    layers = list(model._flatten_layers())
+    own = {id(part) for layer in local_layers for part in layer._flatten_layers()}
+    every = list(model._flatten_layers())
+    layers = [layer for layer in every if id(layer) not in own]
     kinds = tf.keras.layers
     lookups = [layer for layer in layers if isinstance(layer, (kinds.StringLookup, kinds.IntegerLookup))]
     adapted = [layer for layer in layers if isinstance(layer, (kinds.Normalization, kinds.Discretization))] + lookups
@@ -43,7 +46,7 @@ def share_adapted(model: Any, prefix: str) -> None:
         )
     changed = [_take(*each) for each in zip(adapted, numbers, first_numbers, strict=True)]
     if any(changed):
-        for part in layers:
+        for part in every:
             if isinstance(part, tf.keras.Model):
                 part.test_function = part.predict_function = None
 

@@ -33,7 +33,7 @@ class CommonStart:
         # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
         state = host.optimizer_variables(optimizer)
         start_alike(weights, state, self._prefix)
-        share_adapted(model, self._prefix)
+        share_adapted(model, self._prefix, self._local_layers)
         self._given[id(model)] = model, optimizer
         self._names.update(own, host.names_of(weights), host.names_of(state))
         return weights

@@ -85,6 +85,14 @@ def test_what_adapt_has_found_on_rank_0_counts_on_all_ranks(outcomes):
     assert zero["rank 0's"] == pytest.approx(0.0, abs=1e-5)
 
 
+def test_what_local_layers_have_found_stays_with_their_rank(outcomes):
+    zero, one = (rank["local"] for rank in outcomes("what_adapt_has_found_is_rank_0s"))
+    assert zero[0] == zero[1]
+    assert one[0] == one[1]
+    assert zero[0][0] != one[0][0]
+    assert zero[0][1] != one[0][1]
+
+
 def test_other_words_are_refused_on_all_ranks(outcomes):
     for rank in outcomes("what_adapt_has_found_is_rank_0s"):
         assert rank["same words"] == 0.0

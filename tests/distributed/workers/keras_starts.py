@@ -108,6 +108,19 @@ def what_adapt_has_found_is_rank_0s() -> dict:
         kernels = np.stack(hvd.allgather_object(model.layers[-1].get_weights()[0]))
         return float(np.abs(kernels - kernels[0]).max())
 
+    words_of = keras.layers.StringLookup(vocabulary=list("ab" if hvd.rank() else "cd"), name="own_words")
+    inner = keras.Sequential([keras.layers.Input((FEATURES,)), local := keras.layers.Normalization()])
+    local.adapt(mine)
+    inputs, text = keras.layers.Input((FEATURES,)), keras.layers.Input((1,), dtype="string")
+    hidden = keras.layers.Concatenate()([inner(inputs), number(words_of(text))])
+    model = keras.Model([inputs, text], keras.layers.Dense(1)(hidden))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    own = [float(np.ravel(local.mean)[0]), words_of.get_vocabulary()]
+    balance = LoadBalance("bsp", global_batch=BATCH, local_layers=[inner, words_of])
+    y, text = np.ones((len(x), 1), "float32"), tf.constant([["a"]] * len(x))
+    model.fit(resize_batches(((x, text), y), balance), verbose=0, callbacks=[balance])
+    outcome["local"] = [own, [float(np.ravel(local.mean)[0]), words_of.get_vocabulary()]]
+
     outcome["same words"] = looked_up(words)
     outcome["other words"] = refusal(lambda: looked_up(words[hvd.rank() :]))
     return outcome
