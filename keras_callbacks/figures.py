@@ -28,16 +28,21 @@ class Told:
         handles: Mapping[str, tf.Variable],
         updates: dict[str, Update],
         apart: Iterable[tf.Variable],
+        metrics: Iterable[tf.Variable] = (),
     ) -> None:
-        """``apart`` are variables that are no state of metrics, though steps change them: weights, the optimizer's."""
+        """``apart`` are variables that are no state of metrics, though steps change them: weights, the optimizer's.
+
+        ``metrics`` are known to be state: a function or branch of the user's that takes one may do anything with it.
+        """
         self._handles = handles
         self._order = {operation.name: i for i, operation in enumerate(graph.get_operations())}
         self._updates = updates
         self._apart = {v._unique_id for v in apart}
+        self._metrics = {v._unique_id for v in metrics}
         self.state: dict[str, list[tf.Variable]] = {}
         """by figure, the variables that a step changes and the figure is made of"""
         self.mixed: list[str] = []
-        """figures made of state and of something else, too"""
+        """figures made of state and of something else, too, or of state in a function, which is not looked into"""
         made: dict[str, Any] = {}
         for name, figure in figures.items():
             parts = tf.nest.flatten(figure)
@@ -49,7 +54,7 @@ class Told:
             if all(isinstance(part, tf.Tensor) for part in parts) and self._is_of_state(graph, operations):
                 self.state[name] = changed
                 made[name] = figure
-            elif changed:
+            elif changed or self._hides_state(operations):
                 self.mixed.append(name)
         self.compute: Callable[[], dict[str, Any]] = _cut(graph, self._handles, made)
         """The figures made of state, of the state as it is."""
@@ -59,6 +64,10 @@ class Told:
         variables = [self._handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
         read = dict.fromkeys(v._unique_id for v in variables if v is not None)
         return [self._updates[i] for i in read if i in self._updates]
+
+    def _hides_state(self, operations: dict[str, Any]) -> bool:
+        taken = [self._handles.get(t.name) for o in operations.values() if o.type != "ReadVariableOp" for t in o.inputs]
+        return any(v._unique_id in self._metrics for v in taken if v is not None)
 
     def _is_of_state(self, graph: Any, operations: dict[str, Any]) -> bool:
         for operation in operations.values():

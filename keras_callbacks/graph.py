@@ -239,9 +239,9 @@ _TWICE = (
 )
 _NEVER = (
     "train_step did not call model.optimizer, so nothing would be synchronised; update by "
-    "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables)). If a tf.function of yours does so, build "
-    "all layers before fit (give them an Input), or leave the decorator out: it was traced before the optimizer was "
-    "wrapped, to build them"
+    "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables)). If a tf.function of yours does so, it "
+    "was traced before the optimizer was wrapped, to build the layers: build them before fit (give them an Input), or "
+    "leave the decorator out"
 )
 _ADVANCED = (
     "train_step advances {number} variables by itself, among them {names}. Under this policy it runs once per "

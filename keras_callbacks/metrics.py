@@ -139,7 +139,7 @@ class Figures:
         others = {v._unique_id: v for v in [*host.plain(model.weights), *host.optimizer_variables(model.optimizer)]}
         for v in metrics:
             others.pop(v._unique_id, None)
-        self._told = Told(graph, logs, handles, updates, others.values())
+        self._told = Told(graph, logs, handles, updates, others.values(), metrics)
         self._names = set(logs)
         self._updates = updates
         trained = host.trained_variables(model)
@@ -194,9 +194,10 @@ class Figures:
             if name not in self._balance.warned and not self._as_keras_says():
                 self._balance.warned.add(name)
                 logger.warning(
-                    "the step makes %r of a metric and of something else, so it cannot be computed anew from the state "
-                    "of all ranks: what fit tells of it is the mean of the ranks'. Tell metric.result() as it is after "
-                    "its update to have it of all samples",
+                    "the step makes %r of a metric and of something else, or in a tf.function or branch of its own, so "
+                    "it cannot be computed anew from the state of all ranks: what fit tells of it is the mean of the "
+                    "ranks'. Update the metric in train_step itself, and tell metric.result() as it is afterwards, to "
+                    "have it of all samples",
                     name,
                 )
 

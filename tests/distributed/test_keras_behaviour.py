@@ -126,9 +126,10 @@ def test_fit_tells_what_one_process_tells_under_whatever_names(outcomes, case, n
 def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes):
     for rank in outcomes("figures_that_cannot_be_joined_are_named"):
         assert rank["alike"] == 1
-        moving, mixed = rank["warnings"]
+        moving, mixed, hidden = rank["warnings"]
         assert re.match(r"what is told as 'moving' keeps something that is neither .* rank 0's alone", moving)
         assert re.match(r"the step makes 'mixed' of a metric and of something else.*mean of the ranks", mixed)
+        assert re.match(r"the step makes 'hidden' .* or in a tf.function or branch of its own", hidden)
 
 
 @pytest.mark.parametrize("data", ["once", "repeated"])

@@ -74,7 +74,7 @@ def test_a_mean_of_batches_is_told_from_a_mean_of_samples_and_grows_by_its_share
 
 def test_figures_are_told_again_of_another_state_unless_the_batch_has_a_part_in_them():
     mean, other, weight = keras.metrics.Mean(), keras.metrics.Mean(), tf.Variable(2.0)
-    made = {}
+    made, seed = {}, tf.Variable(1.0)
 
     @tf.function
     def step(batch):
@@ -89,18 +89,22 @@ def test_figures_are_told_again_of_another_state_unless_the_batch_has_a_part_in_
             "mixed": mean.result() + batch[0],
             "before": before,
             "weight": weight + 0.0,
+            "in a function": tf.function(lambda: 2 * mean.result())(),
+            "in a branch": tf.cond(batch[0] > 0, mean.result, lambda: tf.constant(0.0)),
+            "of the batch in a function": tf.function(lambda: tf.convert_to_tensor(weight) * batch[0] + seed)(),
         }
         figures = tf.nest.map_structure(tf.identity, figures)
         graph = tf.compat.v1.get_default_graph()
-        known = [*host.plain([*mean.variables, *other.variables]), weight]
+        known = [*host.plain([*mean.variables, *other.variables]), weight, seed]
         handles = variables_of(graph, known)
-        made["told"] = Told(graph, figures, handles, updates_in(graph, handles), [weight])
+        metrics = host.plain([*mean.variables, *other.variables])
+        made["told"] = Told(graph, figures, handles, updates_in(graph, handles), [weight], metrics)
         return figures
 
     step(tf.constant([1.0, 3.0]))
     told = made["told"]
     assert set(told.state) == {"mean", "of both", "constant"}
-    assert told.mixed == ["mixed", "before"]
+    assert told.mixed == ["mixed", "before", "in a function", "in a branch"]
     for metric in (mean, other):
         metric.reset_state()
     mean.update_state([7.0])
