@@ -51,6 +51,11 @@ class EndingShard:
         return all(self._ended)
 
     @property
+    def empty(self) -> list[int]:
+        """Ranks whose parts have ended without a sample, as all know by the table."""
+        return [rank for rank, done in enumerate(self._done) if self._ended[rank] and not done]
+
+    @property
     def place(self) -> int:
         """The number of the round, for the samples of the ranks have nothing in common."""
         return zlib.crc32(struct.pack("<2q", self.epoch, self._round))

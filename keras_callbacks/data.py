@@ -128,7 +128,8 @@ def _stream_order(data: Any, balance: LoadBalance, seed: int | None, stream: str
         options.deterministic = True
         data = data.with_options(options)
         return StreamOrder(DatasetSource(data, seed), rank, workers, whole=True, seeds=seeds)
-    return StreamOrder(DatasetSource(data, seed), rank, workers, whole=False)
+    # Of a shard without samples the first round tells all ranks, which then stop together.
+    return StreamOrder(DatasetSource(data, seed, may_be_empty=True), rank, workers, whole=False)
 
 
 def _tensors(data: Any) -> tuple[Any, int]:

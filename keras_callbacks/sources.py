@@ -34,9 +34,9 @@ class Source(Protocol):
 class DatasetSource:
     """A ``tf.data.Dataset`` whose elements are single samples."""
 
-    def __init__(self, samples: tf.data.Dataset, seed: int | None = None) -> None:
+    def __init__(self, samples: tf.data.Dataset, seed: int | None = None, *, may_be_empty: bool = False) -> None:
         cardinality = int(samples.cardinality())
-        if cardinality == 0:
+        if cardinality == 0 and not may_be_empty:
             raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
         self.length: int | None = cardinality if cardinality > 0 else None
         self.ends = cardinality != tf.data.INFINITE_CARDINALITY

@@ -55,7 +55,11 @@ class StreamOrder:
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
         """The next round, and this rank's samples of it, component by component."""
-        self._require_samples()
+        if not self._begun and not self._stream.holds(1):
+            if isinstance(self._stream, SharedStream):
+                raise ValueError(_none("every rank", self._stream.epoch))
+            # The others do not know yet: this rank takes part in the round, after which all stop.
+            self._stand_in = self._stand_in or [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
         self._begun = True
         plan, samples = self._stream.take(plan, rank)
         part = _gather(samples) if samples else self._stand_in
@@ -66,9 +70,12 @@ class StreamOrder:
         return isinstance(self._stream, EndingShard) and self._stream.ends_after(done)
 
     def settle(self, table: RoundTable) -> None:
-        """The round is agreed. What was left undone comes back to the front."""
+        """The round is agreed. What was left undone comes back to the front; a part without samples ends all ranks."""
         if isinstance(self._stream, EndingShard):
             self._stream.settle(table.figures("samples"), table.figures("ended"))
+            if self._stream.empty:
+                ranks = ", ".join(map(str, self._stream.empty))
+                raise ValueError(_none(f"rank {ranks}", self._stream.epoch))
         else:
             self._stream.settle(table.figures("samples"))
 
@@ -94,13 +101,6 @@ class StreamOrder:
 
         return cast(Callable[[Any], Any], batch)
 
-    def _require_samples(self) -> None:
-        if not self._begun and not self._stream.holds(1):
-            raise ValueError(
-                f"data must hold at least one sample on every rank, and epoch {self._stream.epoch} of this one's had "
-                "none; check what is read and filtered, and that it can be read again for every epoch"
-            )
-
     def _read(self, epoch: int) -> Iterator[_Handle]:
         chunks = self._source.chunks(epoch)
         while True:
@@ -112,6 +112,19 @@ class StreamOrder:
                 self._stand_in = [part[:1] for part in chunk]
             for row in range(int(chunk[0].shape[0])):
                 yield chunk, row
+
+
+def _none(where: str, epoch: int) -> str:
+    return (
+        f"data must hold at least one sample on every rank, and epoch {epoch} had none on {where}; check what is read "
+        "and filtered, and that it can be read again for every epoch"
+    )
+
+
+def _one_of(spec: tf.TensorSpec) -> tf.Tensor:
+    """A batch of one sample, of zeros or empty strings, where there is none to stand in."""
+    with tf.device("CPU:0"):
+        return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)
 
 
 def _gather(samples: list[_Handle]) -> Chunk:

@@ -318,6 +318,8 @@ def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
         ("weights", r"PlanMismatchError: round 2: ranks \[1\] hold other parameters.*must do so on every rank alike"),
         ("epochs", "HeteroError: 1 of 2 ranks left fit, and the others began another epoch.*the same number of epochs"),
         ("shapes", "HeteroError: 1 ranks do not train the same variables.*build and compile the model alike on every"),
+        ("no file", "ValueError: data must hold at least one sample on every rank, and epoch 0 had none on rank 1;"),
+        ("all filtered", "ValueError: data must hold at least one sample .*, and epoch 0 had none on rank 1; check"),
         ("layers", "HeteroError: 1 ranks do not train the same variables.*build and compile the model alike on every"),
     ],
 )
