@@ -25,14 +25,14 @@ from hvd_hetero.sampling import SharedPermutation
 __all__ = ["NO_TRAINING", "TOO_FAR_AHEAD", "ArrayOrder", "Cut", "Order", "RoundQueue", "micro_batches"]
 
 NO_TRAINING = (
-    "more of resize_batches was asked for than its first batches, and no training with its LoadBalance is on: write "
+    "more of resize_batches was asked for than its first batch, and no training with its LoadBalance is on: write "
     "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own"
 )
 
 TOO_FAR_AHEAD = (
     "the data pipeline asked for a batch before its size was decided: leave prefetching to "
     "resize_batches(…, prefetch=…), and put no shuffle, batch or parallel step behind it; outside of training only the "
-    "first batches can be looked at"
+    "first batch can be looked at"
 )
 
 
@@ -157,7 +157,9 @@ class RoundQueue:
         self.spec: Any = None
         """types and shapes of a batch, behind whatever was mapped last"""
         order.start(0)
-        self._cut_what_is_known()  # who looks at a batch before training, as Keras does to build a model, finds one
+        # Who looks at a batch before training, as Keras does to build a model, finds one. Fit without the callback
+        # fails at the second.
+        show(0, [self._ensure(0).part])
 
     def serves(self, balancer: Balancer) -> bool:
         """Whether its rounds are cut by the plans of this one."""

@@ -126,7 +126,7 @@ def test_what_is_known_is_shown_before_every_round_and_no_more_at_the_end():
     shown = []
     queue, balancer = queue_of(lead=2, show=lambda first, parts: shown.append((first, [p.tolist() for p in parts])))
     whole = [[0, 1, 2, 3], [8, 9, 10, 11], [16, 17, 18, 19], [24]]
-    assert shown == [(0, whole[:3])], "already when it is made"
+    assert shown == [(0, whole[:1])], "one when it is made, so that fit without the callback fails at the second"
     epoch(queue, balancer)
     assert shown[1:] == [(0, whole[:3]), (1, whole[1:4]), (2, whole[2:4]), (3, whole[3:4])]
 

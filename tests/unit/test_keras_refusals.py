@@ -176,7 +176,7 @@ def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_trai
 @pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
 def test_fit_without_the_callback_is_told_so(stream):
     data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
-    batches = resize_batches(data, LoadBalance("bsp", global_batch=2))
+    batches = resize_batches(data, LoadBalance("bsp", global_batch=4))  # two rounds
     with pytest.raises(tf.errors.OpError, match=r"no training with its LoadBalance is on: .*callbacks=\[bal"):
         network().fit(batches, verbose=0, shuffle=False)
 
