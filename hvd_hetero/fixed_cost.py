@@ -18,9 +18,9 @@ Each φ of a grid in [0, 1), the fixed share of a micro-batch of the reference s
 
 twice the negative logarithm of a Student likelihood, in which one strange pair of stretches does not outweigh two good
 ones. A pair that tells nothing makes nothing forgotten. A priori φ = 0 is as likely as ten times all others together,
-since small parts are not worth their error. The estimate is the mean of φ, once 0 is not the likelier and the standard
-deviation is below 0.15. Until then β is 0, and a rank seems as fast as it was measured. Plans that move samples by that
-are safe, if timid: with β >= 0 a rank that gives samples away gains less than it seems.
+since small parts are not worth their error. Where 0 is not the likelier, the estimate is the mean of φ less its variance
+over C, and at least 0: of what is not known well little is counted. (A limit on the deviation, below which the mean
+counted, left a rank without samples whose φ was 0.76 with a deviation of 0.17.)
 
 Four changes are told from a change of the batch. A rank that drifts makes the plan drift with it, so that its time
 stays: twice what the last two rounds of a stretch differ from all of it goes to the variance, and a change of size that
@@ -30,7 +30,7 @@ and tells nothing. Nor do rounds with other drivers, of ranks that foresee their
 batch just as the pace changes, and the time stays. σ is 1.48 medians of what a round differs from its stretch, found by
 steps of a tenth up or down.
 
-M = 8, ν = 4, Λ = 0.1, σ_0 = 0.01 are arbitrary, and so are 5 and 25. Cost: a logarithm a round; some operations on the
+M = 8, ν = 4, Λ = 0.1, σ_0 = 0.01, C = 0.15 are arbitrary, and so are 5 and 25. Cost: a logarithm a round; some operations on the
 grid of 40 in the M rounds after a change of size.
 """
 
@@ -57,7 +57,7 @@ _JUMP, _LEAST_JUMP = 5.0, 0.05
 _SAME_DRIVER = 0.05
 _TELLS = 4.0  # deviations², which a change of size must come to
 _BEYOND = 4.0  # deviations from what any β explains
-_KNOWN = 0.15  # the standard deviation of φ below which it is
+_CAUTION = 0.15  # C
 
 _SHARES = np.concatenate([np.linspace(0.0, 0.9, 31), np.linspace(0.92, 0.98, 7), [0.99, 0.995]])  # φ
 _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
@@ -145,8 +145,8 @@ class FixedCost:
         likely /= likely.sum()
         mean = float(likely @ _SHARES)
         variance = float(likely @ (_SHARES - mean) ** 2)
-        known = likely[0] < 0.5 and variance < _KNOWN**2
-        self.samples = self._unit * mean / (1.0 - mean) if known else 0.0
+        share = max(mean - variance / _CAUTION, 0.0) if likely[0] < 0.5 else 0.0
+        self.samples = self._unit * share / (1.0 - share)
 
     def _keep_evidence(self) -> None:
         evidence, kept = self._evidence()
