@@ -18,9 +18,9 @@ Each φ of a grid in [0, 1), the fixed share of a micro-batch of the reference s
 
 twice the negative logarithm of a Student likelihood, in which one strange pair of stretches does not outweigh two good
 ones. A pair that tells nothing makes nothing forgotten. A priori φ = 0 is as likely as ten times all others together,
-since small parts are not worth their error. Where 0 is not the likelier, the estimate is the mean of φ less its variance
-over C, and at least 0: of what is not known well little is counted. (A limit on the deviation, below which the mean
-counted, left a rank without samples whose φ was 0.76 with a deviation of 0.17.)
+since small parts are not worth their error. Where 0 is not the likelier, the estimate is the mean of φ less its
+variance over C, and at least 0: of what is not known well little is counted. (A limit on the deviation, below which the
+mean counted, left a rank without samples whose φ was 0.76 with a deviation of 0.17.)
 
 Four changes are told from a change of the batch. A rank that drifts makes the plan drift with it, so that its time
 stays: twice what the last two rounds of a stretch differ from all of it goes to the variance, and a change of size that
@@ -30,8 +30,8 @@ and tells nothing. Nor do rounds with other drivers, of ranks that foresee their
 batch just as the pace changes, and the time stays. σ is 1.48 medians of what a round differs from its stretch, found by
 steps of a tenth up or down.
 
-M = 8, ν = 4, Λ = 0.1, σ_0 = 0.01, C = 0.15 are arbitrary, and so are 5 and 25. Cost: a logarithm a round; some operations on the
-grid of 40 in the M rounds after a change of size.
+M = 8, ν = 4, Λ = 0.1, σ_0 = 0.01, C = 0.15 are arbitrary, and so are 5 and 25. Cost: a logarithm a round; some
+operations on the grid of 40 in the M rounds after a change of size.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class RoundCalls:
         """What this rank has of the round, if the micro-batch at hand is its last: see ``Exchange``."""
         samples = self.balancer.pace.round.samples + self.balancer.work.samples
         planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
-        return [self.balancer.weight, samples, planned]
+        return [self.balancer.weight, samples, planned, self.balancer.work.samples / max(samples, 1)]
 
     def _begin_next(self, input_s: float) -> list[float]:
         work = self._pending.pop(0)

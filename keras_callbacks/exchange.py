@@ -23,14 +23,15 @@ from keras_callbacks import host
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["SHARE", "Exchange", "Gradient", "ask", "average", "exchange_of"]
+__all__ = ["SHARE", "Exchange", "Gradient", "ask", "average", "exchange_of", "scaled"]
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """of a variable as a whole, or of some of its rows, as that of an embedding is"""
 
-SHARE = 3
-"""Numbers in a rank's share of a round: what its mean gradient weighs in the sum; its samples; those that all ranks'
-plans add up to, or 0 where the sum is not to be corrected by what they really did."""
+SHARE = 4
+"""Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
+of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
+weighs in the mean over the rank's own samples."""
 
 
 def ask(
@@ -105,7 +106,7 @@ class Exchange(ABC):
         ]
         answer = ask(balance, balance.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
         correction = answer if share is None or counted is None else _correction(share[2], sums[counted].pop()[0])
-        corrected = itertools.chain.from_iterable(_scaled(bucket, correction) for bucket in sums if bucket)
+        corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_place = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_place[i] for i in reversed(range(len(tensors)))], correction
 
@@ -126,13 +127,13 @@ class AllReduce(Exchange):
         # A weight of 0 gives 0, whatever NaN a stand-in has made.
         if weighed:
             sign = tf.sign(weight)
-            means, correction = self._mean(dense, dense + arrived, lambda bucket: _scaled(bucket, sign), share)
+            means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share)
         else:
             weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
             # One by one, so that none waits for another, and in place, since nobody else has them.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
             means, correction = self._mean(weighted, weighted + arrived, share=share)
-        of_rows, whole = iter(_scaled(gathered, correction)), iter(means)
+        of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
     def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int, weighed: bool) -> tf.IndexedSlices:
@@ -181,7 +182,7 @@ class NeighbourAverage(Exchange):
         _, correction = self._mean([], after=computed)
         for group, flat in mixed:
             _assign(group, flat)
-        return _scaled(gradients, share[0] * workers * correction)
+        return scaled(gradients, share[0] * workers * correction)
 
     def _partners(self) -> list[float]:
         """How many copies go to each rank; the weight of this rank's own parameters; the weights of those received."""
@@ -204,7 +205,7 @@ class LocalUpdates(Exchange):
     def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
-        weighted = _scaled(values, share[1] / share[2])
+        weighted = scaled(values, share[1] / share[2])
         for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
             variable.assign(value)
         return gradients
@@ -221,7 +222,7 @@ def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -
         variable.assign(hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
 
 
-def _scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
+def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
     """The gradients times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
     if not gradients:
         return []

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks import host
-from keras_callbacks.exchange import SHARE, Exchange, Gradient, ask
+from keras_callbacks.exchange import SHARE, Exchange, Gradient, ask, scaled
 from keras_callbacks.host import Update
 from keras_callbacks.metrics import Figures
 
@@ -194,7 +194,10 @@ class GraphRound:
     def _synchronised(
         self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
     ) -> list[Any]:
-        """The gradients to update with: of what ranks share those of all, of what is this rank's own its own."""
+        """The gradients to update with: of what ranks share those of all, of what is this rank's own its own.
+
+        Zero, where it has held no data.
+        """
         own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
         shared = [
             g is not None and name not in own
@@ -207,7 +210,11 @@ class GraphRound:
                 "local_layers"
             )
         reduced = iter(self._exchange(present, share, weighed=weighed))
-        return [next(reduced) if here else g for g, here in zip(gradients, shared, strict=True)]
+        its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
+        kept = iter(scaled(its_own, share[3]))
+        return [
+            None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
+        ]
 
 
 def _has_custom_gradients(graph: Any) -> bool:

@@ -91,6 +91,11 @@ def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, cou
             assert not moving["untouched"]
 
 
+def test_a_ranks_own_layers_stay_while_it_holds_no_data(ranks):
+    untouched = [outcome["without data"]["untouched"] for outcome in outcomes(ranks, "own layers")]
+    assert untouched == [False] + [True] * (len(untouched) - 1)
+
+
 def test_frozen_weights_are_broadcast_too(ranks):
     for outcome in outcomes(ranks, "broadcast"):
         assert outcome == {"root's": True, "spread": 0.0}

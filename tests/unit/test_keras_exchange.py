@@ -18,7 +18,7 @@ from keras_callbacks.graph import GraphRound  # noqa: E402
 keras = tf.keras
 MIB = 2**18
 """float32 numbers"""
-SHARE = [0.5, 2.0, 4.0]
+SHARE = [0.5, 2.0, 4.0, 1.0]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -243,12 +243,30 @@ def test_the_loss_is_left_alone_where_something_of_the_users_would_see_it():
     assert not weighs_the_loss(trained(model, local_layers=[hidden])[0].optimizer), "whose gradients are not averaged"
 
 
+@pytest.mark.parametrize("largest", [None, 3, 2])
+def test_layers_of_a_ranks_own_learn_from_the_mean_over_its_samples_in_however_many_micro_batches(largest):
+    def model():
+        keras.utils.set_random_seed(1)
+        return keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 2)).astype("float32"), rng.normal(size=(8, 1)).astype("float32")
+    alone, together = model(), model()
+    for each in (alone, together):
+        each.compile(keras.optimizers.SGD(0.1), "mse")
+    alone.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    balance = LoadBalance(BSP(max_micro_batch=largest), global_batch=4, local_layers=[together.layers[0]])
+    together.fit(resize_batches((x, y), balance), verbose=0, shuffle=False, callbacks=[balance])
+    for mine, theirs in zip(together.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
 class Round(GraphRound):
     """In the middle of a round in which this rank weighs a quarter."""
 
     def __init__(self):
         super().__init__(None, None)
-        self._state = tf.constant([0.0, 1.0, 1.0, 0.0, 0.25, 1.0, 4.0], tf.float64)
+        self._state = tf.constant([0.0, 1.0, 1.0, 0.0, 0.25, 1.0, 4.0, 1.0], tf.float64)
 
 
 def gradient_of(function, dtype=tf.float32):
@@ -305,4 +323,4 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     assert balance.queue.prepare(new=True) == 4
     balance.begin_round(3)
     assert balance.samples == 3
-    assert balance.share() == [0.75, 3, 4]
+    assert balance.share() == [0.75, 3, 4, 1.0]

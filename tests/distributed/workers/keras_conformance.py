@@ -178,6 +178,10 @@ def layers_of_a_ranks_own() -> dict:
                 "untouched": bool(all((w == hvd.rank()).all() for w in mine)),
                 "root's": bool(all((w == 0).all() for w in shared)),
             }
+    model = linear(1e-3, layers=3)
+    own = model.layers[-1]
+    fit(model, (x, x), StaticAllocation([1] + [0] * (hvd.size() - 1)), local_layers=[own])
+    outcome["without data"] = {"untouched": bool(all((w == hvd.rank()).all() for w in own.get_weights()))}
     return outcome
 
 
