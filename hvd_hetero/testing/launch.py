@@ -80,14 +80,16 @@ def launch(
     python: str = sys.executable,
     *,
     options: Sequence[str] = (),
+    starter: Sequence[str] = (),
     on_line: Callable[[int, str], None] | None = None,
     elastic: Elastic | None = None,
 ) -> LaunchResult:
     """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
 
     ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
-    (with ``--host-discovery-script`` among them the hosts are left to it). ``on_line(rank, line)`` is called, in this
-    thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
+    (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
+    place of horovodrun and its options; the command of a rank is appended to it. ``on_line(rank, line)`` is called, in
+    this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
     With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
     the last membership do.
@@ -103,7 +105,9 @@ def launch(
     found = elastic is not None or "--host-discovery-script" in options
     hosts = [] if found else ["-H", f"localhost:{ranks}"]
     # The interface is named because without it horovodrun looks for common ones, which needs a network to look at.
-    horovodrun = [_horovodrun(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
+    horovodrun = list(starter)
+    if not starter:
+        horovodrun = [_horovodrun(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
 
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-run-", ignore_cleanup_errors=True) as directory:
         run_dir = Path(directory)
