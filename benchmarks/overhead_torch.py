@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _alternating import STOCK, STOCK_S, alternate
 from _report import error_of_median, write_result
 from rich.progress import Progress
 from torch.nn import functional
@@ -53,7 +54,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 USUAL = 256  # samples per rank
 BLOCK = 2
 KINDS = ("bsp", "lb-bsp")
-STOCK_S = "seconds of stock"
 UNCOUNTED = 1  # the first ones of a block: stock Horovod is wrapped anew, and caches hold what the others did
 TARGET = 1.01
 ERROR = 0.005  # of a median, above which there is another launch: half of what the target leaves
@@ -65,9 +65,9 @@ SHORT_BLOCK = 8
 SHORT_TARGET, SHORT_ERROR = 1.05, 0.02
 
 
-def dense(tensors: int, batch: int) -> tuple[torch.nn.Module, TensorDataset]:
+def dense(tensors: int, batch: int, width: int | None = None) -> tuple[torch.nn.Module, TensorDataset]:
     """Layers of a weight and a bias each; narrower the more there are, so that a step stays within a blink."""
-    width = {8: 256, 10: 1024, 100: 256, 400: 128}[tensors]
+    width = width or {8: 256, 10: 1024, 100: 256, 400: 128}[tensors]
     layers = [m for _ in range(tensors // 2) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(64 * 2 * batch, width, generator=generator)
@@ -120,13 +120,26 @@ class Kind:
         return statistics.median(took[UNCOUNTED:])
 
 
-def kinds_of(name: str, batch: int, policies: Mapping[str, Any]) -> dict[str, Kind]:
-    """Stock Horovod, and these policies by the names that their ratios have."""
+def kinds_of(
+    name: str,
+    made: tuple[torch.nn.Module, TensorDataset],
+    batch: int,
+    policies: Mapping[str, Any],
+    stock_batch: int | None = None,
+) -> dict[str, Kind]:
+    """Stock Horovod, and these policies by the names that their ratios have, on a core for each rank.
+
+    ``stock_batch`` is what stock Horovod's batches hold on this rank, where ranks differ.
+    """
     import horovod.torch as hvd
 
+    from hvd_hetero.testing import pin_to_core
     from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-    model, data = make(name, batch)
+    hvd.init()
+    torch.set_num_threads(1)
+    pin_to_core(hvd.rank())
+    model, data = made
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -158,41 +171,16 @@ def kinds_of(name: str, batch: int, policies: Mapping[str, Any]) -> dict[str, Ki
         )
 
     sampler = DistributedSampler(data, hvd.size(), hvd.rank(), shuffle=True, seed=0)
-    batches = endless(DataLoader(data, batch, sampler=sampler), sampler.set_epoch)
-    return {"stock": Kind(model, batches, stock, forget_stock)} | {kind: ours(of) for kind, of in policies.items()}
-
-
-def alternate(pairs: int, name: str, batch: int, policies: Mapping[str, Any], steps: int) -> dict[str, list[float]]:
-    """Of this rank: the ratios to stock of each pair of blocks, by kind; and the seconds of a step of stock."""
-    import horovod.torch as hvd
-
-    from hvd_hetero.testing import pin_to_core
-
-    hvd.init()
-    torch.set_num_threads(1)
-    pin_to_core(hvd.rank())
-    kinds = kinds_of(name, samples_of(name, batch), policies)
-    for kind in kinds.values():
-        kind.block(steps)
-    ratios: dict[str, list[float]] = {kind: [] for kind in (*policies, STOCK_S)}
-    for pair in range(pairs):
-        # The order alternates too, so that a drift of the machine favours nobody; each is as often beside stock.
-        turn = list(policies)[:: 1 if pair // 2 % 2 else -1]
-        order = [*turn, "stock"] if pair % 2 else ["stock", *turn]
-        took = {kind: kinds[kind].block(steps) for kind in order}
-        for kind in policies:
-            ratios[kind].append(took[kind] / took["stock"])
-        ratios[STOCK_S].append(took["stock"])
-        if hvd.rank() == 0:
-            print(name, flush=True)
-    return ratios
+    batches = endless(DataLoader(data, stock_batch or batch, sampler=sampler), sampler.set_epoch)
+    return {STOCK: Kind(model, batches, stock, forget_stock)} | {kind: ours(of) for kind, of in policies.items()}
 
 
 def rank_main(pairs: int, name: str, batch: int) -> None:
     from hvd_hetero.testing import report
 
-    steps = SHORT_BLOCK if name in SHORT else BLOCK
-    report(alternate(pairs, name, batch, dict(zip(KINDS, KINDS, strict=True)), steps))
+    steps, batch = SHORT_BLOCK if name in SHORT else BLOCK, samples_of(name, batch)
+    kinds = kinds_of(name, make(name, batch), batch, dict(zip(KINDS, KINDS, strict=True)))
+    report(alternate(pairs, name, kinds, steps))
 
 
 class Ratios:
