@@ -16,19 +16,19 @@ by the batch size of each rank. The policies keep them: LB-BSP measures, predict
 is not followed, since on equal ranks it would lead back to even shares. (Stock Horovod averages over ranks and not over
 samples, so with uneven shares it trains something else, in the same time.)
 
-The networks are dense, in PyTorch and in Keras (``fit`` of tf_keras, where Horovod's own optimizer works). Layers are
-narrow, because the relay is no measure of bandwidth. With 32 samples per rank a step computes for some milliseconds,
-and all gradients fall into one cycle of Horovod's thread; with 512 the backward pass outlasts several cycles.
+The networks are dense, in PyTorch and in Keras (a loop around a gradient tape, on tf_keras, where Horovod's own tape
+works; each ``fit`` begins with seconds of broadcasts at this delay). Layers are narrow, because the relay is no measure
+of bandwidth. With 32 samples per rank a step computes for some milliseconds, and all gradients fall into few cycles of
+Horovod's thread; with 512 the backward pass outlasts several cycles.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ ROUND_TRIP_S = 0.01
 KINDS = ("bsp", "lb-bsp")
 SHARES = {"even": (4, 4), "uneven": (5, 3)}  # eighths of the global batch
 BLOCK = 8
-LEFT_OUT = 2  # of Keras, at the start of each fit
+LEFT_OUT = 1  # of Keras, at the start of each block
 ROUNDS = 32  # of an epoch in Keras
 TARGET = 1.05
 FRAMEWORKS = {"torch": "PyTorch", "keras": "Keras"}
@@ -104,63 +104,69 @@ def torch_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int,
 def keras_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int, ...]) -> Mapping[str, Blocks]:
     """Stock Horovod and the policies."""
     import horovod.tensorflow as hvd
-    import horovod.tensorflow.keras as stock_hvd
     import numpy as np
     import tensorflow as tf
 
     from hvd_hetero.testing import pin_to_core
-    from keras_callbacks import LoadBalance, resize_batches
+    from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
 
     keras = tf.keras
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(ROUNDS * global_batch, width)).astype("float32")
-    arrays = x, rng.integers(10, size=len(x))
-
-    class Timer(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_begin(self, logs: Any = None) -> None:
-            self.ends: list[float] = []
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.ends.append(time.perf_counter())
-
-    class Kind:
-        """Trains a network by calls of fit."""
-
-        def __init__(self, optimizer: Any, batches: Any, *callbacks: Any) -> None:
-            keras.utils.set_random_seed(0)
-            inputs = hidden = keras.layers.Input((width,))
-            for _ in range(tensors // 2):
-                hidden = keras.layers.Dense(width, activation="relu")(hidden)
-            self._model, self._batches, self._callbacks = keras.Model(inputs, hidden), batches, callbacks
-            self._model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-
-        def block(self, steps: int) -> float:
-            timer = Timer()
-            self._model.fit(
-                self._batches, steps_per_epoch=LEFT_OUT + steps, verbose=0, shuffle=False,
-                callbacks=[*self._callbacks, timer],
-            )  # fmt: skip
-            return statistics.median(b - a for a, b in itertools.pairwise(timer.ends[LEFT_OUT - 1 :]))
-
-    def stock() -> Kind:
-        mine = tuple(a[hvd.rank() :: hvd.size()] for a in arrays)
-        batches = (
-            tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine[0]), seed=0).repeat().batch(samples[hvd.rank()])
-        )
-        return Kind(stock_hvd.DistributedOptimizer(sgd()), batches.prefetch(tf.data.AUTOTUNE))
-
-    def balanced(policy: Any) -> Kind:
-        balance = LoadBalance(policy, global_batch=global_batch)
-        return Kind(sgd(), resize_batches(arrays, balance, shuffle=True).repeat(), balance)
-
-    def sgd() -> Any:
-        return keras.optimizers.SGD(1e-3, momentum=0.9)
-
     hvd.init()
     pin_to_core(hvd.rank())
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    return {STOCK: stock()} | {kind: balanced(policy) for kind, policy in policies_of(samples).items()}
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(ROUNDS * global_batch, width)).astype("float32")
+    arrays = x, rng.integers(10, size=len(x))
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    class Kind:
+        """Trains a network of its own: equal ones differ little beside a round trip."""
+
+        def __init__(self, balance: LoadBalance | None) -> None:
+            keras.utils.set_random_seed(0)
+            inputs = hidden = keras.layers.Input((width,))
+            for _ in range(tensors // 2):
+                hidden = keras.layers.Dense(width, activation="relu")(hidden)
+            model, optimizer = keras.Model(inputs, hidden), keras.optimizers.SGD(1e-3, momentum=0.9)
+            optimizer.build(model.trainable_variables)
+            self._batches = self._stock() if balance is None else self._balanced(balance, model, optimizer)
+
+            @tf.function(reduce_retracing=True)
+            def step(x: Any, y: Any) -> None:
+                variables = model.trainable_variables
+                with tf.GradientTape() as tape:
+                    loss = loss_of(y, model(x, training=True))
+                if balance is None:
+                    gradients = hvd.DistributedGradientTape(tape).gradient(loss, variables)
+                else:
+                    gradients = weighted_gradients(tape, loss, variables, balance)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+            self._step = step
+
+        def _stock(self) -> Iterator[Any]:
+            mine = tuple(a[hvd.rank() :: hvd.size()] for a in arrays)
+            batches = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine[0]), seed=0).repeat()
+            return iter(batches.batch(samples[hvd.rank()]).prefetch(tf.data.AUTOTUNE))
+
+        def _balanced(self, balance: LoadBalance, model: Any, optimizer: Any) -> Iterator[Any]:
+            balance.start(model, optimizer)
+            data = resize_batches(arrays, balance, shuffle=True)
+            while True:
+                yield from balance.batches(data)
+
+        def block(self, steps: int) -> float:
+            took = []
+            for _ in range(LEFT_OUT + steps):
+                began = time.perf_counter()
+                self._step(*next(self._batches))
+                took.append(time.perf_counter() - began)
+            return statistics.median(took[LEFT_OUT:])
+
+    policies = policies_of(samples)
+    balances = {kind: LoadBalance(policy, global_batch=global_batch) for kind, policy in policies.items()}
+    return {STOCK: Kind(None)} | {kind: Kind(balance) for kind, balance in balances.items()}
 
 
 def row(framework: str, name: str, shares: str, found: Mapping[str, list[float]]) -> str:
