@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import horovod.tensorflow as hvd
@@ -23,7 +23,18 @@ from keras_callbacks import host
 if TYPE_CHECKING:
     from keras_callbacks.calls import RoundCalls
 
-__all__ = ["SHARE", "Exchange", "Gradient", "ask", "average", "exchange_of", "scaled"]
+__all__ = [
+    "SHARE",
+    "Exchange",
+    "Gradient",
+    "ask",
+    "assign",
+    "average",
+    "end_to_end",
+    "exchange_of",
+    "parcels",
+    "scaled",
+]
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """of a variable as a whole, or of some of its rows, as that of an embedding is"""
@@ -32,6 +43,9 @@ SHARE = 4
 """Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
 of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
 weighs in the mean over the rank's own samples."""
+
+
+_PARCEL = 2**26  # bytes
 
 
 def ask(
@@ -169,7 +183,7 @@ class NeighbourAverage(Exchange):
         copies, own, others = tf.cast(asked[:workers], tf.int32), asked[workers], asked[workers + 1 :]
         mixed = []
         for number, group in enumerate(_by_dtype(self._variables())):
-            flat = tf.concat([tf.reshape(v, [-1]) for v in group], 0)
+            flat = end_to_end(group)
             size = int(flat.shape[0])
             received, _ = hvd.alltoall(
                 tf.tile(flat, [most]),
@@ -181,7 +195,7 @@ class NeighbourAverage(Exchange):
             mixed.append((group, theirs + tf.cast(own, flat.dtype) * flat))
         _, correction = self._mean([], after=computed)
         for group, flat in mixed:
-            _assign(group, flat)
+            assign(group, flat)
         return scaled(gradients, share[0] * workers * correction)
 
     def _partners(self) -> list[float]:
@@ -216,10 +230,10 @@ def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -
     ranks = float(hvd.allreduce(tf.constant(float(counts)), op=hvd.Sum, name=f"{prefix}.mean.ranks"))
     if ranks == 0:
         return
-    for i, variable in enumerate(variables):
-        value = variable.read_value()
-        share = value / ranks if counts else tf.zeros_like(value)  # no product: a newcomer's may hold anything
-        variable.assign(hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
+    for i, parcel in enumerate(parcels(variables)):
+        flat = end_to_end(parcel)
+        share = flat / ranks if counts else tf.zeros_like(flat)  # no product: a newcomer's may hold anything
+        assign(parcel, hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
 
 
 def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
@@ -265,7 +279,27 @@ def _by_dtype(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
     return list(groups.values())
 
 
-def _assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
+def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
+    """Those of one type, up to 64 MiB together: one message for each variable would cost a round trip for each."""
+    for group in _by_dtype(variables):
+        parcel: list[tf.Variable] = []
+        size = 0
+        for variable in group:
+            size += _bytes(variable)
+            if parcel and size > _PARCEL:
+                yield parcel
+                parcel, size = [], _bytes(variable)
+            parcel.append(variable)
+        yield parcel
+
+
+def end_to_end(variables: list[tf.Variable]) -> tf.Tensor:
+    """Their numbers."""
+    return tf.concat([tf.reshape(v, [-1]) for v in variables], 0)
+
+
+def assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
+    """Take these numbers, which lie end to end."""
     parts = tf.split(flat, [v.shape.num_elements() for v in variables])
     for variable, part in zip(variables, parts, strict=True):
         variable.assign(tf.reshape(part, variable.shape))

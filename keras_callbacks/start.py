@@ -13,6 +13,7 @@ import tensorflow as tf
 from hvd_hetero.errors import HeteroError
 from keras_callbacks import host
 from keras_callbacks.adapted import share_adapted
+from keras_callbacks.exchange import assign, end_to_end, parcels
 
 __all__ = ["CommonStart", "start_alike"]
 
@@ -72,11 +73,11 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: st
         if other is None
         else f"this rank has {mine[other][:2]} where rank 0 has {theirs[other][:2]}",
     )
-    for i, variable in enumerate(variables):
-        if variable.shape.is_fully_defined():
-            variable.assign(hvd.broadcast(variable.read_value(), root_rank=0, name=f"{prefix}.start.{i}"))
-        else:  # as what a Discretization of tf_keras has seen
-            variable.assign(hvd.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.{i}"))
+    for i, parcel in enumerate(parcels([v for v in variables if v.shape.is_fully_defined()])):
+        assign(parcel, hvd.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
+    for i, variable in enumerate(v for v in variables if not v.shape.is_fully_defined()):
+        # As what a Discretization of tf_keras has seen.
+        variable.assign(hvd.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
     found = fingerprint(weights)
     _everywhere_or_nowhere(
         found != hvd.broadcast_object(found, root_rank=0, name=f"{prefix}.fingerprint"),

@@ -86,10 +86,14 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
             f"the ranks do not train the same parameters in the same order ({differ} of them differ from "
             f"rank 0; {here}); build the model and the optimizer alike on every rank"
         )
+    under_way = []  # all at once: one after the other each would take a round trip
     for parameter, name in names.items():
-        received = hvd.broadcast(parameter.detach().contiguous(), root_rank=0, name=f"{prefix}.start.{name}")
-        if hvd.rank() != 0:
-            parameter.data.copy_(received)
+        wire = parameter.detach().contiguous()
+        under_way.append((parameter, wire, hvd.broadcast_async_(wire, root_rank=0, name=f"{prefix}.start.{name}")))
+    for parameter, wire, handle in under_way:
+        hvd.synchronize(handle)
+        if wire.data_ptr() != parameter.data_ptr():
+            parameter.data.copy_(wire)
 
 
 def require_alike(mine: str, name: str) -> None:
@@ -131,9 +135,13 @@ def broadcast_state(holder: Any, prefix: str) -> None:
     if hvd.rank() != 0:
         tensors = []
         state = _put_in(tree, tensors)
-    for i, tensor in enumerate(tensors):
-        # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
-        received = hvd.broadcast(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{i}")
+    # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
+    handles = [
+        hvd.broadcast_async(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{i}")
+        for i, tensor in enumerate(tensors)
+    ]
+    for tensor, handle in zip(tensors, handles, strict=True):
+        received = hvd.synchronize(handle)
         if hvd.rank() != 0:
             tensor.copy_(received.reshape(tensor.shape))
     if hvd.rank() != 0:
