@@ -12,8 +12,9 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.exchange import AllReduce, _correction  # noqa: E402
+from keras_callbacks.exchange import AllReduce, _correction, average, parcels  # noqa: E402
 from keras_callbacks.graph import GraphRound  # noqa: E402
+from keras_callbacks.start import start_alike  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
@@ -259,6 +260,39 @@ def test_layers_of_a_ranks_own_learn_from_the_mean_over_its_samples_in_however_m
     together.fit(resize_batches((x, y), balance), verbose=0, shuffle=False, callbacks=[balance])
     for mine, theirs in zip(together.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+def variables_of_several_types():
+    kinds = [("float32", (3, 2)), ("int64", ()), ("float32", ()), ("float64", (0,)), ("bool", (2,)), ("float32", (4,))]
+    return [tf.Variable(tf.cast(tf.fill(shape, i + 1), dtype)) for i, (dtype, shape) in enumerate(kinds)]
+
+
+def test_what_all_start_from_travels_in_one_message_for_each_type(monkeypatch):
+    """And each variable has its own numbers afterwards."""
+    variables, sent = variables_of_several_types(), []
+
+    def broadcast(tensor, root_rank, name):
+        sent.append(tensor.dtype.name)
+        return tensor
+
+    monkeypatch.setattr(hvd, "broadcast", broadcast)
+    before = [v.numpy() for v in variables]
+    start_alike(variables[:2], variables[2:], "test")
+    assert sent == ["float32", "int64", "float64", "bool"]
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_means_are_taken_of_many_variables_at_once():
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])]
+    average(weights, "test")
+    assert [w.numpy().ravel().tolist() for w in weights] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_large_variables_travel_apart(monkeypatch):
+    monkeypatch.setattr("keras_callbacks.exchange._PARCEL", 40)
+    numbers = [tf.Variable(tf.zeros(n)) for n in (4, 5, 2, 20, 1, 1)]
+    assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
 
 class Round(GraphRound):
