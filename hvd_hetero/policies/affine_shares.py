@@ -32,7 +32,7 @@ __all__ = ["AffineCosts", "Numbers"]
 
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
 
-_CHANGE_PER_GAIN = 15.0  # a round that is 3 % shorter is worth 45 % of a share; proportional costs take 6 % (arbitrary)
+_CHANGE_PER_GAIN = 8.0  # a round that is 3 % shorter is worth 24 % of a share; proportional costs take 6 % (arbitrary)
 _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (arbitrary)
 
 

@@ -19,7 +19,6 @@ from hvd_hetero.rounds import FEW_RANKS, FinishedRound, RoundPlan
 __all__ = ["LBBSP"]
 
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
-_FRESH, _FINE = 8, 1 / 3  # rounds after a change in which that share of the tolerance is enough for another (arbitrary)
 _STARVED = 0.6  # of its best share: who has less gets it, although time gains little (arbitrary)
 
 
@@ -47,8 +46,7 @@ class LBBSP(Policy):
     tolerance
         A new split is taken only if some rank is later than the best split by more than this share of its time, and
         by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one, or as
-        much of the way to it as the gain is worth (``affine_shares``), and for some rounds a third of the tolerance is
-        enough for the rest.
+        much of the way to it as the gain is worth (``affine_shares``).
         Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
         costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
         63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
@@ -94,7 +92,6 @@ class LBBSP(Policy):
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
         self._predictor = predictor
         self._equal = RoundPlan((), ())
-        self._fresh = 0
         self._curves = None
         self.weighs_fixed_cost = device == "cpu"
         if device == "gpu":
@@ -124,7 +121,7 @@ class LBBSP(Policy):
         if self._curves is not None:
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
-        self._equal, self._fresh = RoundPlan.of(shares, self.max_micro_batch), 0
+        self._equal = RoundPlan.of(shares, self.max_micro_batch)
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
@@ -156,23 +153,19 @@ class LBBSP(Policy):
         """The best plan where it is worth a change, or the equal one where that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
         equal = self._equal.within(limits) if limits else self._equal
-        tolerance = self.tolerance * (_FINE if self._fresh else 1.0)
-        self._fresh = max(self._fresh - 1, 0)
         starved = False
         if costs.all_known:
             if plan.samples != equal.samples:
                 if costs.near_best(equal, _BACK * self.tolerance, doubts):
                     return equal
                 starved = costs.starves(plan, _STARVED)
-            if not starved and costs.near_best(plan, tolerance, doubts):
+            if not starved and costs.near_best(plan, self.tolerance, doubts):
                 return plan
         wanted = costs.divided(plan, self.max_micro_batch, limits)
         if starved:
             return plan if costs.is_later(wanted, plan) else wanted
-        if not costs.sooner(wanted, plan, tolerance, doubts):
+        if not costs.sooner(wanted, plan, self.tolerance, doubts):
             return plan
-        if tolerance == self.tolerance:
-            self._fresh = _FRESH
         if self.tolerance == 0.0:
             return wanted
         return RoundPlan.of(costs.as_far_as_it_gains(wanted, plan), self.max_micro_batch)
