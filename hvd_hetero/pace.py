@@ -31,8 +31,9 @@ _WARM_UP_ROUNDS = 1
 # How often drivers are read that serve nothing but the report.
 _LEISURE_S = 1.0
 
-# Rounds of less work than this learn while the rank waits for others. To learn takes up to a third of a millisecond,
-# for which all would wait; what is told is then a round old, which costs a round at the old split after each change.
+# Rounds of less work than this learn, if that can be, while the rank waits for others. To learn takes up to a third of
+# a millisecond, for which all would wait; what is told is then a round old, which costs a round at the old split after
+# each change.
 _SHORT_S = 0.01
 
 
@@ -74,6 +75,8 @@ class Pace:
         self.profile = policy.profile()
         self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
+        self.rests = True
+        """whether `rest` is called while others compute"""
         self.queued = False
         """whether work runs behind the clock, stopwatch or not"""
         self.limit = 0
@@ -162,7 +165,7 @@ class Pace:
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
         if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
-            if busy_s < _SHORT_S and not self.predictor.uses_drivers:
+            if self.rests and busy_s < _SHORT_S and not self.predictor.uses_drivers:
                 self._unlearned = known
             else:
                 self._learn(known)

@@ -29,6 +29,7 @@ class RoundCalls:
         self.balancer = training.balancer
         self.prefix = training.prefix
         self.mixing = training.mixing
+        self.balancer.pace.rests = False  # the table is there when `agree` is called, and others may wait for this rank
         self.local_layers = local_layers
         self.queue: RoundQueue | None = None
         self.failure: BaseException | None = None

@@ -108,12 +108,12 @@ class GraphRound:
         self._state, data = self._begin(data)
         try:
             gradients, (variables, update), logs = self._gather(step, data, self._state)
+            if advanced := self._figures.advanced:
+                names = ", ".join(sorted(repr(getattr(v, "path", v.name)) for v in advanced)[:3])
+                raise ValueError(_ADVANCED.format(number=len(advanced), names=names))
         except BaseException:
             self._state = None
             raise
-        if advanced := self._figures.advanced:
-            names = ", ".join(sorted(repr(getattr(v, "path", v.name)) for v in advanced)[:3])
-            raise ValueError(_ADVANCED.format(number=len(advanced), names=names))
         state = ask(
             self._balance, self._balance.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True)
         )
@@ -247,13 +247,13 @@ _TWICE = (
 _NEVER = (
     "train_step did not call model.optimizer, so nothing would be synchronised; update by "
     "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables)). If a tf.function of yours does so, it "
-    "was traced before the optimizer was wrapped, to build the layers: build them before fit (give them an Input), or "
-    "leave the decorator out"
+    "was traced before the optimizer was wrapped: in a fit without LoadBalance, or to build layers. Build all layers "
+    "before (give them an Input), use a new model, or leave the decorator out"
 )
 _ADVANCED = (
-    "train_step advances {number} variables by itself, among them {names}. Under this policy it runs once per "
-    "micro-batch, before the update, so ranks would advance them differently. Advance them in a callback's "
-    "on_train_batch_end, or choose a policy without micro-batches ('bsp', 'lb-bsp')"
+    "train_step, or a layer, advances {number} variables by itself, among them {names}. Under this policy it runs once "
+    "per micro-batch, before the update, so ranks would advance them differently. Advance them in a callback's "
+    "on_train_batch_end, or choose a policy without micro-batches ('bsp' or 'lb-bsp', without max_micro_batch)"
 )
 _OUTSIDE = (
     "this optimizer was asked to update outside of a round: train by model.fit(…, callbacks=[balance]) with the "

@@ -27,6 +27,7 @@ __all__ = [
     "names_of",
     "optimizer_variables",
     "plain",
+    "spectral_vectors",
     "tracked_state",
     "trained_variables",
     "weights",
@@ -112,29 +113,19 @@ def _steps_per_execution(model: Any) -> int:
 def build(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
     """Make sure that all variables exist that this step on such a batch makes, so that they can be broadcast.
 
-    Tracing builds them, as in Keras itself, and computes nothing: no seed moves on. A model that can be called is
-    called, for a ``tf.function`` of the user's around the optimizer would keep the one that synchronises nothing yet.
-    What that leaves unbuilt, the step builds.
+    Tracing builds them, as in Keras itself, and computes nothing: no seed moves on, and a model that is trained by
+    ``train_step`` alone needs no ``call``.
     """
-
-    def call(batch: Any) -> Any:
-        return model(batch[0] if isinstance(batch, tuple) else batch)
-
-    failure: Exception | None = None
-    for function in [call, step] if has_call(model) else [step]:
-        if is_built(model) and weights(model):
-            return
-        try:
-            tf.function(function, autograph=not is_keras_3(model)).get_concrete_function(spec)
-            failure = None
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            failure = error
-    if failure is not None:
+    if is_built(model) and weights(model):
+        return
+    try:
+        tf.function(step, autograph=not is_keras_3(model)).get_concrete_function(spec)
+    except Exception as error:
         raise ValueError(
             f"model {model.name!r} has parts that its first batch would build, and ranks must start from the same "
-            f"weights; to trace a step on such a batch failed: {type(failure).__name__}: {failure}. If training works "
+            f"weights; to trace a step on such a batch failed: {type(error).__name__}: {error}. If training works "
             "without LoadBalance, build the model before: give it an Input, or call its parts on a batch"
-        ) from failure
+        ) from error
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
@@ -208,6 +199,12 @@ def advanced_variables(model: Any) -> list[tf.Variable]:
     apart = set(names_of([*tracked_state(model), *metrics]))
     found = {v._unique_id: v for v in [*weights(model), *own] if v._unique_id not in apart}
     return list(found.values())
+
+
+def spectral_vectors(model: Any) -> list[tf.Variable]:
+    """What SpectralNormalization advances, by the weights alone and in a branch of its graph."""
+    kind = tf.keras.layers.SpectralNormalization
+    return plain(layer.vector_u for layer in model._flatten_layers() if isinstance(layer, kind) and layer.built)
 
 
 def trained_variables(model: Any) -> list[tf.Variable]:
@@ -299,7 +296,9 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
     def undo() -> None:
         if optimizer.__dict__.get(name) is mine:
             del optimizer.__dict__[name]
+            optimizer.__dict__.update(former)
 
+    former = {name: optimizer.__dict__[name]} if name in optimizer.__dict__ else {}
     mine: Any = apply if keras_3 else apply_gradients
     mine.wrapped_by = wrapped_by
     object.__setattr__(optimizer, name, mine)

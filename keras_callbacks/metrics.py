@@ -147,7 +147,8 @@ class Figures:
         apart = set() if self._balance.policy.accumulates else set(host.names_of(trained))
         candidates = [v for v in host.advanced_variables(model) if v._unique_id not in apart]
         alike = [*trained, *host.optimizer_variables(model.optimizer)]
-        self.advanced = of_no_batch(graph, handles, updates, candidates, alike)
+        # Of what a stock layer does in a branch nothing is seen.
+        self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *host.spectral_vectors(model)]
         with tf.init_scope():
             new = [v for v in self.state() if v._unique_id not in self._base]
             self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}
@@ -163,8 +164,9 @@ class Figures:
     def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
         """The sums that count batches, and those that are divided by them: the others of the same metric."""
         found: dict[str, Update] = {}
+        advanced = set(host.names_of(self.advanced))  # counters, say, by which the step goes on
         for group in self._groups().values():
-            of_group = [updates[v._unique_id] for v in group if v._unique_id in updates]
+            of_group = [updates[v._unique_id] for v in group if v._unique_id in updates.keys() - advanced]
             if any(update.counts_batches for update in of_group):
                 found |= {
                     u.variable._unique_id: u for u in of_group if u.kind == "sum" and u.variable.dtype.is_floating
@@ -172,6 +174,8 @@ class Figures:
         return list(found.values())
 
     def _reduction(self, variable: tf.Variable) -> str:
+        if variable._unique_id in host.names_of(self.advanced):
+            return "mean"  # the same on all ranks
         if variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
             return "mean"
         update = self._updates.get(variable._unique_id)

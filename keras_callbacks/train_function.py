@@ -135,4 +135,8 @@ class RoundFunction:
         return found
 
     def _marked(self) -> list[Any]:
-        return self._figures.state() + host.plain(self._model.non_trainable_variables)
+        model = self._model
+        trained = set(host.names_of(host.trained_variables(model)))
+        plain = [v for v in host.advanced_variables(model) if v._unique_id not in trained]  # not Keras's, perhaps
+        marked = [*self._figures.state(), *host.plain(model.non_trainable_variables), *plain]
+        return list({v._unique_id: v for v in marked}.values())

@@ -67,6 +67,9 @@ def named_groups(
     return {p: names[p] for p in by_place}
 
 
+_AT_ONCE = 32  # tensors of a state that are on their way: one after the other each would take a round trip, all memory
+
+
 def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
@@ -92,7 +95,7 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
         under_way.append((parameter, wire, hvd.broadcast_async_(wire, root_rank=0, name=f"{prefix}.start.{name}")))
     for parameter, wire, handle in under_way:
         hvd.synchronize(handle)
-        if wire.data_ptr() != parameter.data_ptr():
+        if hvd.rank() != 0 and wire.data_ptr() != parameter.data_ptr():
             parameter.data.copy_(wire)
 
 
@@ -135,15 +138,17 @@ def broadcast_state(holder: Any, prefix: str) -> None:
     if hvd.rank() != 0:
         tensors = []
         state = _put_in(tree, tensors)
-    # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
-    handles = [
-        hvd.broadcast_async(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{i}")
-        for i, tensor in enumerate(tensors)
-    ]
-    for tensor, handle in zip(tensors, handles, strict=True):
-        received = hvd.synchronize(handle)
-        if hvd.rank() != 0:
-            tensor.copy_(received.reshape(tensor.shape))
+    for first in range(0, len(tensors), _AT_ONCE):
+        some = tensors[first : first + _AT_ONCE]
+        # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
+        handles = [
+            hvd.broadcast_async(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{first + i}")
+            for i, tensor in enumerate(some)
+        ]
+        for tensor, handle in zip(some, handles, strict=True):
+            received = hvd.synchronize(handle)
+            if hvd.rank() != 0:
+                tensor.copy_(received.reshape(tensor.shape))
     if hvd.rank() != 0:
         holder.load_state_dict(state)
 

@@ -88,7 +88,8 @@ def launch(
 
     ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
-    place of horovodrun and its options; the command of a rank is appended to it. ``on_line(rank, line)`` is called, in
+    place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
+    which it prints "Process N exit with status code M", as horovodrun does. ``on_line(rank, line)`` is called, in
     this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
     With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
@@ -98,6 +99,8 @@ def launch(
         raise ValueError(f"ranks must be at least 1, got {ranks!r}")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
+    if starter and (options or elastic is not None):
+        raise ValueError("starter takes the place of horovodrun: give it without options and elastic")
     target = os.fspath(script_or_module)
     if target.endswith(".py") and not Path(target).is_file():
         raise ValueError(f"script_or_module must name an existing script or a module, and there is no file {target!r}")

@@ -273,20 +273,28 @@ def test_what_all_start_from_travels_in_one_message_for_each_type(monkeypatch):
 
     def broadcast(tensor, root_rank, name):
         sent.append(tensor.dtype.name)
-        return tensor
+        return tf.logical_not(tensor) if tensor.dtype == tf.bool else -tensor
 
     monkeypatch.setattr(hvd, "broadcast", broadcast)
-    before = [v.numpy() for v in variables]
+    expected = [~v.numpy() if v.dtype == tf.bool else -v.numpy() for v in variables]
     start_alike(variables[:2], variables[2:], "test")
     assert sent == ["float32", "int64", "float64", "bool"]
-    for variable, value in zip(variables, before, strict=True):
+    for variable, value in zip(variables, expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_means_are_taken_of_many_variables_at_once():
-    weights = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])]
+def test_means_are_taken_of_many_variables_at_once(monkeypatch):
+    weights, asked = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])], []
+
+    def of_two_ranks(tensor, op, name):
+        """The other has nothing but zeros."""
+        asked.append(name)
+        return tf.constant(2.0) if name.endswith("ranks") else tensor
+
+    monkeypatch.setattr(hvd, "allreduce", of_two_ranks)
     average(weights, "test")
-    assert [w.numpy().ravel().tolist() for w in weights] == [[1.0, 2.0], [3.0, 4.0]]
+    assert asked == ["test.mean.ranks", "test.mean.0"]
+    assert [w.numpy().ravel().tolist() for w in weights] == [[0.5, 1.0], [1.5, 2.0]]
 
 
 def test_large_variables_travel_apart(monkeypatch):

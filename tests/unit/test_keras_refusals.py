@@ -98,6 +98,48 @@ def test_what_a_train_step_advances_by_itself_is_refused_where_it_runs_once_per_
         fit(model, SEVERAL)
 
 
+def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
+    """Whatever this rank's share of the rounds, since the step goes by it."""
+
+    class Annealing(keras.Model):
+        def __init__(self, *of):
+            super().__init__(*of)
+            self.count = tf.Variable(0.0, trainable=False)
+
+        def train_step(self, batch):
+            self.count.assign_add(1.0)
+            strength = tf.minimum(1.0, self.count / 10.0)
+            with tf.GradientTape() as tape:
+                loss = strength * tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss, "strength": strength}
+
+    inputs = keras.layers.Input((2,))
+    model = Annealing(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    balance = LoadBalance("bsp", global_batch=4)
+    share = balance.share
+    balance.share = lambda: [0.5, *share()[1:]]
+    batches = resize_batches((X, Y), balance)
+    history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
+    assert float(model.count) == 2 * balance.queue.rounds
+    assert history["strength"] == pytest.approx([balance.queue.rounds / 10, balance.queue.rounds / 5])
+
+
+def test_what_spectral_normalization_advances_goes_on_and_is_refused_where_it_runs_once_per_micro_batch():
+    inputs = keras.layers.Input((2,))
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(1))
+    model = keras.Model(inputs, layer(inputs))
+    model.compile("sgd", "mse")
+    _, balance, _ = fit(model, "bsp")
+    vector = layer.vector_u if isinstance(layer.vector_u, tf.Variable) else layer.vector_u.value
+    assert any(v is vector for v in model.train_function._figures.advanced), "a stand-in must not take it back"
+    assert balance.rounds == 2
+    with pytest.raises(ValueError, match=r"train_step, or a layer, advances 1 variables by itself, among them '.*u"):
+        fit(model, SEVERAL)
+
+
 def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ():
     class Norm(hvd.SyncBatchNormalization):
         def __init__(self):  # Horovod's own fails in Keras 3

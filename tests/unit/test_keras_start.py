@@ -66,12 +66,26 @@ class Decorated(keras.Model):
         return {"own": loss}
 
 
-def test_a_function_around_the_optimizer_is_not_traced_before_that_is_wrapped():
-    class Callable(Decorated):
+def test_a_model_is_built_for_what_its_train_step_gives_it():
+    class Conditional(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(1)
+
         def call(self, inputs):
             return self.inner(inputs)
 
-    fit(Callable())
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(tf.concat([x, y], -1)) - y) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"own": loss}
+
+    model = Conditional()
+    fit(model)
+    assert model.inner.kernel.shape == (3, 1)
 
 
 def test_what_a_train_step_needs_besides_call_is_built_too():
@@ -93,12 +107,19 @@ def test_what_a_train_step_needs_besides_call_is_built_too():
     fit(Twofold())
 
 
-def test_a_function_around_the_optimizer_that_had_to_be_traced_before_is_told_so():
-    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, it was traced .*build them before fit"):
+def test_a_function_around_the_optimizer_that_was_traced_before_is_told_so():
+    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, it was traced .*Build all layers before"):
         fit(Decorated())
     built = Decorated()
     built.inner.build((None, 2))
     fit(built)
+    trained = Decorated()
+    trained.compile("sgd", "mse")
+    trained.fit(X, Y, batch_size=10, verbose=0)
+    trained.fit(X[:4], Y[:4], batch_size=4, verbose=0)  # the second shape has it traced for any
+    balance = LoadBalance("bsp", global_batch=4)
+    with pytest.raises(ValueError, match=r"If a tf.function of yours does so, it was traced before"):
+        trained.fit(resize_batches((X, Y), balance), verbose=0, shuffle=False, callbacks=[balance])
 
 
 def test_numbers_that_a_trace_has_swallowed_are_told_of():
