@@ -1,6 +1,7 @@
 """What LB-BSP costs in Keras where it has nothing to gain: the step time on equal ranks, over that of stock Horovod.
 
     python benchmarks/overhead_keras.py [--write] [--only NAME ...] [--batch SAMPLES]
+    python benchmarks/overhead_keras.py --short [--write]
 
 As ``overhead_torch.py`` does: two ranks, pinned to a core each, train the same network with stock Horovod and with
 LB-BSP, in alternating blocks of rounds of one run; each pair of neighbouring blocks gives one ratio of median step
@@ -15,7 +16,8 @@ out. No absolute time is a result.
 The networks: the demo's convolutional one, and dense ones of 10 and 100 parameter tensors. What balancing costs does
 not depend on the batch, so the ratio does, and with fewer samples it is less favourable. As in ``overhead_torch.py``
 the table has 256 samples per rank, a step of a tenth or two of a second, and a quarter of it in the convolutional
-network; ``--batch 64`` measures dense steps of a twentieth of a second, into a table of its own.
+network; ``--batch 64`` measures dense steps of a twentieth of a second, into a table of its own. ``--short`` is for
+steps of some milliseconds: a dense network of four layers with few samples, whose target is looser.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ LEFT_OUT = 4  # rounds at the start of each fit
 ROUNDS = 32  # of an epoch
 TARGET = 1.02
 NETWORKS = ("convolutional", "10 tensors", "100 tensors")
+SHORT = {"8 tensors": 128}  # and its samples per rank
+SHORT_TARGET = 1.05
 
 
 def samples_of(name: str, batch: int) -> int:
-    return batch // 4 if name == "convolutional" else batch
+    return SHORT.get(name, batch // 4 if name == "convolutional" else batch)
 
 
 def rank_main(pairs: int, name: str, batch: int) -> None:
@@ -64,7 +68,7 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
             x, y = demo_data.images(ROUNDS * hvd.size() * batch, seed=2)
             return keras.Model(*demo_rank_keras.layers()), (np.ascontiguousarray(x.transpose(0, 2, 3, 1)), y)
         tensors = int(name.split()[0])
-        width = {10: 1024, 100: 256}[tensors]
+        width = {8: 256, 10: 1024, 100: 256}[tensors]
         inputs = hidden = keras.layers.Input((width,))
         for _ in range(tensors // 2):
             hidden = keras.layers.Dense(width, activation="relu")(hidden)
@@ -135,12 +139,15 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=16, help="pairs of blocks per network (default 16)")
-    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="some of the networks")
+    which.add_argument("--short", action="store_true", help="one whose steps take some milliseconds, instead")
     parser.add_argument(
         "--batch", type=int, default=USUAL, help=f"samples per rank of dense networks (default {USUAL})"
     )
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
+    names, target = (list(SHORT), SHORT_TARGET) if options.short else (options.only, TARGET)
     rows = [
         "Step time of LB-BSP over stock Horovod on tf_keras, two equal ranks, alternating blocks of one run.",
         "",
@@ -151,8 +158,8 @@ def main() -> int:
     examples = str(Path(__file__).resolve().parents[1] / "examples")
     env = KEEP_MEMORY | {"PYTHONPATH": examples, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with Progress() as progress:
-        tasks = {name: progress.add_task(f"{name:<15}", total=options.pairs) for name in options.only}
-        for name in options.only:
+        tasks = {name: progress.add_task(f"{name:<15}", total=options.pairs) for name in names}
+        for name in names:
             samples = samples_of(name, options.batch)
             result = launch(
                 __file__, 2, [options.pairs, name, samples], timeout_s=1800, env=env,
@@ -163,12 +170,13 @@ def main() -> int:
             worst = max(worst, middle)
             cells = [f"{name}, {samples} samples", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
             rows.append(f"| {' | '.join(cells)} | {statistics.median(others):.3f} |")
-    verdict = "met" if worst <= TARGET else "**missed**"
-    text = "\n".join([*rows, "", f"Target: at most {TARGET} in each row; the largest is {worst:.3f}: {verdict}."])
+    verdict = "met" if worst <= target else "**missed**"
+    text = "\n".join([*rows, "", f"Target: at most {target} in each row; the largest is {worst:.3f}: {verdict}."])
     print(text)
     if options.write:
-        write_result("overhead_keras" + ("" if options.batch == USUAL else f"_{options.batch}"), text)
-    return 0 if worst <= TARGET else 1
+        kind = "_short" if options.short else "" if options.batch == USUAL else f"_{options.batch}"
+        write_result(f"overhead_keras{kind}", text)
+    return 0 if worst <= target else 1
 
 
 if __name__ == "__main__":
