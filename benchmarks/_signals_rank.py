@@ -36,7 +36,7 @@ class Way(Protocol):
 def by_channel() -> Way:
     import horovod.torch as hvd
 
-    from hvd_hetero.signals import SignalChannel
+    from hvd_hetero.communication.signals import SignalChannel
 
     def exchange(payload: bytes) -> list[bytes]:
         return hvd.allgather_object(payload, name="signals")

@@ -36,7 +36,7 @@ def train(seed: int, rounds: int, perturbation: float, factor: float = 1.0) -> f
     import torch
     from torch.nn import functional
 
-    from hvd_hetero.sampling import SharedPermutation
+    from hvd_hetero.data.permutation import SharedPermutation
 
     torch.set_num_threads(1)
     model = demo_rank.network(seed)

@@ -6,10 +6,10 @@ Needs a CUDA device; without one it says so and exits with 2, for nothing was me
 
 Three things that tests can only play:
 
-1. the curve by the clock, around a synchronisation (``hvd_hetero.profiling``), and memory's end by running out of it,
+1. the curve by the clock, around a synchronisation (``device_curve``), and memory's end by running out of it,
    with the process kept to a share of the memory so that it does not take minutes;
 2. the curve by events in a loop that never waits within a step (``torch_hooks.cuda_stopwatch``), over the sizes of
-   LB-BSP's ladder, learned as in training (``hvd_hetero.allocation.device``);
+   LB-BSP's ladder, learned as in training (``hvd_hetero.measurement.device_profile``);
 3. how far the two are apart, and what the events cost the host.
 """
 
@@ -22,9 +22,9 @@ import time
 from importlib import util
 from pathlib import Path
 
-from hvd_hetero.allocation.device import DeviceProfile
+from hvd_hetero.measurement.device_curve import profile_step
+from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.device_shares import LADDER_STEPS, ladder
-from hvd_hetero.profiling import profile_step
 
 ROUNDS_OF_A_STEP = 3
 

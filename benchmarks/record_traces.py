@@ -5,7 +5,7 @@
 One process ("the rank"), pinned to one core, trains a small convolutional network on one thread. Before each round it
 sets what other tasks leave it: the CPU quota of its control group (5 ms period, which is smooth; the kernel's smallest
 quota of 1 ms makes 20 % the least), and the memory that a second process in its memory group holds. Then it reads its
-drivers with `hvd_hetero.resources`, as it would in training, and does its round.
+drivers with `hvd_hetero.measurement.readings`, as it would in training, and does its round.
 
 The schedule emulates a machine that hosts tasks which come and go (lb-bsp section 5.3: faked tasks with the start and
 end times and the consumption of recorded ones). Three slots; a slot is idle with probability 1/4, else it runs one of
@@ -124,7 +124,7 @@ def rank(pipe: Connection, memory: Connection, groups: Groups, left: list[tuple[
     """Go through the schedule without a pause: set what is left, read the drivers, do the round."""
     import torch
 
-    from hvd_hetero.resources import ResourceMeter
+    from hvd_hetero.measurement.readings import ResourceMeter
 
     pipe.recv()  # not before the groups hold us
     os.sched_setaffinity(0, {core})

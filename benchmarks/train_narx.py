@@ -1,6 +1,6 @@
 """Train the parameters of NARX that come with the package, on the recorded traces of this project.
 
-    python benchmarks/train_narx.py             # writes hvd_hetero/prediction/narx_warm.json
+    python benchmarks/train_narx.py             # writes hvd_hetero/prediction/narx/warm.json
 
 Fitted on the series with even numbers only; the others stay unseen, so that `benchmarks/prediction.py` can judge the
 shipped parameters on them. The network is fitted from ten random starts, and the one with the least loss is kept; it
@@ -21,10 +21,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hvd_hetero.prediction import NARX, narx_network  # noqa: E402
+from hvd_hetero.prediction import NARX  # noqa: E402
+from hvd_hetero.prediction.narx import network  # noqa: E402
 
 TRACES = ROOT / "tests" / "data" / "traces"
-TARGET = ROOT / "hvd_hetero" / "prediction" / "narx_warm.json"
+TARGET = ROOT / "hvd_hetero" / "prediction" / "narx" / "warm.json"
 STARTS, SETTLING_ROUNDS = 10, 10  # the running means mean little before
 Series = list[tuple[float, float, float]]  # samples per second, cpu, memory
 
@@ -35,7 +36,7 @@ def read(path: Path) -> Series:
         return [(float(r["samples_per_s"]), float(r["cpu"]), float(r["memory"])) for r in csv.DictReader(file)]
 
 
-def fit(several: Sequence[Series]) -> narx_network.Fit:
+def fit(several: Sequence[Series]) -> network.Fit:
     """The parameters that fit these series best, all rounds of all series counting alike."""
     rows: list[tuple[float, ...]] = []
     for series in several:
@@ -45,10 +46,8 @@ def fit(several: Sequence[Series]) -> narx_network.Fit:
             narx.update(speed, cpu, memory)
         rows += narx.examples[SETTLING_ROUNDS:]
     data = np.array(rows)
-    inputs, targets = data[:, : narx_network.INPUTS], data[:, -2]
-    fits = [
-        narx_network.fit(narx_network.start(seed), inputs, targets, pull=0.1, max_steps=300) for seed in range(STARTS)
-    ]
+    inputs, targets = data[:, : network.INPUTS], data[:, -2]
+    fits = [network.fit(network.start(seed), inputs, targets, pull=0.1, max_steps=300) for seed in range(STARTS)]
     return min(fits, key=lambda f: f.loss)
 
 

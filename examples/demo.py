@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hvd_hetero.plots import rounds_figure
 from hvd_hetero.telemetry import Run, read_run
+from hvd_hetero.telemetry.plots import rounds_figure
 from hvd_hetero.testing import KEEP_MEMORY, LaunchError, launch
 
 RANKS = 2

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
+from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.sampling import SharedPermutation
 from hvd_hetero.telemetry import read_run
 
 CLASSES, SIDE = 10, 32

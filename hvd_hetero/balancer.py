@@ -38,15 +38,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.agreement import WaysOut, require_agreement
-from hvd_hetero.anticipation import Anticipation
-from hvd_hetero.credence import Credence
+from hvd_hetero.checks import require_version
+from hvd_hetero.consistency import WaysOut, require_agreement
 from hvd_hetero.errors import HeteroError, RoundStateError
-from hvd_hetero.pace import Pace
+from hvd_hetero.measurement.anticipation import Anticipation
+from hvd_hetero.measurement.plausibility import Plausibility
+from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy
-from hvd_hetero.resources import ResourceMeter
 from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.states import require_version
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
@@ -70,7 +70,7 @@ class MicroBatch:
 
 
 class Signals(Protocol):
-    """How ranks tell one another, while they compute, that one has finished (``hvd_hetero.signals``)."""
+    """How ranks tell one another, while they compute, that one has finished (``hvd_hetero.communication.signals``)."""
 
     def raise_signal(self, round: int) -> None:
         """Tell the others that this rank has finished the round."""
@@ -122,8 +122,8 @@ class Balancer:
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
         first = policy.first(workers, self.global_batch)
-        self.pace = Pace(policy, clock, meter, first.typical_size)
-        self._credence = Credence(rank, workers, first.typical_size) if policy.measures else None
+        self.pace = SpeedMeter(policy, clock, meter, first.typical_size)
+        self._credence = Plausibility(rank, workers, first.typical_size) if policy.measures else None
         self._end = Anticipation() if policy.anticipates else None
         self._clock = clock
         self._plans = deque([first])

@@ -194,7 +194,7 @@ class RoundReport:
     samples_per_s: float
     """the speed that the rank predicts for itself"""
     cpu: float
-    """the rank's CPU driver, a fraction (``hvd_hetero.resources``)"""
+    """the rank's CPU driver, a fraction (``hvd_hetero.measurement.readings``)"""
     memory: float
     """the rank's memory driver, a fraction"""
     fingerprint: float

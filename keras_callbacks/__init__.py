@@ -1,8 +1,8 @@
 """hvd-hetero for Keras 3 and tf_keras: one callback in ``model.fit``, on data that it can resize."""
 
+from keras_callbacks.custom_loop import weighted_gradients
 from keras_callbacks.data import resize_batches
+from keras_callbacks.learning_rates import LearningRateSchedule, LearningRateWarmup
 from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.loop import weighted_gradients
-from keras_callbacks.schedules import LearningRateSchedule, LearningRateWarmup
 
 __all__ = ["LearningRateSchedule", "LearningRateWarmup", "LoadBalance", "resize_batches", "weighted_gradients"]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import tensorflow as tf
 
-from keras_callbacks.alike import check_alike
-from keras_callbacks.balanced_dataset import BalancedDataset
-from keras_callbacks.queue import NO_TRAINING, TOO_FAR_AHEAD, ArrayOrder, RoundQueue
-from keras_callbacks.sources import DatasetSource, SequenceSource, is_sequence
-from keras_callbacks.stream import StreamOrder
+from keras_callbacks.pipeline.alike import check_alike
+from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
+from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, ArrayOrder, RoundQueue
+from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, is_sequence
+from keras_callbacks.pipeline.stream import StreamOrder
 
 if TYPE_CHECKING:
     from keras_callbacks.load_balance import LoadBalance

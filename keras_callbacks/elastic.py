@@ -34,12 +34,12 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
 
-from hvd_hetero.membership import Member
-from keras_callbacks import host
-from keras_callbacks.exchange import average
-from keras_callbacks.failures import failures_told
+from hvd_hetero.elastic import Member
+from keras_callbacks import keras_versions as host
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.start import start_alike
+from keras_callbacks.step.exchange import average
+from keras_callbacks.step.failures import failures_told
 
 __all__ = ["CommitStateCallback", "KerasState"]
 

@@ -9,23 +9,23 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_hetero.agreement import WaysOut
+from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
-from hvd_hetero.synchronisation import Mixing
-from hvd_hetero.training import Training
+from hvd_hetero.session import Training
+from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
-from keras_callbacks import host
-from keras_callbacks.balanced_dataset import BalancedDataset, refuses_resized
-from keras_callbacks.calls import RoundCalls
-from keras_callbacks.exchange import AllReduce, average, exchange_of
-from keras_callbacks.failures import tells_failures
-from keras_callbacks.graph import GraphRound
-from keras_callbacks.loop import batches
-from keras_callbacks.metrics import Figures, global_results
-from keras_callbacks.queue import RoundQueue
+from keras_callbacks import keras_versions as host
+from keras_callbacks.custom_loop import batches
+from keras_callbacks.metrics.of_all_ranks import Figures, global_results
+from keras_callbacks.pipeline.balanced_dataset import BalancedDataset, refuses_resized
+from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.start import CommonStart
-from keras_callbacks.train_function import EPOCH_IS_OVER, RoundFunction
+from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.step.exchange import AllReduce, average, exchange_of
+from keras_callbacks.step.failures import tells_failures
+from keras_callbacks.step.graph import GraphRound
+from keras_callbacks.step.train_function import EPOCH_IS_OVER, RoundFunction
 
 __all__ = ["LoadBalance"]
 
@@ -65,7 +65,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         iteration of every rank.)
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
-        (``hvd_hetero.synchronisation``). Under the last two ranks hold different models, and the end of ``fit`` gives
+        (``hvd_hetero.topology.mixing``). Under the last two ranks hold different models, and the end of ``fit`` gives
         all of them the mean.
     local_layers
         Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks import host
+from keras_callbacks import keras_versions as host
 from keras_callbacks.adapted import share_adapted
-from keras_callbacks.exchange import assign, end_to_end, parcels
+from keras_callbacks.step.exchange import assign, end_to_end, parcels
 
 __all__ = ["CommonStart", "start_alike"]
 

@@ -1,11 +1,11 @@
 """hvd-hetero for PyTorch: three lines change in a Horovod script, and the training loop stays as it is."""
 
-from torch_hooks.amp import GradScaler
-from torch_hooks.batch_norm import SyncBatchNorm
 from torch_hooks.evaluation import average_by_samples
+from torch_hooks.grad_scaler import GradScaler
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.optimizer import DistributedOptimizer
+from torch_hooks.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "BalancedLoader",

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from horovod.torch import mpi_ops
 
+from hvd_hetero.consistency import settings_of
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.settings import settings_of
 from hvd_hetero.watchdog.whereabouts import locate
 
 __all__ = ["Body", "Differs", "another_batch"]
@@ -31,7 +31,7 @@ __all__ = ["Body", "Differs", "another_batch"]
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
-_CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters")
+_CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters.broadcast")
 _COLLECTIVE = (
     "call collectives after the loop (average_by_samples for what was added up in it), or in "
     "optimizer.register_step_post_hook(…), which runs on every rank"

@@ -12,7 +12,7 @@ __all__ = ["CudaStopwatch"]
 
 
 class CudaStopwatch:
-    """A stopwatch (``hvd_hetero.pace``) of the stream on which the work is queued.
+    """A stopwatch (``hvd_hetero.measurement.speed_meter``) of the stream on which the work is queued.
 
     An event before and one behind each stretch of work. Recording one costs the host some microseconds; nothing waits
     for it. When ``read`` is called the gradients have been summed, which needs the work to be done: so the events are

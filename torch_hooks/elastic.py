@@ -35,12 +35,12 @@ import horovod.torch as hvd
 import torch
 from horovod.common.elastic import ObjectState
 
+from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.membership import Member
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
-from torch_hooks.parameter_averaging import average_everywhere
-from torch_hooks.parameters import broadcast_state, suitable
+from torch_hooks.parameters.averaging import average_everywhere
+from torch_hooks.parameters.broadcast import broadcast_state, suitable
 
 __all__ = ["TorchState"]
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import horovod.torch as hvd
 import torch
 
-from hvd_hetero.allocation._checks import integer
+from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 

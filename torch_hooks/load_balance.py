@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import horovod.torch as hvd
 import torch
 
-from hvd_hetero.agreement import WaysOut
-from hvd_hetero.allocation._checks import integer
 from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.checks import integer
+from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import HeteroError, RoundStateError
-from hvd_hetero.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.out_of_memory import is_out_of_memory
 from hvd_hetero.policies import BSP, Policy
-from hvd_hetero.synchronisation import Mixing
-from hvd_hetero.training import Training
+from hvd_hetero.session import Training
+from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
 from torch_hooks.body import Body, Differs, another_batch
@@ -74,7 +74,7 @@ class LoadBalance:
         iteration of every rank.)
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
-        (``hvd_hetero.synchronisation``).
+        (``hvd_hetero.topology.mixing``).
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
     check_body
@@ -107,7 +107,7 @@ class LoadBalance:
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         self._training = Training(
             policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
-            waits_in=("horovod.", "torch_hooks.waiting"),
+            waits_in=("horovod.", "torch_hooks.wires.waiting"),
         )  # fmt: skip
         self.policy = self._training.policy
         self.balancer = self._training.balancer

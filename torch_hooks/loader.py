@@ -13,16 +13,16 @@ import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.balancer import MicroBatch
-from hvd_hetero.contents import ranks_apart, show
+from hvd_hetero.data.contents import ranks_apart, show
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.streams import ShardStream, SharedStream
 from hvd_hetero.errors import PlanMismatchError
-from hvd_hetero.sampling import SharedPermutation
-from hvd_hetero.streams import ShardStream, SharedStream
 from torch_hooks.body import Differs
-from torch_hooks.contents import columns_of
-from torch_hooks.counting import Collate, Counter
+from torch_hooks.data.contents import columns_of
+from torch_hooks.data.counting import Collate, Counter
+from torch_hooks.data.samplers import drawn_by
+from torch_hooks.data.streams import ReadSamples, stream_order
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.samplers import drawn_by
-from torch_hooks.streams import ReadSamples, stream_order
 
 __all__ = ["BalancedLoader"]
 

@@ -11,20 +11,26 @@ from typing import Any
 import torch
 
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.allreduce import Allreduce
 from torch_hooks.arguments import OPTIMIZER, refuse
-from torch_hooks.attempt import Attempt
-from torch_hooks.compression import compressor
 from torch_hooks.cuda_stopwatch import CudaStopwatch
-from torch_hooks.gathered import Gathered
-from torch_hooks.listener import Listener
+from torch_hooks.gradients.allreduce import Allreduce
+from torch_hooks.gradients.attempt import Attempt
+from torch_hooks.gradients.compression import compressor
+from torch_hooks.gradients.gathered import Gathered
+from torch_hooks.gradients.hooks import Listener
+from torch_hooks.gradients.sparse import empty_gradient
+from torch_hooks.gradients.synchroniser import Synchroniser
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.made_state import MadeState, only_zeros
-from torch_hooks.parameter_averaging import LocalUpdates, NeighbourAverage, average_everywhere
-from torch_hooks.parameters import broadcast_parameters, broadcast_state, named_groups, require_alike, suitable
-from torch_hooks.sparse import empty_gradient
-from torch_hooks.synchroniser import Synchroniser
-from torch_hooks.wrapped import WrappedOptimizer
+from torch_hooks.parameters.averaging import LocalUpdates, NeighbourAverage, average_everywhere
+from torch_hooks.parameters.broadcast import (
+    broadcast_parameters,
+    broadcast_state,
+    named_groups,
+    require_alike,
+    suitable,
+)
+from torch_hooks.parameters.made_state import MadeState, only_zeros
+from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 __all__ = ["DistributedOptimizer"]
 

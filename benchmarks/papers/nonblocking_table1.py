@@ -29,8 +29,8 @@ from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.simulation import Cluster, Compute, Network, Options, RoundSimulation, SlowDown, Worker
 from hvd_hetero.simulation.learners import learner_for
 from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.synchronisation import ALLREDUCE, MatchaMixing, Mixing, NeighbourMixing
 from hvd_hetero.topology import from_edges, matcha
+from hvd_hetero.topology.mixing import ALLREDUCE, MatchaMixing, Mixing, NeighbourMixing
 
 WORKERS, BATCH, MICRO_BATCHES, EPOCHS, RATE, COPIES = 8, 64, 32, 20, 0.5, 8
 # The paper draws its graph (Figure 1a) and lists no edges; this one has as many nodes and is as irregular.

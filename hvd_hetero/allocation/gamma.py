@@ -44,8 +44,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation import _checks
-from hvd_hetero.allocation._checks import FloatArray
+from hvd_hetero import checks
+from hvd_hetero.checks import FloatArray
 
 _LEAST_COST = 1e-9  # a relative error that no clock resolves; keeps the logarithm of a perfect fit finite
 
@@ -87,8 +87,8 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             is out of range.
         TypeError: if `batch` is not made of integers.
     """
-    t = _checks.floats("seconds", seconds)
-    x = _checks.integers("batch", batch, t.size)
+    t = checks.floats("seconds", seconds)
+    x = checks.integers("batch", batch, t.size)
     if x.min() < 1:
         raise ValueError(f"batch[{x.argmin()}] must be at least 1, got {x.min()}; leave out measurements of no samples")
     if not (t > 0).all():

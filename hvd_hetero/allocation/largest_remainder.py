@@ -36,8 +36,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation import _checks
-from hvd_hetero.allocation._checks import FloatArray, IntArray
+from hvd_hetero import checks
+from hvd_hetero.checks import FloatArray, IntArray
 
 _WEIGHT_BITS = 30  # arbitrary between "finer than any measured speed" (20) and "weight x units fits in int64" (62 - 33)
 _UNITS_IN_INT64 = 2**33  # below this many units, weight x units cannot overflow 63 bits
@@ -69,10 +69,10 @@ def proportional(
             not use up `total`, if `total` is below the sum of the minimum, or is not a multiple.
         TypeError: if `total`, `minimum` or `multiple_of` is not made of integers.
     """
-    v = _checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")
-    step = _checks.integer("multiple_of", multiple_of, least=1)
-    units = _checks.total_in_units(_checks.integer("total", total, least=0), step)
-    lower = -(-_checks.integers("minimum", minimum, v.size) // step)
+    v = checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")
+    step = checks.integer("multiple_of", multiple_of, least=1)
+    units = checks.total_in_units(checks.integer("total", total, least=0), step)
+    lower = -(-checks.integers("minimum", minimum, v.size) // step)
     needed = _sum(lower)
     if units < needed:
         raise ValueError(

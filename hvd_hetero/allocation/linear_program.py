@@ -32,8 +32,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation._checks import FloatArray, IntArray
 from hvd_hetero.allocation.problem import Allocation, Problem, SolverFailure, problem
+from hvd_hetero.checks import FloatArray, IntArray
 
 
 def minimax_lp(

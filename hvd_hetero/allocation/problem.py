@@ -15,8 +15,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation import _checks
-from hvd_hetero.allocation._checks import FloatArray, IntArray
+from hvd_hetero import checks
+from hvd_hetero.checks import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,14 +94,14 @@ def problem(
 ) -> Problem:
     """Check the arguments of `minimax` and bring them into units; a single number stands for all workers."""
     profile = "profile this worker again, or leave it out"
-    m = _checks.finite("slope", slope, least=0, way_out=profile)
-    b = _checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)
-    c = _checks.finite("comm", comm, m.size, least=0, way_out="use 0 where communication has not been measured")
-    step = _checks.integer("multiple_of", multiple_of, least=1)
+    m = checks.finite("slope", slope, least=0, way_out=profile)
+    b = checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)
+    c = checks.finite("comm", comm, m.size, least=0, way_out="use 0 where communication has not been measured")
+    step = checks.integer("multiple_of", multiple_of, least=1)
     # Sums over workers of up to `total` units each must fit in int64, and samples in a float.
     below = min(2**53, 2**62 // m.size)
-    units = _checks.total_in_units(_checks.integer("total", total, least=0, below=below), step)
-    low_samples, high_samples = _checks.integers("lower", lower, m.size), _checks.integers("upper", upper, m.size)
+    units = checks.total_in_units(checks.integer("total", total, least=0, below=below), step)
+    low_samples, high_samples = checks.integers("lower", lower, m.size), checks.integers("upper", upper, m.size)
     low, high = -(-low_samples // step), high_samples // step
     if (low > high).any():
         rank = int(np.argmax(low > high))

@@ -23,9 +23,9 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation import _checks
-from hvd_hetero.allocation._checks import IntArray
+from hvd_hetero import checks
 from hvd_hetero.allocation.largest_remainder import proportional
+from hvd_hetero.checks import IntArray
 
 
 def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
@@ -45,8 +45,8 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
         ValueError: if a count is below 1, if they sum to 2**63 or more, or if the lengths differ.
         TypeError: if `counts` is not made of integers.
     """
-    seconds = _checks.floats("compute_seconds", compute_seconds)
-    w = _checks.integers("counts", counts, seconds.size)
+    seconds = checks.floats("compute_seconds", compute_seconds)
+    w = checks.integers("counts", counts, seconds.size)
     if w.min() < 1:
         rank = int(w.argmin())
         raise ValueError(
@@ -79,10 +79,10 @@ def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: 
         window: How many of the last allocations must agree, at least 2.
         tolerance: By how many units they may differ.
     """
-    length = _checks.integer("window", window, least=2)
-    most = _checks.integer("tolerance", tolerance, least=0)
+    length = checks.integer("window", window, least=2)
+    most = checks.integer("tolerance", tolerance, least=0)
     if len(history) < length:
         return False
     workers = np.size(history[-1])
-    last = np.stack([_checks.integers("history", counts, workers) for counts in list(history)[-length:]])
+    last = np.stack([checks.integers("history", counts, workers) for counts in list(history)[-length:]])
     return bool(np.ptp(last, axis=0).max() <= most)

@@ -41,8 +41,8 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hvd_hetero.allocation._checks import FloatArray, IntArray
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
+from hvd_hetero.checks import FloatArray, IntArray
 
 _TIME_BITS = 60  # a product and two constants of this size add up to less than 2^62
 _WORTH_BITS = 4  # arbitrary: most clusters need fewer, and 56 bits are still finer than the times given

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation._checks import integer
 from hvd_hetero.allocation.largest_remainder import quantise
+from hvd_hetero.checks import integer
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 if TYPE_CHECKING:
-    from hvd_hetero.allocation.device import DeviceProfile
+    from hvd_hetero.measurement.device_profile import DeviceProfile
 
 __all__ = ["Policy", "checked_micro_batch", "comparable_speeds", "equal_plan"]
 
@@ -37,7 +37,7 @@ class Policy(ABC):
     """whether plans depend on measured times (if not, a time that cannot be taken does not matter)"""
 
     weighs_fixed_cost: bool = False
-    """whether plans go by what a micro-batch costs besides its samples (``hvd_hetero.fixed_cost``)"""
+    """whether plans go by what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)"""
 
     updates_locally: bool = False
     """whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)"""
@@ -46,7 +46,7 @@ class Policy(ABC):
     """whether every round but the last of an epoch has the same samples, so that their number is known beforehand"""
 
     anticipates: bool = False
-    """whether a rank stops where it expects another one to end the round soon (``hvd_hetero.anticipation``)"""
+    """whether a rank stops where it expects another one to end the round soon (``measurement.anticipation``)"""
 
     weighs_twice: bool = False
     """whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)"""

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation._checks import integer
 from hvd_hetero.barriers import zipline
+from hvd_hetero.checks import integer
 from hvd_hetero.policies.base import Policy, checked_tolerance, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan

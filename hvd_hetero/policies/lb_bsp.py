@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from hvd_hetero.allocation import proportional
-from hvd_hetero.allocation._checks import integer
-from hvd_hetero.allocation.device import DeviceProfile
+from hvd_hetero.checks import integer
+from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.affine_shares import AffineCosts, Numbers
 from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
@@ -28,7 +28,7 @@ class LBBSP(Policy):
     Minimise the latest rank, ``max_i (x_i + k_i β_i) / u_i``, over integers with ``sum x_i = X``, at least ``minimum``
     each (Eq. 3 with Γ(x) = (x + β) / u). Over the reals, ``x_i = u_i T - k_i β_i`` with the T that makes the sum X. The
     pace ``u_i`` is what rank i predicts for itself from its own history, in samples and fixed samples per second; β_i
-    is what one of its k_i micro-batches costs besides its samples (``hvd_hetero.fixed_cost``), 0 until that is known.
+    is what one of its k_i micro-batches costs besides its samples (``measurement.fixed_cost``), 0 until that is known.
     With β = 0 this is the paper's division in proportion to speeds.
 
     It matters, since by speeds alone a split repeats itself wherever b dominates in t = m x + b: equal ranks then drift

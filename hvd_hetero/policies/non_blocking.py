@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from hvd_hetero.allocation._checks import integer
+from hvd_hetero.checks import integer
 from hvd_hetero.policies.base import Policy, equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
@@ -18,7 +18,7 @@ class NonBlocking(Policy):
     ``S = sum S_i``. A rank stops at the end of the micro-batch at hand, and does at least one. A round thus lasts as
     long as its fastest rank needs, and what the others then still need for one micro-batch. To make that short, a rank
     does not begin a micro-batch of which it expects to do more than half after the others are done
-    (``hvd_hetero.anticipation``).
+    (``hvd_hetero.measurement.anticipation``).
 
     **Scaling.** With G_i the sum of the gradients of the samples that rank i did,
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from hvd_hetero.allocation import proportional
-from hvd_hetero.allocation._checks import integer
+from hvd_hetero.checks import integer
 from hvd_hetero.policies.base import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 

@@ -1,16 +1,16 @@
 """Prediction of each rank's speed (samples per second) in the round to come; lb-bsp sections 3.2.1, 4.2 and 5.4."""
 
-from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.carried import Carried
+from hvd_hetero.prediction.baselines.arima import ARIMA
+from hvd_hetero.prediction.baselines.lstm import LSTM
+from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
 from hvd_hetero.prediction.ema import EMA
-from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture import Mixture
-from hvd_hetero.prediction.narx import NARX
+from hvd_hetero.prediction.mixture.carried import Carried
+from hvd_hetero.prediction.mixture.mixture import Mixture
+from hvd_hetero.prediction.mixture.reverting import Reverting
+from hvd_hetero.prediction.narx.narx import NARX
 from hvd_hetero.prediction.registry import PREDICTORS, predictor
-from hvd_hetero.prediction.reverting import Reverting
-from hvd_hetero.prediction.simple_rnn import SimpleRNN
 from hvd_hetero.prediction.steady import Steady
 
 __all__ = [

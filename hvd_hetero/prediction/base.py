@@ -1,7 +1,7 @@
 """What every predictor is: measured speeds in, the speed of the next round out.
 
 A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k``
-and ``m^k`` that were read *before* that round (`hvd_hetero.resources`), and says before round ``k+1`` what ``v^{k+1}``
+and ``m^k`` that were read *before* that round (`measurement.readings`), and says before round ``k+1`` what ``v^{k+1}``
 will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
 not grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from hvd_hetero.prediction.arima import ARIMA
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.carried import Carried
+from hvd_hetero.prediction.baselines.arima import ARIMA
+from hvd_hetero.prediction.baselines.lstm import LSTM
+from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
 from hvd_hetero.prediction.ema import EMA
-from hvd_hetero.prediction.lstm import LSTM
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture import Mixture
-from hvd_hetero.prediction.narx import NARX
-from hvd_hetero.prediction.reverting import Reverting
-from hvd_hetero.prediction.simple_rnn import SimpleRNN
+from hvd_hetero.prediction.mixture.carried import Carried
+from hvd_hetero.prediction.mixture.mixture import Mixture
+from hvd_hetero.prediction.mixture.reverting import Reverting
+from hvd_hetero.prediction.narx.narx import NARX
 
 PREDICTORS: dict[str, type[Predictor]] = {
     cls.name: cls for cls in (Memoryless, EMA, Reverting, Carried, ARIMA, SimpleRNN, LSTM, NARX, Mixture)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.resources import Resources
+from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.simulation.availability import ALWAYS, Availabilities, Availability
 from hvd_hetero.simulation.compute import Compute, Devices
 from hvd_hetero.simulation.network import Network

@@ -20,7 +20,7 @@ from hvd_hetero.simulation.problems import Problem, SmallNetwork, SoftmaxRegress
 from hvd_hetero.simulation.results import Simulated
 from hvd_hetero.simulation.schemes import SchemeChoice
 from hvd_hetero.simulation.server import ServerModel, ServerSimulation
-from hvd_hetero.synchronisation import ALLREDUCE
+from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["Outcome", "compare", "problem_named"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hvd_hetero.policies import SelfAdaptive
-from hvd_hetero.reading import named, read_text
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 from hvd_hetero.simulation import limits
 from hvd_hetero.simulation.cluster import Cluster
@@ -19,7 +18,8 @@ from hvd_hetero.simulation.engine import mixing_on
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.simulation.strict import Range, Settings, shown
-from hvd_hetero.synchronisation import ALLREDUCE
+from hvd_hetero.telemetry.files import named, read_text
+from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
 

@@ -14,8 +14,8 @@ and e is of those alone that did all of theirs. Nothing is approximated: between
 stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one for
 every micro-batch, where these vary by themselves or workers anticipate).
 
-**What is production here**: the policy object; one ``hvd_hetero.pace.Pace`` per worker with its predictor and device
-profile, driven by a simulated clock; ``Anticipation``, ``Credence``, ``RoundPlan``, ``RoundTable``,
+**What is production here**: the policy object; one ``measurement.SpeedMeter`` per worker with its predictor and device
+profile, driven by a simulated clock; ``Anticipation``, ``Plausibility``, ``RoundPlan``, ``RoundTable``,
 ``SharedPermutation``. What the ``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated
 here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real
 balancers by the same clock and finds the same plans.
@@ -37,12 +37,12 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.anticipation import Anticipation
-from hvd_hetero.credence import Credence
-from hvd_hetero.pace import Pace
+from hvd_hetero.measurement.anticipation import Anticipation
+from hvd_hetero.measurement.plausibility import Plausibility
+from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
-from hvd_hetero.resources import ResourceMeter
 from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
 from hvd_hetero.simulation.compute import Pieces
@@ -50,7 +50,7 @@ from hvd_hetero.simulation.foreground import in_foreground
 from hvd_hetero.simulation.limits import MOST_MICRO_BATCHES
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.results import Learner, Simulated
-from hvd_hetero.synchronisation import ALLREDUCE, Mixing, resolve_mixing
+from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
 
 __all__ = ["Options", "RoundSimulation", "mixing_on", "simulate"]
 
@@ -113,7 +113,7 @@ class RoundSimulation:
         self._paces = [self._pace(i, predictor, first.typical_size) for i in range(n)]
         # Each worker's would be the same. Nobody's rank is -1: of simulated speeds nothing is said in the log.
         self._end = Anticipation() if policy.anticipates else None
-        self._credence = Credence(-1, n, first.typical_size) if policy.measures else None
+        self._credence = Plausibility(-1, n, first.typical_size) if policy.measures else None
         self._plans = deque([first] * (self.options.lead + 1))
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
@@ -122,11 +122,11 @@ class RoundSimulation:
     def _foreseen(self) -> bool:
         return hasattr(self.policy, "foresee")
 
-    def _pace(self, rank: int, make: Callable[[], Predictor] | None, typical_size: float) -> Pace:
+    def _pace(self, rank: int, make: Callable[[], Predictor] | None, typical_size: float) -> SpeedMeter:
         cluster = self.machines.cluster
         meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock, self._computed)
         clock = self._clock
-        pace = Pace(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter), typical_size)
+        pace = SpeedMeter(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter), typical_size)
         predictor = self.policy.predictor() if make is None else make()
         if make is None:
             given = self.policy.predictor() is predictor  # an object, which in production each process would have

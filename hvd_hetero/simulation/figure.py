@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvd_hetero.reading import named
 from hvd_hetero.simulation.compare import Outcome
 from hvd_hetero.simulation.results import Simulated
+from hvd_hetero.telemetry.files import named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ With S_i samples done by rank i of the x_i planned, S = sum S_i, G_i its mean gr
     neighbours   ω_i <- sum_p W_ip ω_p - η n (S_i / S) G_i(ω_i)     (D-PSGD, MATCHA; Algorithm 2), or with the factor
                                                                      (S_i / x_i)^2 of the paper for n (S_i / S)
 
-W is that of production, ``hvd_hetero.synchronisation``.
+W is that of production, ``hvd_hetero.topology.mixing``.
 On a complete graph whose W is the mean, "neighbours" is "allreduce". The averages of D-PSGD are judged, as in the
 paper's output line, by the mean of all ranks' parameters.
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.simulation.problems import Problem
-from hvd_hetero.synchronisation import Mixing
+from hvd_hetero.topology.mixing import Mixing
 
 __all__ = ["Allreduce", "Local", "Neighbours", "RoundLearner", "learner_for"]
 

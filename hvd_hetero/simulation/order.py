@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.sampling import SharedPermutation
 
 __all__ = ["WholeRounds"]
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.resources import Resources
+from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.limits import MOST_SPEED

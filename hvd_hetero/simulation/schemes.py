@@ -20,7 +20,7 @@ from hvd_hetero.policies import (
 from hvd_hetero.simulation.best import BestSplit
 from hvd_hetero.simulation.server import Scheme
 from hvd_hetero.simulation.strict import Range, Settings, shown
-from hvd_hetero.synchronisation import ALLREDUCE, MIXING_NAMES
+from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
 __all__ = ["SchemeChoice", "choose", "choose_all"]
 
@@ -42,7 +42,7 @@ class SchemeChoice:
     """None where it needs a server"""
     server: Scheme | None = None
     sync: str = ALLREDUCE
-    """whom each worker averages with, as production calls it (``hvd_hetero.synchronisation``)"""
+    """whom each worker averages with, as production calls it (``hvd_hetero.topology.mixing``)"""
 
 
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from hvd_hetero.reading import open_file
 from hvd_hetero.simulation.limits import MOST_BYTES_OF_SERIES, MOST_VALUES
 from hvd_hetero.simulation.strict import Range, Settings, shown
+from hvd_hetero.telemetry.files import open_file
 
 __all__ = ["Series"]
 

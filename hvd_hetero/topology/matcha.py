@@ -35,7 +35,7 @@ from hvd_hetero.topology.activation import most_connected
 from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
-from hvd_hetero.topology.mixing import metropolis_weights, mixing_matrix, mixing_rho
+from hvd_hetero.topology.weights import metropolis_weights, mixing_matrix, mixing_rho
 
 _LEAST_BUDGET = 1e-9  # arbitrary: below some 1e-15, rho rounds to 1, and nobody waits a billion rounds for an exchange
 

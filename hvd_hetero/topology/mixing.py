@@ -1,56 +1,159 @@
-"""Mixing matrices of D-PSGD (non-blocking-sgd, section 2.5 and Eq. 6).
+"""How the ranks average: everybody with everybody, or each with its neighbours in a graph.
 
-After its local update every rank replaces its model by a weighted mean of its own and its neighbours':
+    allreduce   one gradient g = (1 / S) sum_i G_i for all, G_i the sum of the gradients of rank i's S_i samples
+    D-PSGD      x_i <- sum_j W_ij x_j - eta (n / S) G_i
+    MATCHA      the same, with a W of its own in every round, drawn alike on every rank
 
-    x_i <- sum_j W_ij x_j,    W = W',  W 1 = 1,  W >= 0,  W_ij > 0 only for neighbours and for i = j.
+(non-blocking-sgd, sections 2.2 and 2.5, Algorithms 1 and 2.) W is symmetric and doubly stochastic, so mixing leaves the
+mean of the models where it is, and the mean moves by eta (1 / n) sum_i (n / S) G_i = eta g: the same step as with an
+allreduce, whatever the shares are. The ranks hold different models meanwhile; the result of a training is their mean.
 
-With J = 11'/n, the distance from agreement falls by at least rho = || W'W - J || (spectral norm) per round in the mean
-square, and rho < 1 exactly where the graph is connected and W has a positive diagonal.
-
-Weights: Metropolis-Hastings, W_ij = 1 / (1 + max(d_i, d_j)). Each rank needs its own degree and its neighbours', no
-global quantity; rows sum to less than 1 off the diagonal, so the diagonal is positive. On a ring this is a mean of
-three, on a complete graph the exact mean.
-
-Considered: I - alpha L with the best alpha (needs eigenvalues, may put negative weights on the diagonal), and the
-fastest mixing matrix by semidefinite programming (Boyd, Diaconis and Xiao 2004), for which the core has no solver.
-
-Differences from the paper
-- The paper says that W "presents the adjacency", non-zero where two nodes are connected, and no more; the weights are
-  the choice above.
-
-Shapes: n nodes, m edges.
+Differences from the paper: the factor n S_i / S, by which a rank's mean gradient weighs as much as its samples do (the
+paper's factor n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking``).
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from hvd_hetero.topology.graphs import Graph, laplacian, require_connected
+from hvd_hetero.topology import matcha, matching_decomposition, mixing_matrix, ring
+from hvd_hetero.topology.graphs import Graph
+from hvd_hetero.topology.matcha import Matcha
 
+__all__ = ["ALLREDUCE", "MIXING_NAMES", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
 
-def metropolis_weights(graph: Graph) -> NDArray[np.float64]:
-    """1 / (1 + max(d_i, d_j)) for each edge, (m,), in the order of ``graph.edges``."""
-    degrees = graph.degrees()
-    return np.array([1.0 / (1.0 + max(degrees[i], degrees[j])) for i, j in graph.edges])
+ALLREDUCE = "allreduce"
 
-
-def mixing_matrix(graph: Graph) -> NDArray[np.float64]:
-    """The symmetric doubly stochastic (n, n) matrix of Metropolis-Hastings weights."""
-    require_connected(graph, "mixing")
-    return np.eye(graph.nodes) - laplacian(graph.nodes, graph.edges, metropolis_weights(graph))
+Floats = NDArray[np.float64]
 
 
-def mixing_rho(matrix: ArrayLike) -> float:
-    """|| W'W - J ||: the factor by which one round shrinks the squared distance from agreement, at worst."""
-    mixing = np.asarray(matrix, dtype=np.float64)
-    if mixing.ndim != 2 or mixing.shape[0] != mixing.shape[1] or mixing.size == 0:
-        raise ValueError(f"matrix must be square, one row per rank, got shape {mixing.shape}; mixing_matrix makes one")
-    sums = np.concatenate([mixing.sum(axis=0), mixing.sum(axis=1)])
-    worst = sums[np.argmax(np.abs(sums - 1.0))]  # NaN, if there is one
-    if not abs(worst - 1.0) <= 1e-9:
+@dataclass(frozen=True, slots=True, eq=False)
+class NeighbourMixing:
+    """D-PSGD: the same weights in every round."""
+
+    graph: Graph
+
+    @property
+    def nodes(self) -> int:
+        """The ranks it is made for."""
+        return self.graph.nodes
+
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """The weights with which a rank averages, its own among them; they sum to 1."""
+        weights = _matrix(self.graph)[rank]
+        return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
+
+    def matrix(self, round: int) -> Floats:
+        """W: the rows of all ranks."""
+        return _matrix(self.graph)
+
+    def exchanges(self, round: int) -> int:
+        """How many exchanges with one neighbour follow each other in a round, where disjoint pairs exchange at once."""
+        return _matchings(self.graph)
+
+    @property
+    def most_neighbours(self) -> int:
+        """Of any rank in any round."""
+        return int(self.graph.degrees().max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatchaMixing:
+    """MATCHA: some of the links in each round, the more important ones more often.
+
+    Activation probabilities are floating-point results of an optimisation, and two processors may find different last
+    bits; so one rank computes this object and the others receive it.
+    """
+
+    schedule: Matcha
+    seed: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """The ranks it is made for."""
+        return self.schedule.nodes
+
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """The weights with which a rank averages in this round, its own among them; they sum to 1."""
+        others = dict(self.schedule.partners(rank, self.seed, round))
+        return {rank: 1.0 - sum(others.values()), **others}
+
+    def matrix(self, round: int) -> Floats:
+        """W of this round: the rows of all ranks."""
+        return self.schedule.mixing(self.seed, round)
+
+    def exchanges(self, round: int) -> int:
+        """How many exchanges with one neighbour follow each other in this round: its active matchings."""
+        return int(self.schedule.active(self.seed, round).sum())
+
+    @property
+    def most_neighbours(self) -> int:
+        """Of any rank in any round."""
+        return len(self.schedule.matchings)
+
+
+Mixing = NeighbourMixing | MatchaMixing
+
+
+_BY_NAME: dict[str, Callable[[int], Mixing]] = {
+    "d-psgd": lambda workers: NeighbourMixing(ring(workers)),
+    "matcha": lambda workers: MatchaMixing(matcha(ring(workers), budget=0.5)),
+}
+
+MIXING_NAMES = tuple(_BY_NAME)
+"""what ``sync`` may be called, beside the allreduce"""
+
+
+def resolve_mixing(sync: str | Mixing, workers: int, *, updates_locally: bool = False) -> Mixing | None:
+    """What ``sync`` means for so many ranks: None for the allreduce, or whom each rank averages with.
+
+    By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round. A policy that
+    ``updates_locally`` goes with the allreduce alone.
+    """
+    mixing = _resolve(sync, workers)
+    if mixing is not None and updates_locally:
         raise ValueError(
-            f"matrix must have rows and columns that sum to 1, got a sum of {worst}; otherwise mixing moves the mean"
+            f"sync={sync!r} does not go with local updates, whose round ends by averaging all parameters; use "
+            "sync='allreduce', or ElasticBSP(updates='accumulate')"
         )
-    # Taking J from W first is exact for doubly stochastic W, W'W - J = (W - J)'(W - J), and avoids the cancellation.
-    return float(np.linalg.norm(mixing - 1.0 / len(mixing), 2) ** 2)
+    return mixing
+
+
+def _resolve(sync: str | Mixing, workers: int) -> Mixing | None:
+    if isinstance(sync, Mixing):
+        if (nodes := sync.nodes) != workers:
+            raise ValueError(
+                f"sync has a graph of {nodes} nodes, and there are {workers} ranks; give one node per rank"
+            )
+        return sync
+    if not isinstance(sync, str):
+        raise TypeError(f"sync must be a name, a NeighbourMixing or a MatchaMixing, got {sync!r}")
+    if sync == ALLREDUCE:
+        return None
+    if sync not in _BY_NAME:
+        known = (ALLREDUCE, *MIXING_NAMES)
+        near = difflib.get_close_matches(sync.lower().replace("_", "-"), known, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"sync {sync!r} is not known; {hint}known names: {', '.join(known)}")
+    return None if workers == 1 else _named(sync, workers)
+
+
+@lru_cache(maxsize=8)  # MATCHA's optimisation takes eigenvalues of n x n matrices, again and again
+def _named(name: str, workers: int) -> Mixing:
+    return _BY_NAME[name](workers)
+
+
+@lru_cache(maxsize=8)  # asked for in every round
+def _matrix(graph: Graph) -> Floats:
+    return mixing_matrix(graph)
+
+
+@lru_cache(maxsize=8)
+def _matchings(graph: Graph) -> int:
+    return len(matching_decomposition(graph))

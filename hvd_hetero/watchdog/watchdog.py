@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.signals.addresses import exchange_directory, job_key, listen_to_packets
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.signals.addresses import exchange_directory, job_key, listen_to_packets
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.roll import RollCall

@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
-from hvd_hetero.synchronisation import MatchaMixing, Mixing
 from hvd_hetero.testing import report
 from hvd_hetero.topology import matcha, ring
+from hvd_hetero.topology.mixing import MatchaMixing, Mixing
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 ROUNDS = 40

@@ -15,12 +15,13 @@ import torch
 from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 
-from hvd_hetero import buckets as division
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
-from torch_hooks.samplers import drawn_by
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.data.samplers import drawn_by
+from torch_hooks.gradients import buckets
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(240, 5, generator=GENERATOR, dtype=torch.float64)

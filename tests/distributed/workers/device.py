@@ -19,11 +19,12 @@ import torch
 from simulated import SimulatedClock
 from torch.nn import functional
 
-from hvd_hetero import buckets as division
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel, report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets, load_balance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, load_balance
+from torch_hooks.gradients import buckets
 
 # Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
 buckets._AT_ONCE, division.MEMBERS = 100, 2

@@ -18,11 +18,12 @@ import torch
 from simulated import SimulatedClock
 from torch.nn import functional
 
-from hvd_hetero import buckets as division
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.gradients import buckets
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
 buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2

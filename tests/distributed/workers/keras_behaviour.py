@@ -86,7 +86,7 @@ def metrics_are_those_of_all_samples() -> dict:
             heard.append(record.getMessage())
 
     heard: list[str] = []
-    logging.getLogger("keras_callbacks.metrics").addHandler(Heard())
+    logging.getLogger("keras_callbacks.metrics.of_all_ranks").addHandler(Heard())
     x, y = data()
     labels = (y > 0).astype("float32")
     model = network()

@@ -17,7 +17,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero import buckets as division
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report

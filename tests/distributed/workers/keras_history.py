@@ -196,13 +196,13 @@ def figures_that_cannot_be_joined_are_named() -> dict:
 
     heard: list[str] = []
     handler = Heard()
-    logging.getLogger("keras_callbacks.metrics").addHandler(handler)
+    logging.getLogger("keras_callbacks.metrics.of_all_ranks").addHandler(handler)
     inputs = keras.layers.Input((FEATURES,))
     model = Moving(inputs, keras.layers.Dense(1)(inputs))
     model.own = keras.metrics.Mean(name="own")
     model.compile(keras.optimizers.SGD(0.05))
     balance = LoadBalance("bsp" if hvd.size() == 1 else UNEQUAL, global_batch=BATCH)
     told = model.fit(resize_batches(data(), balance), epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
-    logging.getLogger("keras_callbacks.metrics").removeHandler(handler)
+    logging.getLogger("keras_callbacks.metrics.of_all_ranks").removeHandler(handler)
     told = {key: [float(v) for v in values] for key, values in told.items()}
     return {"alike": len(set(map(str, hvd.allgather_object(told)))), "warnings": heard}

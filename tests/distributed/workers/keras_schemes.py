@@ -21,8 +21,8 @@ from keras_exactness import SAMPLES, EveryRoundAnother, Net, samples
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.synchronisation import resolve_mixing
 from hvd_hetero.testing import report
+from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras

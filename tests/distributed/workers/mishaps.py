@@ -12,12 +12,13 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import torch_hooks.synchroniser as wire
+import torch_hooks.gradients.synchroniser as wire
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.gradients import buckets
 
 buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 SAMPLES = 25  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample, for one rank

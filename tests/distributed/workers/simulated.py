@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-import torch_hooks.waiting
+import torch_hooks.wires.waiting
 
 
 class SimulatedClock:
@@ -17,7 +17,7 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        torch_hooks.waiting.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=time.sleep)
+        torch_hooks.wires.waiting.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=time.sleep)
         time.perf_counter = self
 
     def __call__(self) -> float:

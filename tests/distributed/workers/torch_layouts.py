@@ -12,12 +12,13 @@ import horovod.torch as hvd
 import torch
 from torch.nn import functional
 
-from hvd_hetero import buckets as division
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.gradients import buckets
 
 # Sizes in bytes at which a small model takes every way that a large one takes.
 buckets._AT_ONCE, division.ALONE = 100, 1000

@@ -19,10 +19,10 @@ from simulated import SimulatedClock
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
-import hvd_hetero.pace
-import hvd_hetero.training
+import hvd_hetero.measurement.speed_meter
+import hvd_hetero.session
+from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
-from hvd_hetero.resources import Resources
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -33,7 +33,7 @@ GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(SAMPLES, 5, generator=GENERATOR)
 Y = X.sum(1, keepdim=True)
 # A new process would not trust its first rounds again, and its plans would follow later than those of the other job.
-hvd_hetero.pace._WARM_UP_ROUNDS = 0
+hvd_hetero.measurement.speed_meter._WARM_UP_ROUNDS = 0
 
 
 class SteadyMachine:
@@ -46,7 +46,7 @@ class SteadyMachine:
         return Resources(cpu=0.9 - 0.3 * hvd.rank(), memory=0.5)
 
 
-hvd_hetero.training.ResourceMeter = SteadyMachine
+hvd_hetero.session.ResourceMeter = SteadyMachine
 
 
 class Script:

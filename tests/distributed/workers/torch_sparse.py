@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.testing import report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, buckets
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.gradients import buckets
 
 buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
 ROUNDS = 100

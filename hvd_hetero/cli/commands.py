@@ -1,0 +1,75 @@
+"""The command ``hvd-hetero``: a table of subcommands, each of them a module that declares its options and runs.
+
+A command's module must import nothing heavy at its top level, since all of them are imported to write the help.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvd_hetero import __version__, horovod_build
+from hvd_hetero.cli import profile, simulate
+from hvd_hetero.errors import HeteroError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: its name, a line of help, its options, and what it does (returning the exit code)."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = (
+    Command(
+        "build-horovod",
+        "build a wheel of Horovod 0.28.1 for the torch and TensorFlow that are installed here",
+        horovod_build.add_arguments,
+        horovod_build.run,
+    ),
+    Command(
+        "profile",
+        "time one training step over batch sizes: when this device is busy, what a sample costs, where memory ends",
+        profile.add_arguments,
+        profile.run,
+    ),
+    Command(
+        "simulate",
+        "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded run",
+        simulate.add_arguments,
+        simulate.run,
+    ),
+)
+
+
+def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="hvd-hetero", description="Load-balanced, exact training with Horovod.")
+    parser.add_argument("--version", action="version", version=f"hvd-hetero {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in commands:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
+    """Run a command and return its exit code: 0, 1 if it failed, 2 if it was asked wrongly, 130 if interrupted."""
+    args = make_parser(commands).parse_args(argv)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        sys.stderr.write("hvd-hetero: interrupted\n")
+        return 130
+    except (HeteroError, ValueError, OSError) as error:
+        if args.traceback:
+            raise
+        sys.stderr.write(f"hvd-hetero: error: {error}\n")
+        return 2 if isinstance(error, ValueError) else 1  # as argparse does

@@ -1,0 +1,1 @@
+"""What travels between ranks, and in what company."""

@@ -1,0 +1,202 @@
+"""Where a rank listens, and what all ranks tell each other about it, once, by a collective that is handed in.
+
+A rank listens on each address that it is known by and on no other (never on the wildcard), on a port that the system
+chooses, and tells all of them; who connects tries them in turn. Loopback addresses are only tried between ranks that
+give the same host name.
+
+The key is made of what rank 0 draws and of the job's key, which the launcher of the Horovod that we build gives to each
+rank in its environment. The job's key is not sent, so that who reads the network cannot take part. Under another
+launcher what rank 0 draws is the key, and as secret as the collective that carries it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from hvd_hetero.communication.signals.frames import KEY_BYTES
+from hvd_hetero.errors import HeteroError
+
+__all__ = ["Address", "Directory", "exchange_directory", "job_key", "listen", "listen_to_packets"]
+
+Address = tuple[str, int]
+"""A numeric address and a port; IPv6 where the address has a colon."""
+
+_VERSION = 2
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+_JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
+_BACKLOG = 128
+_MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
+
+
+def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
+    """A listening socket for each address of ``names``, and what hindered the others.
+
+    With no names given: the addresses of the interface that Horovod uses, as its launcher has told this rank. If it has
+    not, the addresses that the host's own name resolves to, then loopback. Where that name means loopback alone, as it
+    does on many systems as they are installed, the addresses of the host's interfaces, too.
+    """
+    names = names or _interfaces(os.environ.get(_INTERFACE, ""))
+    given = names or [socket.gethostname(), "127.0.0.1", "::1"]
+    listeners, troubles = _listen(given)
+    if not names and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
+        more, also = _listen([ip for ip in _interfaces() if ip not in listeners])
+        listeners |= more
+        troubles += also
+    return list(listeners.values()), "; ".join(troubles)
+
+
+def listen_to_packets() -> tuple[list[socket.socket], str]:
+    """The same for UDP, for the addresses that ``listen`` chooses by itself."""
+    streams, troubles = listen(())
+    sockets: list[socket.socket] = []
+    for stream in streams:
+        sock = socket.socket(stream.family, socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        try:
+            sock.bind((stream.getsockname()[0], 0))
+        except OSError as error:
+            sock.close()
+            troubles += f"; {stream.getsockname()[0]}: {error}"
+        else:
+            sockets.append(sock)
+        stream.close()
+    return sockets, troubles
+
+
+def _interfaces(name: str | None = None) -> list[str]:
+    """Return the addresses of one interface, or of all."""
+    internet = (socket.AF_INET, socket.AF_INET6)
+    there = psutil.net_if_addrs()
+    chosen = there.values() if name is None else [there.get(name, [])]
+    return [each.address for of in chosen for each in of if each.family in internet]
+
+
+def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
+    listeners: dict[str, socket.socket] = {}
+    troubles: list[str] = []
+    for name in names:
+        try:
+            found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        except OSError as error:
+            troubles.append(f"{name}: {error}")
+            continue
+        for family, kind, protocol, _, where in found:
+            ip = str(where[0])
+            # A link-local IPv6 address means nothing without this host's own number of the interface.
+            if ip in listeners or "%" in ip or ip.startswith("fe80:") or len(listeners) == _MOST_ADDRESSES:
+                continue
+            try:
+                listener = socket.socket(family, kind, protocol)
+            except OSError as error:  # IPv6 where the kernel has none
+                troubles.append(f"{ip}: {error}")
+                continue
+            try:
+                listener.setblocking(False)
+                listener.bind((ip, 0))
+                listener.listen(_BACKLOG)
+            except OSError as error:
+                listener.close()
+                troubles.append(f"{ip}: {error}")
+            else:
+                listeners[ip] = listener
+    return listeners, troubles
+
+
+def job_key() -> bytes:
+    """What the launcher has given to the ranks of this job alone; nothing under others than Horovod's."""
+    return os.environ.get(_JOB_KEY, "").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """What the ranks told each other: the key, and the addresses at which this rank may try each other one."""
+
+    key: bytes
+    addresses: tuple[tuple[Address, ...], ...]
+
+
+def exchange_directory(
+    rank: int,
+    size: int,
+    generation: int,
+    listeners: Sequence[socket.socket],
+    troubles: str,
+    exchange: Callable[[bytes], Sequence[bytes]],
+    job_key: bytes = b"",
+) -> Directory:
+    """Take part in the exchange, whatever our own state: a rank that stayed away would leave the others waiting.
+
+    Every rank judges the same entries, so where they do not fit together all ranks raise.
+    """
+    own = {
+        "version": _VERSION,
+        "rank": rank,
+        "size": size,
+        "generation": generation,
+        "host": socket.gethostname(),
+        "addresses": [listener.getsockname()[:2] for listener in listeners],
+        "troubles": troubles,
+        "key": secrets.token_hex(KEY_BYTES) if rank == 0 else "",
+        "job": hmac.new(job_key, b"signals: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
+    }
+    entries = [_entry(payload) for payload in exchange(json.dumps(own).encode())]
+    for key, here in (("version", [_VERSION] * size), ("rank", list(range(size)))):
+        if [entry[key] for entry in entries] != here:
+            raise HeteroError(
+                f"the signal channel's exchange must bring every rank's payload, in order of rank; {key} should be "
+                f"{here}, got {[entry[key] for entry in entries]}. Hand in an allgather, and one version of hvd-hetero"
+            )
+    for key in ("size", "generation"):
+        if len({entry[key] for entry in entries}) != 1:
+            raise HeteroError(
+                f"all ranks of a signal channel must name the same {key}, got {[entry[key] for entry in entries]}"
+            )
+    for entry in entries:
+        if not entry["addresses"]:
+            raise HeteroError(
+                f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}). "
+                "Name the interface that leads to the other ranks: horovodrun --network-interface"
+            )
+        if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
+            raise HeteroError(
+                f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
+                "ranks of other hosts cannot reach it. Name an interface that they can reach (horovodrun "
+                "--network-interface), or give that host's name an address of its network in /etc/hosts"
+            )
+    drawn = bytes.fromhex(entries[0]["key"])
+    all_have_it = bool(job_key) and len({entry["job"] for entry in entries}) == 1
+    return Directory(
+        key=hmac.new(job_key, drawn, hashlib.sha256).digest() if all_have_it else drawn,
+        addresses=tuple(
+            tuple(
+                (ip, port) for ip, port in entry["addresses"] if entry["host"] == own["host"] or _leads_here((ip, port))
+            )
+            for entry in entries
+        ),
+    )
+
+
+def _leads_here(address: Sequence[Any]) -> bool:
+    """From another host."""
+    return not ipaddress.ip_address(address[0]).is_loopback
+
+
+def _entry(payload: bytes) -> dict[str, Any]:
+    try:
+        entry = json.loads(payload)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or entry.get("version") != _VERSION:
+        raise HeteroError(f"the exchange brought what no signal channel of this version sends: {payload!r:.80}")
+    return entry

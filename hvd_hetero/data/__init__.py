@@ -1,0 +1,1 @@
+"""Which samples go where."""

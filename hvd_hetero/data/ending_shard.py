@@ -1,0 +1,123 @@
+"""Rounds from a part of the data that one rank reads alone, to its end, once per epoch."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from hvd_hetero.data.streams import Source, require_kind
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["EndingShard"]
+
+_STATE_VERSION = 1
+
+
+class EndingShard:
+    """``read(epoch)`` gives the samples of this rank's part. The epoch ends when the parts of all ranks have ended.
+
+    No rank knows where the parts of others end, and parts may be of unequal length. So each rank looks one sample
+    ahead, and says in the table of a round whether its part ends with it (``RoundReport.ended``). From then on plans
+    leave it out, on every rank alike. In the round in which it ends, it may do fewer samples than were planned, which
+    the table tells as well. When all parts have ended, every rank knows, and no round without samples is needed to find
+    out.
+    """
+
+    kind = "shard, once per epoch"
+
+    def __init__(self, read: Source, rank: int, workers: int) -> None:
+        self._read = read
+        self._rank = rank
+        self._workers = workers
+        self.start(0)
+
+    def start(self, epoch: int) -> None:
+        """Begin an epoch, at the front of the part."""
+        self.epoch = epoch
+        self._round = 0
+        self._source: Iterator[Any] | None = None
+        self._waiting: deque[Any] = deque()
+        self._open: deque[tuple[RoundPlan, list[Any]]] = deque()
+        self._done = [0] * self._workers  # samples of this epoch
+        self._ended = [False] * self._workers
+
+    @property
+    def over(self) -> bool:
+        """Whether the parts of all ranks have ended, as all know by the table."""
+        return all(self._ended)
+
+    @property
+    def empty(self) -> list[int]:
+        """Ranks whose parts have ended without a sample, as all know by the table."""
+        return [rank for rank, done in enumerate(self._done) if self._ended[rank] and not done]
+
+    @property
+    def place(self) -> int:
+        """The number of the round, for the samples of the ranks have nothing in common."""
+        return zlib.crc32(struct.pack("<2q", self.epoch, self._round))
+
+    def holds(self, samples: int) -> bool:
+        """Whether so many samples of this rank's part are still to be taken."""
+        missing = samples - len(self._waiting)
+        if missing > 0:
+            if self._source is None:
+                self._source = iter(self._read(self.epoch))
+            self._waiting.extend(islice(self._source, missing))
+        return len(self._waiting) >= samples
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
+        """The plan without the ranks whose parts have ended, and this rank's samples, fewer where its part ends."""
+        if self.over:
+            raise ValueError(f"the parts of all ranks have ended in epoch {self.epoch}; start the next one")
+        plan = plan.without(self._ended)
+        wanted = plan.samples[rank]
+        self.holds(wanted + 1)
+        part = [self._waiting.popleft() for _ in range(min(wanted, len(self._waiting)))]
+        self._round += 1
+        self._open.append((plan, part))
+        return plan, part
+
+    def ends_after(self, done: int) -> bool:
+        """Whether this rank's part ends with the round at hand, of which it has done so many samples."""
+        return not self._waiting and done >= sum(len(part) for _, part in self._open)
+
+    def settle(self, done: Sequence[float], ended: Sequence[float]) -> None:
+        """The round is agreed: every rank has done that many of its samples, and some parts have ended."""
+        _, part = self._open.popleft()
+        self._waiting.extendleft(reversed(part[int(done[self._rank]) :]))
+        self._done = [before + int(count) for before, count in zip(self._done, done, strict=True)]
+        self._ended = [before or now > 0 for before, now in zip(self._ended, ended, strict=True)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch and every rank's part stand; the same on every rank. Rounds in flight count as not done."""
+        return {
+            "version": _STATE_VERSION,
+            "stream": self.kind,
+            "epoch": self.epoch,
+            "round": self._round - len(self._open),
+            "done": list(self._done),
+            "ended": list(self._ended),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: this rank's part is read from its front, and what was done is passed over."""
+        require_kind(state, self.kind, _STATE_VERSION)
+        if len(state["done"]) != self._workers:
+            raise ValueError(
+                f"the state is of {len(state['done'])} ranks, this job has {self._workers}, whose parts are others; "
+                "resume with as many ranks, or begin a new epoch"
+            )
+        self.start(state["epoch"])
+        self._round, self._done, self._ended = state["round"], list(state["done"]), list(state["ended"])
+        passed = self._done[self._rank]
+        if not self.holds(passed):
+            raise ValueError(
+                f"the state is of a part with at least {passed} samples on rank {self._rank}, this one has "
+                f"{len(self._waiting)}; resume with the same data"
+            )
+        for _ in range(passed):
+            self._waiting.popleft()

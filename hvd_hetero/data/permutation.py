@@ -1,0 +1,226 @@
+"""Which samples go where: one seeded permutation per epoch, and one cursor shared by all ranks.
+
+Let ``π`` be the permutation of the N samples of an epoch, a function of (seed, epoch) alone, and ``c`` the cursor. A
+round with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then
+c grows by X. So whatever the plans do, every sample is visited exactly once per epoch, the samples *of a round* do not
+depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
+is short.
+
+**Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. The table tells everybody,
+so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed in
+place, so that ``π[:c]`` always is what has been taken for good and ``π[c:]`` what is still to come.
+
+**The lead.** With a lead of L rounds, slices are taken up to L rounds before they are computed, earlier on one rank and
+later on another. All must still take the same slice for the same round: the tails of round r come back just before
+round r + 1 + L is taken, however early they are known. What comes back after the last slice was taken is a pass of its
+own over the order: ``resume``.
+
+No rank needs to hear from another: all compute the same permutation and follow the same plans. A checksum of the
+permutation rides in the table (``RoundReport.fingerprint``), so two ranks with different data do not go on unnoticed.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.checks import integer, require_version
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["SharedPermutation"]
+
+_STATE_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A round's slice of the order."""
+
+    number: int
+    indices: npt.NDArray[np.int64]
+    plan: RoundPlan
+    exhausted: bool
+    """whether nothing was left after it, at that time"""
+
+
+class SharedPermutation:
+    """The order of one data set's samples over the epochs, and the cursor in the present one.
+
+    ``take`` for every round, then ``settle`` for every round that is agreed, in the same order. ``draw`` gives the
+    order of an epoch where it is no permutation: any indices, also some of them several times.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        draw: Callable[[int], npt.NDArray[np.int64]] | None = None,
+    ) -> None:
+        if length < 1:
+            raise ValueError(
+                f"the dataset must hold at least one sample, its length is {length}; check what it was made from"
+            )
+        self.length = length
+        self.shuffle = shuffle
+        self.seed = integer("seed", seed, 0, 2**128, way_out="give a whole number, the same on every rank")
+        self.lead = 0
+        self._draw = draw
+        self.start(0)
+
+    def start(self, epoch: int) -> None:
+        """Put the cursor at the beginning of an epoch."""
+        self.epoch = epoch
+        self._reordered = self._draw is not None  # which may not draw the same again
+        if self._draw is not None:
+            order = self._draw(epoch)
+        else:
+            order = np.arange(self.length)
+            if self.shuffle:
+                np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(order)
+        self.size = len(order)
+        """samples of this epoch"""
+        self._begin(order)
+
+    def _begin(self, order: npt.NDArray[np.int64]) -> None:
+        self.cursor = 0
+        self._order = order
+        self._next = 0
+        self._open: deque[_Taken] = deque()
+        self._tails: deque[tuple[int, npt.NDArray[np.int64]]] = deque()
+        # Places where a job that was interrupted had come to the end of the order, before samples came back to it.
+        self._stops: deque[int] = deque()
+        # The order itself, not (seed, epoch): it also differs where two NumPy versions shuffle differently.
+        self.checksum = zlib.crc32(order.astype("<i8").tobytes())
+
+    @property
+    def place(self) -> int:
+        """A checksum of the order, the epoch and the cursor: what ranks must have in common to take the same round."""
+        self._put_back(self._next)
+        return zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
+
+    @property
+    def remaining(self) -> int:
+        """Samples of this epoch that the next round can take."""
+        self._put_back(self._next)
+        return (self._stops[0] if self._stops else len(self._order)) - self.cursor
+
+    def holds(self, samples: int) -> bool:
+        """Whether a round can take so many samples of this epoch.
+
+        What is left may be too few for the next round only because samples are still to come back. With no round in
+        flight the pass is over then, as it is in a job that goes on, and the next one begins.
+        """
+        if self.remaining < samples and not self._open:
+            self.resume()
+        return self.remaining >= samples
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
+        """The plan of the next round, shortened where the epoch ends, and this rank's samples of it."""
+        if self.remaining == 0:
+            raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
+        plan = plan.shrink(self.remaining)
+        indices = self._order[self.cursor : self.cursor + plan.total].copy()
+        self.cursor += plan.total
+        if self._stops and self.cursor == self._stops[0]:
+            self._stops.popleft()
+            exhausted = True
+        else:
+            exhausted = self.cursor == len(self._order)
+        self._open.append(_Taken(self._next, indices, plan, exhausted))
+        self._next += 1
+        begin = plan.start(rank)
+        return plan, indices[begin : begin + plan.samples[rank]]
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round was taken that is not settled."""
+        return bool(self._open)
+
+    def settle(self, done: Sequence[float]) -> None:
+        """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
+        taken = self._open.popleft()
+        if taken.plan.ends == "all":
+            return
+        tails = [
+            taken.indices[taken.plan.start(rank) + int(count) : taken.plan.start(rank) + planned]
+            for rank, (planned, count) in enumerate(zip(taken.plan.samples, done, strict=True))
+        ]
+        if any(map(len, tails)):
+            self._reordered = True
+            self._tails.append((taken.number + 1 + self.lead, np.concatenate(tails)))
+
+    def resume(self) -> bool:
+        """Once all rounds are settled: put back what is still to come back. Whether there is anything left to do."""
+        assert not self._open, "rounds that are not settled may still return samples"
+        if self._tails:
+            self._put_back(self._tails[-1][0])
+        self._stops.clear()  # of the pass that is over
+        return self.remaining > 0
+
+    def _put_back(self, number: int) -> None:
+        """Tails that are due before the round of that number is taken, the oldest first in the order."""
+        due = []
+        while self._tails and self._tails[0][0] <= number:
+            due.append(self._tails.popleft()[1])
+        if due:
+            back = np.concatenate(due)
+            # What lies before the cursor is done or in flight, and is kept by the rounds themselves: its places may be
+            # used. There are enough, for what comes back was taken from there.
+            self.cursor -= len(back)
+            self._order[self.cursor : self.cursor + len(back)] = back
+            self.checksum = zlib.crc32(back.astype("<i8").tobytes(), self.checksum)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done.
+
+        With a lead, ranks may be ahead by different numbers of rounds, and write the same future differently; to go on,
+        all must load one rank's state.
+        """
+        first = self._open[0].number if self._open else self._next
+        flight = [taken.indices for taken in self._open]
+        ends = np.cumsum([len(indices) for indices in flight]).tolist()
+        stops = [end for end, taken in zip(ends, self._open, strict=True) if taken.exhausted]
+        stops += [sum(map(len, flight)) + stop - self.cursor for stop in self._stops]
+        return {
+            "version": _STATE_VERSION,
+            "length": self.length,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "cursor": self.cursor - sum(map(len, flight)),
+            "rest": np.concatenate([*flight, self._order[self.cursor :]]).tolist() if self._reordered else None,
+            "tails": [(number - first, tail.tolist()) for number, tail in self._tails],
+            "stops": stops,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another job stood in its epoch."""
+        require_version(state, "the order of samples", _STATE_VERSION)
+        mine = {"length": self.length, "shuffle": self.shuffle, "seed": self.seed}
+        if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
+            raise ValueError(
+                f"the state is of an order with {other}, this one has { {name: mine[name] for name in other} }; "
+                "resume with the same dataset, shuffle and seed"
+            )
+        self.start(state["epoch"])
+        if state["rest"] is None:
+            self.cursor = state["cursor"]
+            return
+        tails = deque((int(number), np.array(tail, dtype=np.int64)) for number, tail in state["tails"])
+        room = sum(len(tail) for _, tail in tails)  # for what comes back, which is put before the cursor
+        self._begin(np.concatenate([np.zeros(room, dtype=np.int64), np.array(state["rest"], dtype=np.int64)]))
+        self.cursor = room
+        self._reordered = True
+        self._tails = tails
+        self._stops = deque(room + stop for stop in state["stops"] if 0 < stop < len(state["rest"]))
+        if not state["rest"]:
+            self.resume()

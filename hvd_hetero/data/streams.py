@@ -1,0 +1,282 @@
+"""Rounds from data without random access: a stream that is read from front to end.
+
+Two ways, and only who made the stream knows which is right:
+
+``SharedStream``
+    Every rank reads the whole stream, the same samples in the same order. A round with the plan x_1 … x_n takes the
+    next X of them and rank i keeps its x_i, as from a permutation (``data.permutation``): every sample goes to
+    exactly one rank, exactly once, and every rank finds the end in the same round. The price is that all ranks read
+    everything. What a rank that stops early has left undone comes back before what is read next, on every rank alike.
+
+``ShardStream``
+    Every rank reads a part of its own, and takes x_i samples from it in each round. Ranks do not know of each other's
+    ends, so an epoch is a given number of rounds; a part that has come to its end begins again, and goes on from epoch
+    to epoch, so that a slow rank, too, comes to the end of its part. What is left undone goes back to its front.
+
+Neither asks for more than one round ahead. Both answer to the same calls as ``SharedPermutation``, with the samples
+themselves in the place of indices. The samples of ranks are not compared; where they are in their streams, is.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.checks import integer, require_version
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["ShardStream", "SharedStream", "Source", "require_kind"]
+
+_STATE_VERSION = 2
+Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
+
+
+class SharedStream:
+    """``read(epoch)`` gives the samples of an epoch, the same on every rank.
+
+    ``least`` is how many a round needs, and ``readers`` how many processes read: samples come in another order then.
+    """
+
+    kind = "whole"
+
+    def __init__(self, read: Source, least: int = 1, readers: int = 0) -> None:
+        self._read = read
+        self._least = least
+        self._readers = readers
+        self.lead = 0
+        self.place = 0
+        self.start(0)
+
+    def start(self, epoch: int) -> None:
+        """From the front of the stream; it is opened when the first sample is asked for."""
+        self.epoch = epoch
+        self._source: Iterator[Any] | None = None
+        self._opened = 0  # the number of the sample that is read next
+        self.taken = 0
+        """samples of this epoch that rounds have taken"""
+        self._waiting: deque[tuple[int, Any]] = deque()  # read, and not taken yet, with their numbers
+        self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
+
+    @property
+    def remaining(self) -> int:
+        """Samples still to be taken, as far as a round needs to know: ``least`` at most."""
+        return min(self._await(self._least), self._least)
+
+    @property
+    def over(self) -> bool:
+        """Whether all samples of the epoch are taken."""
+        return self._await(1) == 0
+
+    def holds(self, samples: int) -> bool:
+        """Whether so many samples are still to be taken."""
+        return self._await(samples) >= samples
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
+        """The plan of the next round, shortened where the stream ends, and this rank's samples of it.
+
+        ``place`` then says what ranks must have in common, and whether another round follows: one that ends alone is
+        found out in its last round, before the others wait for it.
+        """
+        left = self._await(plan.total + 1)  # whether this round is the last one matters to it
+        if left == 0:
+            raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
+        plan = plan.shrink(left)
+        part = [self._waiting.popleft() for _ in range(plan.total)]
+        self.taken += plan.total
+        self._open.append((plan, part))
+        here = [self.epoch, self.taken, self.remaining, self._readers]
+        self.place = zlib.crc32(np.array(here, dtype="<i8").tobytes())
+        begin = plan.start(rank)
+        return plan, [sample for _, sample in part[begin : begin + plan.samples[rank]]]
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round was taken that is not settled."""
+        return bool(self._open)
+
+    def settle(self, done: Sequence[float]) -> None:
+        """The round is agreed, and every rank has done that many of its samples."""
+        plan, part = self._open.popleft()
+        if plan.ends == "all":
+            return
+        undone = []
+        for rank, (planned, count) in enumerate(zip(plan.samples, done, strict=True)):
+            begin = plan.start(rank)
+            undone += part[begin + int(count) : begin + planned]
+        self._waiting.extendleft(reversed(undone))
+        self.taken -= len(undone)
+
+    def resume(self) -> bool:
+        """Whether anything is left to do."""
+        return self.remaining > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands; rounds in flight count as not done. The same on every rank."""
+        unfinished = [number for _, part in self._open for number, _ in part]
+        unfinished += [number for number, _ in self._waiting]
+        return {
+            "version": _STATE_VERSION,
+            "stream": self.kind,
+            "epoch": self.epoch,
+            "readers": self._readers,
+            "opened": self._opened,
+            "unfinished": unfinished,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: the stream is read from its front, and what was done is passed over."""
+        _require(state, self.kind, self._readers)
+        self.start(state["epoch"])
+        kept = dict.fromkeys(state["unfinished"])
+        source = self._source = iter(self._read(self.epoch))
+        for number, sample in enumerate(islice(source, state["opened"])):
+            self._opened = number + 1
+            if number in kept:
+                kept[number] = sample
+        if self._opened < state["opened"]:
+            raise ValueError(
+                f"the state is of a stream with at least {state['opened']} samples, this one has {self._opened}; "
+                "resume with the same data"
+            )
+        self._waiting.extend(kept.items())
+        self.taken = self._opened - len(kept)
+
+    def _await(self, count: int) -> int:
+        """Read on until that many are waiting, or the stream ends. Returns how many are."""
+        missing = count - len(self._waiting)
+        if missing > 0:
+            if self._source is None:
+                self._source = iter(self._read(self.epoch))
+            for sample in islice(self._source, missing):
+                self._waiting.append((self._opened, sample))
+                self._opened += 1
+        return len(self._waiting)
+
+
+class ShardStream:
+    """``read(number)`` gives this rank's part, for the pass of that number; an epoch has ``rounds`` rounds."""
+
+    kind = "shard"
+
+    def __init__(self, read: Source, rounds: int, rank: int, workers: int, readers: int = 0) -> None:
+        way_out = "give the rounds of an epoch, the same number on every rank"
+        self.rounds = integer("rounds_per_epoch", rounds, 1, way_out=way_out)
+        self.lead = 0
+        self._read = read
+        self._rank = rank
+        self._readers = readers
+        self._done = [0] * workers  # samples, since the beginning of the first pass
+        self._begin()
+        self.start(0)
+
+    def _begin(self) -> None:
+        self._pass = 0
+        self._source: Iterator[Any] = iter(())
+        self._waiting: deque[Any] = deque()
+        self._open: deque[tuple[RoundPlan, list[Any]]] = deque()
+
+    def start(self, epoch: int) -> None:
+        """Begin an epoch. The part itself goes on, with what was taken and not done."""
+        self.epoch = epoch
+        self._round = 0
+        while self._open:
+            self._waiting.extendleft(reversed(self._open.pop()[1]))
+
+    @property
+    def remaining(self) -> float:
+        """As much as is asked for, while rounds are left."""
+        return float("inf") if self._round < self.rounds else 0
+
+    def holds(self, samples: int) -> bool:
+        """Whether so many samples are still to be taken: any number, while rounds are left."""
+        return self.remaining >= samples
+
+    @property
+    def place(self) -> int:
+        """The number of the round, and of how many, for the samples of the ranks have nothing in common."""
+        return zlib.crc32(struct.pack("<3q", self.epoch, self._round, self.rounds))
+
+    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
+        """The plan as it is, and this rank's samples."""
+        self._round += 1
+        part = self._pull(plan.samples[rank])
+        self._open.append((plan, part))
+        return plan, part
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a round was taken that is not settled."""
+        return bool(self._open)
+
+    def settle(self, done: Sequence[float]) -> None:
+        """The round is agreed, and every rank has done that many of its samples."""
+        _, part = self._open.popleft()
+        self._waiting.extendleft(reversed(part[int(done[self._rank]) :]))
+        self._done = [before + int(count) for before, count in zip(self._done, done, strict=True)]
+
+    def resume(self) -> bool:
+        """Whether rounds are left."""
+        return self.remaining > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch and every rank's part stand; the same on every rank."""
+        return {
+            "version": _STATE_VERSION,
+            "stream": self.kind,
+            "epoch": self.epoch,
+            "readers": self._readers,
+            "round": self._round - len(self._open),
+            "done": list(self._done),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there: this rank's part is read from the front of its first pass, and what was done is passed over."""
+        _require(state, self.kind, self._readers)
+        if len(state["done"]) != len(self._done):
+            raise ValueError(
+                f"the state is of {len(state['done'])} ranks, this job has {len(self._done)}: nobody knows which "
+                "samples of the new parts were done; resume with as many ranks, or begin a new epoch"
+            )
+        self._begin()
+        self.epoch, self._round, self._done = state["epoch"], state["round"], list(state["done"])
+        for _ in range(self._done[self._rank]):
+            self._pull(1)
+
+    def _pull(self, count: int) -> list[Any]:
+        while len(self._waiting) < count:
+            before = len(self._waiting)
+            self._waiting.extend(islice(self._source, count - before))
+            if len(self._waiting) == before:
+                self._source = iter(self._read(self._pass))
+                self._pass += 1
+                first = next(self._source, self)
+                if first is self:
+                    raise ValueError(
+                        f"rank {self._rank}'s part of the stream has no samples; give every rank one at least, or let "
+                        "all ranks read the whole stream (stream='whole')"
+                    )
+                self._waiting.append(first)
+        return [self._waiting.popleft() for _ in range(count)]
+
+
+def require_kind(state: Mapping[str, Any], kind: str, version: int) -> None:
+    """Raise unless the state is of a stream of this kind, and of this version."""
+    if state.get("stream") != kind:
+        found = f"stream={state['stream']!r}" if "stream" in state else "data with random access"
+        raise ValueError(f"the state is of {found}, this loader has stream={kind!r}; resume with the same kind of data")
+    require_version(state, "the stream", version)
+
+
+def _require(state: Mapping[str, Any], kind: str, readers: int) -> None:
+    require_kind(state, kind, _STATE_VERSION)
+    if state["readers"] != readers:
+        raise ValueError(
+            f"the state is of a stream read with num_workers={state['readers']}, this loader has "
+            f"num_workers={readers}; resume with the same, for samples come in another order otherwise"
+        )

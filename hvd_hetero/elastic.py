@@ -1,0 +1,199 @@
+"""What a training takes from one membership to the next, when ranks were lost or have come.
+
+Three kinds of knowledge, and each lives where it can survive:
+
+    common    plans, what the policy keeps, the count of rounds: the same on every rank, so any survivor's will do
+    own       a rank's predictor, and what fits its memory: of that process and its machine, wherever it is numbered now
+    place     in the data: what it says is the data side's business (``state_dict`` of the order)
+
+Where the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated anew,
+before the first round: each rank tells the speed that it expects of itself, and the policy divides by what is known
+(``Policy.renegotiate``). A newcomer knows nothing of itself yet, and begins with a fresh predictor.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.session import Training, Wire
+
+__all__ = ["Member", "Survival"]
+
+logger = logging.getLogger(__name__)
+
+
+class Shared(NamedTuple):
+    """What is the same on every rank of a membership."""
+
+    common: dict[str, Any] | None
+    place: Mapping[str, Any] | None
+    mixes: bool
+    resets: int
+    rates_for: int | None
+
+
+class Survival:
+    """One rank's memory of its training, as of the last commit."""
+
+    def __init__(self) -> None:
+        self.common: dict[str, Any] | None = None
+        """what all ranks have committed alike; None before the first commit"""
+        self.place: Mapping[str, Any] | None = None
+        """in the data"""
+        self.mixes = False
+        """whether each rank has a model of its own (D-PSGD, MATCHA): their mean is what they have learnt together"""
+        self.resets = 0
+        """how often the membership has changed"""
+        self.rates_for: int | None = None
+        """the global batch that the committed learning rates are for; None before the first round"""
+        self._rank: int | None = None
+        self._own: Mapping[str, Any] | None = None
+
+    @property
+    def has_taken_part(self) -> bool:
+        """Whether this rank has committed anything: a newcomer has not."""
+        return self._own is not None
+
+    def keep(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
+        """A commit, between two rounds. Nothing is sent."""
+        self.common = balancer.state_dict()
+        self._own = self.common.pop("pace")
+        self._rank = balancer.rank
+        self.place = place
+        self.mixes = mixes
+        self.rates_for = balancer.global_batch
+
+    def share(self, wire: Wire) -> Shared:
+        """What rank 0 has, for all to ``accept``; the first collective call of a membership."""
+        mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
+        return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
+
+    def accept(self, shared: Shared) -> None:
+        """Once all else has been heard, too: whoever fails before goes back to a commit that is all its own."""
+        self.common, self.place, self.mixes, self.resets, self.rates_for = shared
+
+    def rate_factor(self, global_batch: int, *, scales: bool) -> float:
+        """What to multiply the learning rate by, now that the global batch is this one: the linear rule, if wanted."""
+        if self.rates_for is None:
+            self.rates_for = global_batch
+        before = self.rates_for
+        if before == global_batch:
+            return 1.0
+        logger.warning(
+            "the global batch was %d and is %d now; learning rates %s", before, global_batch,
+            "were scaled alike" if scales else "stay as they are (scale_learning_rate=True would scale them, too)",
+        )  # fmt: skip
+        return global_batch / before if scales else 1.0
+
+    def take_up(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
+        """Before the first round of a membership, once ``share`` was called; a collective call.
+
+        Returns whether the ranks are the very same as at the last commit, or there was none.
+        """
+        common = self.common
+        if common is None:
+            return True
+        if self._own is not None:
+            self._load_own(balancer)
+        mine = (self._rank, balancer.pace.expected(), balancer.pace.limit)
+        ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
+        came_from, speeds, limits = zip(*ranks, strict=True)
+        same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
+        if same and _fits(common, balancer):
+            balancer.load_state_dict({**common, "pace": balancer.pace.state_dict()})
+            return True
+        balancer.go_on(common["rounds"], speeds, limits)
+        if balancer.rank == 0:
+            logger.warning(
+                "%d ranks go on after round %d; %d of them are new; speeds known: %s; samples of the next round: %s",
+                balancer.workers, common["rounds"], came_from.count(None),
+                ", ".join("-" if math.isnan(v) else f"{v:.4g}" for v in speeds), balancer.plan().samples,
+            )  # fmt: skip
+        return same
+
+    def _load_own(self, balancer: Balancer) -> None:
+        assert self._own is not None, "the caller has looked"
+        try:
+            balancer.pace.load_state_dict(self._own)
+        except ValueError as error:  # the policy is another one, as it may be where the ranks are others
+            logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
+
+
+def _fits(common: Mapping[str, Any], balancer: Balancer) -> bool:
+    """Whether the plans that were committed can go on as they are."""
+    return (
+        common["workers"] == balancer.workers
+        and common["policy"] == balancer.policy.name
+        and common["global_batch"] == balancer.global_batch
+        and len(common["plans"]) == balancer.lead + 1
+    )
+
+
+class Member:
+    """What elastic states have in common, whatever the framework; the base before Horovod's ``ObjectState``.
+
+    Differences from Horovod's: every change of hosts is followed by ``sync()``, for ranks may be ahead in the data by
+    different numbers of rounds, or hold different models (D-PSGD); values are copied, so that what changes in place
+    does not change in the commit.
+    """
+
+    _host_messages: Any
+    _saved_state: dict[str, Any]
+
+    def __init__(self, *args: Any, **values: Any) -> None:
+        self._survival = Survival()
+        self._former: Callable[[], Any] = lambda: None
+        """what gives the LoadBalance of before, while it exists"""
+        super().__init__(*args, **values)
+        self._save_values()
+
+    @property
+    def resets(self) -> int:
+        """How often the membership has changed, the same on every rank: to name files by, such as telemetry."""
+        return self._survival.resets
+
+    @property
+    def hosts_have_changed(self) -> bool:
+        """Whether this rank has heard that hosts came or went, of which the next commit tells all."""
+        return not self._host_messages.empty()
+
+    def reset(self) -> None:
+        """The membership has changed (Horovod's way of saying so, on survivors)."""
+        # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
+        # done again, for the place in the data is that of the commit.
+        self.restore()  # type: ignore[attr-defined]
+        self._survival.resets += 1
+        Training.goes_on = True
+
+    def check_host_updates(self) -> None:
+        """Raise if hosts have come or gone, so that the ranks meet anew."""
+        try:
+            super().check_host_updates()  # type: ignore[misc]
+        except Exception as interrupt:
+            if hasattr(interrupt, "skip_sync"):  # HostsUpdatedInterrupt, of a package that is not imported here
+                interrupt.skip_sync = False
+            raise
+
+    def _leave(self) -> None:
+        """Let go of the former membership's objects."""
+        raise NotImplementedError
+
+    def _check_new(self, balance: Any, rank: int, size: int) -> None:
+        numbered = (balance.balancer.rank, balance.balancer.workers)
+        if balance is self._former() or numbered != (rank, size):
+            raise ValueError(
+                "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
+                "it, anew inside the function that hvd.elastic.run calls after every reset"
+            )
+
+    def _save_values(self) -> None:
+        self._saved_state = copy.deepcopy(self._saved_state)
+
+    def _check_names(self, values: Iterable[str]) -> None:
+        if taken := [name for name in values if hasattr(type(self), name)]:
+            raise ValueError(f"values must have names of their own; {', '.join(taken)} mean something here already")

@@ -1,0 +1,292 @@
+"""What one rank measures of itself: how long it computes and waits for data, and what speed it expects next.
+
+A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
+data, since all of that moves with the samples. For policies that weigh it, the part that does not move with the samples
+is told apart (``fixed_cost``), and the speed is that of a micro-batch of the typical size. Waiting for the other ranks
+is in neither: not at the end of a round, and not inside a micro-batch, where a layer talks to them. Were it, a fast
+rank would seem as slow as the one it waits for.
+
+On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the compute time.
+It knows the time of a round only when the queue has come past it, which the synchronisation of that round ensures: so
+there, what is reported and learned is the round before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hvd_hetero.measurement.fixed_cost import FixedCost
+from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.policies import Policy
+
+__all__ = ["SpeedMeter", "Stopwatch"]
+
+# The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
+_WARM_UP_ROUNDS = 1
+
+# How often drivers are read that serve nothing but the report.
+_LEISURE_S = 1.0
+
+# Rounds of less work than this learn, if that can be, while the rank waits for others. To learn takes up to a third of
+# a millisecond, for which all would wait; what is told is then a round old, which costs a round at the old split after
+# each change.
+_SHORT_S = 0.01
+
+
+class Stopwatch(Protocol):
+    """Takes the time of work that is queued."""
+
+    def start(self) -> None:
+        """What is queued from now on counts."""
+
+    def stop(self) -> None:
+        """What is queued from now on does not."""
+
+    def read(self) -> float:
+        """The seconds of all that counted since it was read last, now that it is done; NaN where it is not."""
+
+
+@dataclass(slots=True)
+class _Round:
+    samples: int = 0
+    micro_batches: int = 0
+    compute_s: float = 0.0
+    input_s: float = 0.0
+    disturbed: bool = False
+    tells_cost: bool = False
+    """whether its time says something about what a micro-batch costs"""
+    teaches: bool = False
+    """and its speed about later ones"""
+
+
+class SpeedMeter:
+    """The measurements and predictions of one rank."""
+
+    def __init__(
+        self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None, typical_size: float
+    ) -> None:
+        self._clock = clock
+        self._meter = meter
+        self.predictor = policy.forecaster(policy.predictor())
+        self.profile = policy.profile()
+        self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
+        self.stopwatch: Stopwatch | None = None
+        self.rests = True
+        """whether `rest` is called while others compute"""
+        self.queued = False
+        """whether work runs behind the clock, stopwatch or not"""
+        self.limit = 0
+        """the largest micro-batch that fits, where one has not; 0: none has failed"""
+        self.round = _Round()
+        """the round at hand"""
+        self._before = _Round()
+        self._unlearned: _Round | None = None
+        """a round of which there has been no time to learn"""
+        self._apply_s = 0.0
+        self.once_s = 0.0
+        """what of `busy_s` comes once a round: the update before it, and waiting for its first micro-batch"""
+        self._running = False
+        """whether a micro-batch is at work"""
+        self._held_s = 0.0
+        """seconds that other ranks have held up this micro-batch"""
+        self._round_held_s = 0.0
+        """and the micro-batches done of this round; after `settle`, of the one before"""
+        self._rounds = 0
+        self.cpu, self.memory = self._drivers()
+        self._drivers_read_at = clock()
+        self._began_at = self._round_began_at = self.done_at = clock()
+
+    @property
+    def busy_s(self) -> float:
+        """What the round at hand has taken so far, during a micro-batch, as the table will count it."""
+        at_work_s = self._clock() - self._began_at - self._held_s
+        return self._apply_s + self.round.compute_s + self.round.input_s + at_work_s
+
+    def begin(self, input_s: float) -> None:
+        """A micro-batch is at hand after waiting for it; computing starts now."""
+        self.round.input_s += input_s
+        if self.stopwatch is not None:
+            self.stopwatch.start()
+        self._running, self._held_s = True, 0.0
+        self._began_at = self._clock()
+        if not self.round.micro_batches:
+            self.once_s = self._apply_s + self.round.input_s
+            self._round_began_at = self._began_at
+            self._round_held_s = 0.0
+
+    def done(self, samples: int) -> None:
+        """The micro-batch is computed."""
+        self._running = False
+        self.done_at = self._clock()
+        self.round.compute_s += self.done_at - self._began_at - self._held_s
+        self._round_held_s += self._held_s
+        self.round.samples += samples
+        self.round.micro_batches += 1 if samples else 0
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
+        if not self._running:
+            yield
+            return
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+        began_at = self._clock()
+        try:
+            yield
+        finally:
+            self._held_s += self._clock() - began_at
+            if self.stopwatch is not None:
+                self.stopwatch.start()
+
+    def failed(self) -> None:
+        """The micro-batch came to nothing; its time is lost, and says nothing about speed."""
+        self._running = False
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+        self.round.disturbed = True
+
+    def learn(self, *, short: bool) -> None:
+        """The last micro-batch of a round is done: learn from what is known now.
+
+        A short round tells more of the fixed cost than of the speed.
+        """
+        self.round.compute_s += self._apply_s
+        self._apply_s = 0.0
+        warm = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed
+        self.round.tells_cost, self.round.teaches = warm, warm and not short
+        self._rounds += 1
+        known = self.round if self.stopwatch is None else self._before
+        busy_s = known.compute_s + known.input_s
+        if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
+            if self.rests and busy_s < _SHORT_S and not self.predictor.uses_drivers:
+                self._unlearned = known
+            else:
+                self._learn(known)
+        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
+        # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
+        if self.predictor.uses_drivers:
+            self.cpu, self.memory = self._drivers()
+
+    def _learn_the_rest(self) -> None:
+        if (known := self._unlearned) is not None:
+            self._unlearned = None
+            self._learn(known)
+
+    def _learn(self, known: _Round) -> None:
+        size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
+        speed = size / seconds
+        if self.fixed_cost is not None:
+            drivers = (self.cpu, self.memory) if self.predictor.uses_drivers else ()
+            speed = self.fixed_cost.learn(size, seconds, drivers, teaches=known.teaches)
+        if known.teaches:
+            self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
+            if self.profile is not None:
+                self.profile.observe(round(size), seconds)
+
+    def expected(self) -> float:
+        """The speed that the rank predicts for itself now, with a typical micro-batch; NaN: nothing was measured."""
+        expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
+        return expected if self.fixed_cost is None else self.fixed_cost.speed(expected)
+
+    def row(self) -> dict[str, float]:
+        """The figures of this rank for the table, after `learn`."""
+        known = self.round if self.stopwatch is None else self._before
+        gamma = None if self.profile is None else self.profile.gamma
+        expected, doubt = self.expected(), self.predictor.uncertainty
+        return {
+            "samples": self.round.samples,
+            "micro_batches": self.round.micro_batches,
+            "compute_s": known.compute_s,
+            "input_s": known.input_s,
+            "samples_per_s": expected,
+            "cpu": self.cpu,
+            "memory": self.memory,
+            "slope_s": 0.0 if gamma is None else gamma.slope_s,
+            "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
+            "saturation": 0.0 if gamma is None else gamma.saturation,
+            "limit": self.limit,
+            "uncertainty": min(max(doubt, 0.0), 1.0) if math.isfinite(doubt) else 0.0,
+            "timed_samples": known.samples if known.teaches else 0,
+            "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,
+        }
+
+    def rest(self) -> None:
+        """There is time, while others compute: do what would delay somebody elsewhere."""
+        self._learn_the_rest()
+        if not self.predictor.uses_drivers and self.done_at - self._drivers_read_at > _LEISURE_S:
+            self._drivers_read_at = self.done_at
+            self.cpu, self.memory = self._drivers()
+
+    def applying(self) -> None:
+        """The optimizer's update begins."""
+        if self.stopwatch is not None:
+            self.stopwatch.start()
+
+    def applied(self, seconds: float) -> None:
+        """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
+        if self.stopwatch is not None:
+            self.stopwatch.stop()
+        self._apply_s += seconds
+
+    def settle(self) -> None:
+        """The synchronisation is over, and the queue has come past the round."""
+        self._learn_the_rest()
+        if self.stopwatch is not None:
+            self.round.compute_s = self.stopwatch.read()
+            self._before = self.round
+        self.round = _Round()
+
+    @property
+    def was_held_up(self) -> bool:
+        """Whether layers made this rank wait for others in the round that is over."""
+        return self._round_held_s > 0
+
+    def waited(self, now: float) -> float:
+        """After ``settle``: how long others, and the transfer, kept this rank waiting in the round that is over.
+
+        Where work is queued, the host is done with it long before the device; what is left of the round after the
+        device's time is the wait (too little by as much of the last update as ran before the round began).
+        """
+        if self.stopwatch is None:
+            return now - self.done_at + self._round_held_s
+        left_s = now - self._round_began_at - self._before.compute_s
+        return max(left_s, 0.0) if math.isfinite(left_s) else math.nan
+
+    def forget(self) -> None:
+        """The round at hand never was."""
+        self._running = False
+        if self.stopwatch is not None:
+            self.stopwatch.read()
+        self.round = _Round()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has learned of itself, as plain data."""
+        state = {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds}
+        if self.profile is not None:
+            state["profile"] = self.profile.state_dict()
+        if self.fixed_cost is not None:
+            state["fixed_cost"] = self.fixed_cost.state()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where it left off."""
+        self.predictor.load_state_dict(state["predictor"])
+        self.limit = int(state["limit"])
+        self._rounds = 0  # a new process warms up anew
+        if self.profile is not None and "profile" in state:
+            self.profile.load_state_dict(state["profile"])
+        if self.fixed_cost is not None and "fixed_cost" in state:
+            self.fixed_cost.restore(state["fixed_cost"])
+
+    def _drivers(self) -> tuple[float, float]:
+        if self._meter is None:
+            return float("nan"), float("nan")
+        reading = self._meter.read()
+        return reading.cpu, reading.memory

@@ -1,0 +1,240 @@
+"""NARX: the speed from its past and from the CPU and memory available now (lb-bsp Eq. 4, sections 3.2.1 and 4.2).
+
+    v̂^k = F(v^{k-1}, v^{k-2}, c^k, c^{k-1}, m^k, m^{k-1})
+
+F is the network of `network` (17 parameters) on logarithms relative to running means (``V``, ``C``, ``M``:
+exponential moving averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
+
+    u = (log v^{k-1} - V, log v^{k-2} - V, log c^k - C, log c^{k-1} - C, log m^k - M, log m^{k-1} - M)
+    v̂^k = exp(V + f(u))            kept within a factor 2 of the slowest and fastest speed seen (arbitrary)
+
+So f = 0 is a slow EMA, f = log c^k - C is that EMA carried along by what the CPU has done since, and the past speeds
+say how much of the latest deviation to believe. 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little
+worse.
+
+Logarithms, because a slower or bigger model, a faster core or another batch size shifts them and changes nothing
+else: "10 % less CPU, 10 % less speed" is the same pair of numbers everywhere. So parameters learnt on one machine are
+a useful start on another, and the forecast is positive by construction.
+
+Life of a predictor: EMA (alpha 0.2) until there is enough data, 500 rounds from scratch, ``rounds_when_warm`` (5)
+from a warm start; the running means want a few. Then every ``retrain_every`` (100) rounds the last ``window`` (500)
+rounds are fitted in the background (`training`; never waited for: ``update`` hands a copy over, and a later
+``update`` picks the result up). The oldest four fifths are fitted, and the result is taken only if it is no worse on
+the newest fifth than what is in use (EMA, at first). A driver that is not known now keeps its last value; a rank
+whose CPU was never known stays with EMA.
+
+Cost: O(1) per round, some 10 microseconds. State: about 100 kB at most (the window travels with it).
+
+Differences from the paper: look-back 2 is read as two values of each series; logarithms relative to running means;
+Levenberg-Marquardt for Keras; one predictor per rank in its own process, not all on one server; the check on the newest
+fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorded traces of this project.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.narx import network, training
+from hvd_hetero.prediction.narx.warm import NAME, VERSION, checked, start_of
+
+log = logging.getLogger(__name__)
+
+_SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
+_MARGIN = math.log(2.0)
+_RATE = 0.05  # of the running means
+_ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
+# ρ of network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
+_PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
+_ROW = network.INPUTS + 2  # inputs, target, and what EMA would have said
+
+
+class NARX(Predictor):
+    """Predicts from past speeds and the drivers of the round to come; learns online.
+
+    ``warm_start``: "shipped" (parameters in the package), None (from scratch), or the ``state_dict`` of a former run,
+    whose parameters are taken and whose history is not. ``background=False`` trains inside ``update``: reproducible
+    to the last bit, for tests and simulations.
+    """
+
+    name = NAME
+    version: ClassVar[int] = VERSION
+    uses_drivers = True
+
+    def __init__(
+        self,
+        *,
+        warm_start: str | Mapping[str, Any] | None = "shipped",
+        seed: int = 0,
+        window: int = 500,
+        rounds_from_scratch: int = 500,
+        rounds_when_warm: int = 5,
+        retrain_every: int = 100,
+        background: bool = True,
+    ) -> None:
+        super().__init__()
+        for option, value, least in (
+            ("window", window, 20),
+            ("rounds_from_scratch", rounds_from_scratch, 20),
+            ("rounds_when_warm", rounds_when_warm, 2),
+            ("retrain_every", retrain_every, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
+        self._parameters = start_of(warm_start)
+        self._start = self._parameters or network.start(seed)
+        self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
+        self._window, self._rounds_when_warm = window, rounds_when_warm
+        self._retrain_every, self._background = retrain_every, background
+        # Ranks of one host begin at different rounds, so that their trainings rarely fall together.
+        offset = os.getpid() % retrain_every if background else 0
+        self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
+        self._rows: deque[tuple[float, ...]] = deque(maxlen=window)
+        self._log_v = deque[float](maxlen=2)  # newest first
+        self._log_c = self._log_m = math.nan  # as last known
+        self._mean_v = self._mean_c = self._mean_m = 0.0
+        self._known_c = self._known_m = 0
+        self._ema = 0.0
+        self._lowest, self._highest = math.inf, -math.inf
+        self._trainer, self._warned = 0, False  # process whose trainer owes a result; 0: none does
+        self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None is "keep what you have"
+
+    @property
+    def trained(self) -> bool:
+        """Whether forecasts may come from the network already (given drivers), rather than from EMA."""
+        return self._parameters is not None and self.rounds >= self._rounds_when_warm
+
+    @property
+    def examples(self) -> list[tuple[float, ...]]:
+        """The window that it learns from: per round the six inputs, the target, and what EMA would have said."""
+        return list(self._rows)
+
+    def _observe(self, speed: float, cpu: float, memory: float) -> None:
+        log_v, log_c, log_m = math.log(speed), _log_driver(cpu, self._log_c), _log_driver(memory, self._log_m)
+        if len(self._log_v) == 2:
+            inputs = self._inputs(log_c, log_m)
+            if inputs is not None:
+                self._rows.append((*inputs, log_v - self._mean_v, math.log(self._ema) - self._mean_v))
+        self._ema = speed if self.rounds == 0 else self._ema + _ALPHA * (speed - self._ema)
+        self._log_v.appendleft(log_v)
+        self._lowest, self._highest = min(self._lowest, log_v), max(self._highest, log_v)
+        self._mean_v += (log_v - self._mean_v) * max(1.0 / (self.rounds + 1), _RATE)
+        if not math.isnan(log_c):
+            self._known_c, self._log_c = self._known_c + 1, log_c
+            self._mean_c += (log_c - self._mean_c) * max(1.0 / self._known_c, _RATE)
+        if not math.isnan(log_m):
+            self._known_m, self._log_m = self._known_m + 1, log_m
+            self._mean_m += (log_m - self._mean_m) * max(1.0 / self._known_m, _RATE)
+        self._learn()
+
+    def _forecast(self, cpu: float, memory: float) -> float:
+        inputs = self._inputs(_log_driver(cpu, self._log_c), _log_driver(memory, self._log_m)) if self.trained else None
+        if inputs is None or self._parameters is None:
+            return self._ema
+        log_forecast = self._mean_v + network.forward(self._parameters, inputs)
+        return math.exp(min(max(log_forecast, self._lowest - _MARGIN), self._highest + _MARGIN))
+
+    def _inputs(self, log_c: float, log_m: float) -> tuple[float, ...] | None:
+        """``u`` for a round with these drivers; None where the CPU was never known or two speeds are not there yet."""
+        if len(self._log_v) < 2 or math.isnan(self._log_c):
+            return None
+        # Memory that was never known is neutral: at its mean.
+        now_m, past_m = (0.0, 0.0) if math.isnan(self._log_m) else (log_m - self._mean_m, self._log_m - self._mean_m)
+        v1, v2 = self._log_v
+        return (v1 - self._mean_v, v2 - self._mean_v, log_c - self._mean_c, self._log_c - self._mean_c, now_m, past_m)
+
+    def _learn(self) -> None:
+        if self._results:
+            found = self._results.popleft()
+            self._trainer = 0
+            if found is not None:
+                self._parameters = found
+        if self.rounds + 1 < self._train_at or self._trainer == os.getpid() or len(self._rows) < 20:
+            return
+        # Another process than this one: forked during a training, whose thread did not come along.
+        self._trainer, self._train_at = os.getpid(), self.rounds + 1 + self._retrain_every
+        rows, current, results = list(self._rows), self._parameters, self._results
+        job = functools.partial(_train, rows, current, self._start, self._pull, results)
+        if self._background:
+            try:
+                training.submit(job)
+            except RuntimeError as error:  # no thread to be had, or the interpreter is ending
+                # The job may stand in the queue all the same: should it ever run, nobody waits for its result.
+                self._trainer, self._results = 0, deque()
+                if not self._warned:
+                    log.warning("NARX keeps its parameters, a training could not be started: %r", error)
+                self._warned = True
+        else:
+            job()
+            self._learn()  # picks the result up at once
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: a training under way reports to the original, so the copy owes itself none."""
+        return {**self.__dict__, "_trainer": 0, "_results": deque()}
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "parameters": None if self._parameters is None else list(self._parameters),
+            "start": list(self._start),
+            "pull": self._pull,
+            "train_at": self._train_at,
+            "rows": [list(row) for row in self._rows],
+            "log_v": list(self._log_v),
+            "drivers": [None if math.isnan(x) else x for x in (self._log_c, self._log_m)],
+            "means": [self._mean_v, self._mean_c, self._mean_m],
+            "known": [self._known_c, self._known_m],
+            "ema": self._ema,
+            "range": [self._lowest, self._highest] if self.rounds else None,
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        parameters, start = checked(state["parameters"]), checked(state["start"])
+        rows = [tuple(map(float, row)) for row in state["rows"]]
+        if start is None or any(len(row) != _ROW for row in rows) or len(state["log_v"]) > 2:
+            raise ValueError(f"state: start must be {network.PARAMETERS} numbers, rows {_ROW}")
+        self._parameters, self._start, self._pull = parameters, start, float(state["pull"])
+        self._train_at = int(state["train_at"])
+        self._rows = deque(rows, maxlen=self._window)
+        self._log_v = deque(map(float, state["log_v"]), maxlen=2)
+        self._log_c, self._log_m = (math.nan if x is None else float(x) for x in state["drivers"])
+        self._mean_v, self._mean_c, self._mean_m = map(float, state["means"])
+        self._known_c, self._known_m = map(int, state["known"])
+        self._ema = float(state["ema"])
+        self._lowest, self._highest = map(float, state["range"] or (math.inf, -math.inf))
+        self._trainer, self._results = 0, deque()  # a training under way is of the former life
+
+
+def _train(
+    rows: list[tuple[float, ...]],
+    current: tuple[float, ...] | None,
+    start: tuple[float, ...],
+    pull: float,
+    results: deque[tuple[float, ...] | None],
+) -> None:
+    """Fit the window and append the parameters to ``results``, or None if they are worse than what is in use."""
+    found = None
+    try:
+        window = np.array(rows)
+        inputs, targets, by_ema = window[:, : network.INPUTS], window[:, -2], window[:, -1]
+        old = len(rows) * 4 // 5
+        first = start if current is None else current
+        fitted = network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
+        in_use = by_ema if current is None else network.forward_rows(np.array(current), inputs)[0]
+        new = network.forward_rows(np.array(fitted.parameters), inputs)[0]
+        errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]
+        found = fitted.parameters if errors[0] <= errors[1] else None
+    finally:
+        results.append(found)
+
+
+def _log_driver(value: float, last_log: float) -> float:
+    return last_log if math.isnan(value) else math.log(max(value, _SMALLEST_DRIVER))

@@ -1,0 +1,124 @@
+"""What a training is made of, whatever the framework: the policy, the rounds, and where the record of them goes."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.signals import SignalChannel
+from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.policies import Policy, resolve_policy
+from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.topology.mixing import Mixing, resolve_mixing
+from hvd_hetero.watchdog import Patience, Watchdog
+
+__all__ = ["Training", "Wire"]
+
+# Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
+# in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
+# has come later has made fewer. So rank 0's counts.
+_numbers = itertools.count()
+
+
+class Wire(Protocol):
+    """What of Horovod the core needs while a training is set up; each adapter gives its own."""
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Rank ``root_rank``'s object, on every rank."""
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Every rank's object, in order of rank."""
+
+
+class Training:
+    """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
+
+    ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
+    ranks: anywhere, and once its row of the table has left.
+    """
+
+    goes_on: ClassVar[bool] = False
+    """Whether this process has trained before, in another membership: then no trouble with a file may end the job."""
+
+    def __init__(
+        self,
+        policy: str | Policy,
+        rank: int,
+        workers: int,
+        global_batch: int,
+        telemetry: str | Path | None = None,
+        *,
+        sync: str | Mixing = "allreduce",
+        wire: Wire | None = None,
+        patience: Patience | None = None,
+        waits_in: Sequence[str] = ("horovod.",),
+        waits_at_the_end_in: Sequence[str] = (),
+    ) -> None:
+        if not isinstance(patience, Patience | None):
+            raise TypeError(
+                f"patience must be a Patience, got {patience!r}; write patience=hvd_hetero.watchdog.Patience(warn=30)"
+            )
+        patience = Patience.of_environment() if patience is None else patience
+        self.policy = resolve_policy(policy)
+        self._telemetry: TelemetryWriter | None = None
+        self.balancer = Balancer(
+            self.policy,
+            rank,
+            workers,
+            global_batch,
+            clock=time.perf_counter,
+            meter=ResourceMeter(clock=time.perf_counter),
+        )
+        mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
+        if telemetry is not None and rank == 0:
+            self._telemetry = TelemetryWriter(
+                telemetry,
+                policy=self.policy.name,
+                workers=workers,
+                global_batch=self.balancer.global_batch,
+                goes_on=self.goes_on,
+            )
+            self.balancer.observer = self._telemetry
+            atexit.register(self._telemetry.close)
+        number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
+        if wire is not None:
+            number = wire.broadcast_object(number, root_rank=0, name="hetero.number")
+        self.prefix = f"hetero{number}"
+        self.mixing = mixing
+        if mixing is not None and wire is not None:
+            # Rank 0's, for all: its probabilities are floating-point results of an optimisation.
+            self.mixing = wire.broadcast_object(mixing, root_rank=0, name=f"{self.prefix}.mixing")
+        self._channel: SignalChannel | None = None
+        if self.balancer.plan().ends == "first" and wire is not None:
+            name = f"{self.prefix}.signals"
+            self._channel = SignalChannel(
+                rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
+            )
+            self.balancer.signals = self._channel
+        self._watchdog: Watchdog | None = None
+        if wire is not None:
+            told = f"{self.prefix}.watchdog"
+            self._watchdog = Watchdog(
+                self.balancer,
+                number,
+                lambda payload: wire.allgather_object(payload, name=told),
+                patience=patience,
+                waits_in=waits_in,
+                waits_at_the_end_in=waits_at_the_end_in,
+                last_words=lambda: None if self._telemetry is None else self._telemetry.close(),
+            )
+
+    def close(self) -> None:
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+        if self._channel is not None:
+            self._channel.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
+            atexit.unregister(self._telemetry.close)

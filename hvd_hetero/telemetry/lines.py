@@ -1,0 +1,143 @@
+"""Read the lines of a run strictly: whatever a file holds, it is a run, or one error with the line and the key.
+
+Columns are gathered as plain machine numbers, so a file takes no more memory than the arrays that come of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.telemetry.files import named, open_file
+
+__all__ = ["LONGEST_LINE", "MOST_FIGURES", "read_lines"]
+
+LONGEST_LINE = 2**24
+"""Bytes: a round of ten thousand ranks takes two million."""
+
+MOST_FIGURES = 2**24
+"""Rounds times ranks, of which some 150 bytes each are held."""
+
+_RULES = {
+    (True, False): "a whole number, 0 or more",
+    (True, True): "whole numbers, 0 or more",
+    (False, False): "a number",
+    (False, True): "numbers, or null where one is not known",
+}
+_LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
+
+
+def read_lines(
+    path: str | Path,
+    schema: str,
+    version: int,
+    per_round: Mapping[str, type],
+    per_rank: Mapping[str, type],
+    optional: frozenset[str],
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return the header and the columns: (rounds,) of each ``per_round``, (rounds, ranks) of each ``per_rank``.
+
+    What is ``optional`` may be missing, and is 0 then. A line cut short at the very end, of a run that was killed, is
+    left out.
+    """
+    lines, path = _lines(Path(path)), named(path)
+    first = next(lines, None)
+    if first is None:
+        raise ValueError(f"{path} holds no telemetry: it has no complete line; name the file of a run")
+    header = _header(first, path, schema, version)
+    workers: int = header["workers"]
+    columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
+    rounds = 0
+    for number, line in enumerate(lines, start=2):
+        place = f"{path}, line {number}"
+        rounds += 1
+        if rounds * workers > MOST_FIGURES:
+            raise ValueError(f"{place}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
+        row = _object(line, place)
+        for name, kind in per_round.items():
+            columns[name].append(_number(row.get(name), kind, f"{place}: {name}", null=False))
+        for name, kind in per_rank.items():
+            if name not in row and name in optional:
+                columns[name].extend([0] * workers)
+                continue
+            values = row.get(name)
+            if not isinstance(values, list) or len(values) != workers:
+                _refuse(f"{place}: {name}", f"a list of {workers} numbers, one for each rank", values)
+            columns[name].extend(_number(value, kind, f"{place}: {name}", null=True) for value in values)
+    arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
+    return header, {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with open_file(path) as file:
+        while line := file.readline(LONGEST_LINE):
+            if line.endswith(b"\n"):
+                yield line
+            elif len(line) == LONGEST_LINE:
+                raise ValueError(f"{named(path)} has a line of more than {LONGEST_LINE} bytes, which no telemetry has")
+
+
+def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]:
+    try:
+        header = _object(line, "")
+    except ValueError:
+        header = {}
+    if header.get("schema") != schema:
+        raise ValueError(
+            f"{path} is not telemetry of hvd-hetero: its first line does not name the schema {schema!r}; name the file "
+            "that LoadBalance(telemetry=…) has written"
+        )
+    if header.get("version") != version:
+        raise ValueError(
+            f"{path} has telemetry version {_short(header.get('version'))}, this program reads version {version}; "
+            "read it with the release that wrote it"
+        )
+    for name in ("workers", "global_batch"):
+        value = header.get(name)
+        if type(value) is not int or not 1 <= value <= MOST_FIGURES:
+            _refuse(f"{path}, line 1: {name}", f"a whole number of at least 1 and at most {MOST_FIGURES}", value)
+    policy = header.get("policy")
+    if not isinstance(policy, str) or not policy.isprintable() or len(policy) > 200:
+        _refuse(f"{path}, line 1: policy", "the name of a policy", policy)
+    return header
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        why = "it nests too deep" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{place} is no JSON: {why}; cut the file before that line, or remove it") from None
+    if not isinstance(found, dict):
+        _refuse(place, "a JSON object", found)
+    return found
+
+
+def _number(value: Any, kind: type, place: str, *, null: bool) -> Any:
+    whole = kind is np.int64
+    if whole and type(value) in (int, float) and 0 <= value < _LARGEST and int(value) == value:
+        return int(value)
+    if not whole and type(value) in (int, float) and -_LARGEST < value < _LARGEST:
+        return value
+    if not whole and value is None and null:
+        return math.nan
+    return _refuse(place, _RULES[whole, null], value)
+
+
+def _short(value: Any) -> str:
+    try:
+        return ascii(value)[:60]
+    except (ValueError, RecursionError):  # numbers of thousands of digits; lists in lists in lists
+        return type(value).__name__
+
+
+def _refuse(place: str, rule: str, value: Any) -> NoReturn:
+    got = "nothing" if value is None else _short(value)
+    raise ValueError(f"{place} must hold {rule}, got {got}; mend that line, or cut the file before it")

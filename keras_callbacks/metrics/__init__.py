@@ -1,0 +1,1 @@
+"""Metrics over the samples of all ranks."""

@@ -1,0 +1,1 @@
+"""From the data of a user to the batches of this rank."""

@@ -1,0 +1,118 @@
+"""What ``resize_batches`` gives to ``fit``: batches that only what keeps their number and order may follow."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_callbacks.pipeline.queue import RoundQueue
+
+__all__ = ["BalancedDataset", "refuses_resized"]
+
+logger = logging.getLogger(__name__)
+
+
+class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
+    """A dataset of batches that must be asked for in order, and no further ahead than they are known."""
+
+    def __init__(self, batches: tf.data.Dataset, queue: RoundQueue, prefetch: int) -> None:
+        self.queue = queue
+        self._batches = batches
+        self._prefetch = prefetch
+        self._inner = batches.prefetch(prefetch) if prefetch else batches  # behind whatever was mapped
+        queue.spec = self._inner.element_spec
+        super().__init__(self._inner._variant_tensor)
+
+    def _inputs(self) -> list[tf.data.Dataset]:
+        return [self._inner]
+
+    @property
+    def element_spec(self) -> Any:
+        """Types and shapes of an element."""
+        return self._inner.element_spec
+
+    def map(self, map_func: Callable[..., Any], *args: Any, **options: Any) -> BalancedDataset:
+        """Apply a function to each batch, one after the other whatever parallelism is asked for."""
+        return BalancedDataset(self._batches.map(map_func), self.queue, self._prefetch)
+
+    def prefetch(self, *args: Any, **options: Any) -> BalancedDataset:
+        """Nothing: batches are prefetched as far as ``resize_batches(…, prefetch=…)`` says."""
+        logger.debug("prefetch after resize_batches does nothing; use resize_batches(…, prefetch=…)")
+        return self
+
+    def repeat(self, *args: Any, **options: Any) -> BalancedDataset:
+        """Epoch after epoch, each in an order of its own."""
+        # Nothing is fetched across an epoch's end.
+        return BalancedDataset(self._inner.repeat(*args, **options), self.queue, 0)
+
+    def with_options(self, *args: Any, **options: Any) -> BalancedDataset:
+        """The same batches under other options."""
+        return BalancedDataset(self._batches.with_options(*args, **options), self.queue, self._prefetch)
+
+
+_FEWER = "to train on less of an epoch, give fit steps_per_epoch; to use fewer samples, take them before resize_batches"
+_SAMPLES = "do it to the samples, before resize_batches"
+_KEPT = "kept batches would keep the sizes of an old plan: cache the samples, before resize_batches"
+_REFUSED = {
+    "batch": _SAMPLES,
+    "bucket_by_sequence_length": _SAMPLES,
+    "cache": _KEPT,
+    "choose_from_datasets": _SAMPLES,
+    "concatenate": "concatenate the samples, before resize_batches",
+    "enumerate": "number the samples, before resize_batches",
+    "filter": "filter the samples, before resize_batches",
+    "flat_map": _SAMPLES,
+    "group_by_window": _SAMPLES,
+    "ignore_errors": _SAMPLES,
+    "interleave": _SAMPLES,
+    "padded_batch": _SAMPLES,
+    "ragged_batch": _SAMPLES,
+    "rebatch": "its sizes are the plan's, set by global_batch of LoadBalance",
+    "rejection_resample": _SAMPLES,
+    "scan": _SAMPLES,
+    "shard": "resize_batches has shared the samples out among the ranks already",
+    "shuffle": "shuffle the samples before, or say resize_batches(…, shuffle=True)",
+    "skip": _FEWER,
+    "snapshot": _KEPT,
+    "sparse_batch": _SAMPLES,
+    "take": _FEWER,
+    "take_while": _FEWER,
+    "unbatch": _SAMPLES,
+    "unique": _SAMPLES,
+    "window": _SAMPLES,
+}
+
+
+def _refuse(name: str, way_out: str) -> Callable[..., Any]:
+    def refused(self: BalancedDataset, *args: Any, **options: Any) -> Any:
+        raise ValueError(
+            f".{name}() follows resize_batches, whose batches the plan forms and all ranks count; {way_out}"
+        )
+
+    refused.__doc__ = "Refused."
+    return refused
+
+
+for _name, _way_out in _REFUSED.items():
+    if hasattr(tf.data.Dataset, _name):
+        setattr(BalancedDataset, _name, _refuse(_name, _way_out))
+
+
+def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    """``model.evaluate``, which refuses batches whose sizes follow the training's plan."""
+
+    @functools.wraps(evaluate)
+    def checked(x: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(x, BalancedDataset):
+            raise ValueError(
+                "validation_data (or what is evaluated) comes from resize_batches, whose batches follow the rounds of "
+                "training; give each rank its part in plain batches, (x[rank::size], y[rank::size]) or "
+                "samples.shard(size, rank).batch(…): figures are joined over the ranks"
+            )
+        return evaluate(x, *args, **options)
+
+    return checked

@@ -1,0 +1,1 @@
+"""A round inside the train step of Keras."""

@@ -1,0 +1,261 @@
+"""A round inside TensorFlow's graph: what the train step becomes, and where the clock is read.
+
+    batch ─ begin ─ forward, backward ─── last gradient ───── report ─▶ allreduce of the table ─ agree
+              ▲          └─▶ allreduce of each bucket ─▶ update ▲                                  ▲
+         balancer.begin                                   balancer.report                    balancer.agree
+
+``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
+ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds.
+TensorFlow orders calls by nothing but these dependencies, so each is named. What a call does must be Python and NumPy
+alone: an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
+
+A round of several micro-batches is a loop in the graph over slices of the batch, and one more call, ``proceed``, after
+each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them where
+there is one micro-batch, and no shape changes: whatever the sizes do, the step is traced once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from hvd_hetero.errors import RoundStateError
+from keras_callbacks import keras_versions as host
+from keras_callbacks.keras_versions import Update
+from keras_callbacks.metrics.of_all_ranks import Figures
+from keras_callbacks.step.exchange import SHARE, Exchange, Gradient, ask, scaled
+
+if TYPE_CHECKING:
+    from keras_callbacks.step.calls import RoundCalls
+
+__all__ = ["GraphRound"]
+
+# What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, a factor of what was gathered
+# before it, whether it is one; and its share of the round, as ``Exchange`` has it, with the weight first.
+_BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
+_SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
+_NUMBERS = _WEIGHT + SHARE
+
+
+class GraphRound:
+    """One training's rounds in the graph. Its methods are called while the train step is traced."""
+
+    def __init__(self, balance: RoundCalls, exchange: Exchange) -> None:
+        self._balance = balance
+        self._exchange = exchange
+        self._state: tf.Tensor | None = None
+        self._weighed = False
+        """whether the loss of the round at hand is weighed, and so are its gradients"""
+        self._gathered: tuple[list[Any], list[Any], Update] | None = None
+        self._gathering = False
+
+    def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
+        """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
+        whole = self._several if self._balance.policy.accumulates else self._one
+        self._figures = figures
+
+        def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
+            return figures.observed(host.as_keras_would(step), data, state[_WEIGHT], again=again)
+
+        return host.as_it_is(lambda data: whole(observed, data))
+
+    def weigh(self, loss: Any) -> Any:
+        """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
+
+        That saves a product with every gradient, another pass over all their memory. Not where a backward pass is not
+        in proportion to what it is given, as one that somebody has written may be; nor in types that round the weight.
+        """
+        if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
+            return loss
+        if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
+            return loss
+        self._weighed = True
+        return loss * tf.cast(self._state[_WEIGHT], loss.dtype)
+
+    def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
+        """The train step hands its gradients to the optimizer."""
+        if self._gathering:
+            if self._gathered is not None:
+                raise ValueError(_TWICE)
+            self._gathered = gradients, variables, update
+            if self._balance.policy.updates_locally:
+                self._update_locally(gradients, update)
+            return None
+        state, self._state = self._state, None
+        weighed, self._weighed = self._weighed, False
+        if state is None:
+            raise RoundStateError(_OUTSIDE)
+        return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
+
+    def _one(self, step: Callable[..., Any], data: Any) -> Any:
+        """A round of one micro-batch: the update happens where the train step makes it."""
+        self._state, data = self._begin(data)
+        self._weighed = False
+        try:
+            logs = step(data, self._state)
+        except BaseException:
+            self._state = None  # what is evaluated next is not of this round
+            raise
+        if self._state is not None:
+            self._state = None
+            raise ValueError(_NEVER)
+        return logs
+
+    def _several(self, step: Callable[..., Any], data: Any) -> Any:
+        """A round of any number of micro-batches: the update follows when all are done."""
+        self._state, data = self._begin(data)
+        try:
+            gradients, (variables, update), logs = self._gather(step, data, self._state)
+            if advanced := self._figures.advanced:
+                names = ", ".join(sorted(repr(getattr(v, "path", v.name)) for v in advanced)[:3])
+                raise ValueError(_ADVANCED.format(number=len(advanced), names=names))
+        except BaseException:
+            self._state = None
+            raise
+        state = ask(
+            self._balance, self._balance.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True)
+        )
+
+        def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
+            self._state = None  # of what is computed in a loop there are samples
+            more, _, latest = self._gather(step, data, state, again=True)
+            total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
+            logs = self._over_micro_batches(logs, latest, state)
+            parts = tf.nest.flatten(total, expand_composites=True)
+            return ask(self._balance, self._balance.proceed, _NUMBERS, after=parts), total, logs
+
+        # One iteration at a time: two at once would need the memory of two. Of rows there are more with each.
+        start = (state, gradients, logs)
+        shapes = tf.nest.map_structure(_shape_in_loop, start)
+        state, gradients, logs = tf.while_loop(
+            lambda state, *_: state[_MORE] > 0, body, start, shape_invariants=shapes, parallel_iterations=1
+        )
+        self._state = None
+        reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
+        if not self._balance.policy.updates_locally:
+            update([None if v is None else next(reduced) for v in variables])
+        return logs
+
+    def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
+        """Figures of the batch are means over the micro-batches so far, by their samples; others the latest."""
+        if not isinstance(logs, dict):
+            return latest
+        part = state[_SIZE] / tf.maximum(state[_WEIGHT + 1], 1.0)
+
+        def mean(former: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            return former + (new - former) * tf.cast(part, new.dtype) if new.dtype.is_floating else new
+
+        return {
+            name: tf.nest.map_structure(mean, logs[name], new) if self._figures.is_of_the_batch(name) else new
+            for name, new in latest.items()
+        }
+
+    def _gather(
+        self, step: Callable[..., Any], data: Any, state: tf.Tensor, *, again: bool = False
+    ) -> tuple[list[Gradient], tuple[list[Any], Update], Any]:
+        """The gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
+
+        Where a variable has no gradient, None stands for it.
+        """
+        self._gathering, self._gathered = True, None
+        try:
+            logs = step(_slice(data, state), state, again=again)
+        finally:
+            self._gathering = False
+        if self._gathered is None:
+            raise ValueError(_NEVER)
+        gradients, variables, update = self._gathered
+        self._gathered = None
+        logs = tf.nest.map_structure(tf.convert_to_tensor, logs)
+        reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
+        return [g for g in gradients if g is not None], (reached, update), logs
+
+    def _update_locally(self, gradients: list[Any], update: Update) -> None:
+        if self._state is None:
+            update(gradients)
+            return
+
+        def updated() -> tf.Tensor:
+            update(gradients)
+            return tf.constant(0)
+
+        tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))  # a stand-in must leave no trace
+
+    def _begin(self, data: Any) -> tuple[tf.Tensor, Any]:
+        """The clock starts once the batch is there, and nothing is computed before it has."""
+        parts = tf.nest.flatten(data, expand_composites=True)
+        size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
+        state = ask(self._balance, self._balance.begin_round, _NUMBERS, size, after=parts)
+        with tf.control_dependencies([state]):
+            return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
+
+    def _synchronised(
+        self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
+    ) -> list[Any]:
+        """The gradients to update with: of what ranks share those of all, of what is this rank's own its own.
+
+        Zero, where it has held no data.
+        """
+        own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
+        shared = [
+            g is not None and name not in own
+            for g, name in zip(gradients, host.names_of(host.plain(variables)), strict=True)
+        ]
+        present = [g for g, here in zip(gradients, shared, strict=True) if here]
+        if not present:
+            raise ValueError(
+                "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
+                "local_layers"
+            )
+        reduced = iter(self._exchange(present, share, weighed=weighed))
+        its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
+        kept = iter(scaled(its_own, share[3]))
+        return [
+            None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
+        ]
+
+
+def _has_custom_gradients(graph: Any) -> bool:
+    """Whether an operation of the graph, or of a function in it, has the type that TensorFlow gives to those."""
+    return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
+
+
+def _added(former: Gradient, new: Gradient, rescale: tf.Tensor) -> Gradient:
+    """What was gathered, in units of the whole, and what comes to it: rows are laid end to end."""
+    if not isinstance(new, tf.IndexedSlices):
+        return former * tf.cast(rescale, former.dtype) + new
+    values = tf.concat([former.values * tf.cast(rescale, new.values.dtype), new.values], 0)
+    return tf.IndexedSlices(values, tf.concat([former.indices, new.indices], 0), new.dense_shape)
+
+
+def _shape_in_loop(part: Gradient) -> tf.TensorShape:
+    return tf.TensorShape([None, *part.shape[1:]]) if isinstance(part, tf.IndexedSlices) else part.shape
+
+
+def _slice(data: Any, state: tf.Tensor) -> Any:
+    begin = tf.cast(state[_BEGIN], tf.int64)
+    end = begin + tf.cast(state[_SIZE], tf.int64)
+    return tf.nest.map_structure(lambda part: part[begin:end] if isinstance(part, tf.Tensor) else part, data)
+
+
+_TWICE = (
+    "train_step called the optimizer twice, and LoadBalance synchronises one update per step: add the losses up, or "
+    "update in one call"
+)
+_NEVER = (
+    "train_step did not call model.optimizer, so nothing would be synchronised; update by "
+    "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables)). If a tf.function of yours does so, it "
+    "was traced before the optimizer was wrapped: in a fit without LoadBalance, or to build layers. Build all layers "
+    "before (give them an Input), use a new model, or leave the decorator out"
+)
+_ADVANCED = (
+    "train_step, or a layer, advances {number} variables by itself, among them {names}. Under this policy it runs once "
+    "per micro-batch, before the update, so ranks would advance them differently. Advance them in a callback's "
+    "on_train_batch_end, or choose a policy without micro-batches ('bsp' or 'lb-bsp', without max_micro_batch)"
+)
+_OUTSIDE = (
+    "this optimizer was asked to update outside of a round: train by model.fit(…, callbacks=[balance]) with the "
+    "LoadBalance that wraps it, call it once per train_step, or balance.release() to have the plain optimizer back"
+)

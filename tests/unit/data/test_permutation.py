@@ -1,0 +1,228 @@
+"""Every sample once, whatever the plans do."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.rounds import RoundPlan
+
+
+def epoch(order: SharedPermutation, plan_of_round, workers: int) -> list[list[np.ndarray]]:
+    """What each rank gets in each round, from one copy of the order per rank, as in a real job."""
+    copies = [SharedPermutation(order.length, shuffle=order.shuffle, seed=order.seed) for _ in range(workers)]
+    for copy in copies:
+        copy.start(order.epoch)
+    rounds = []
+    while copies[0].remaining:
+        plan = plan_of_round(len(rounds))
+        rounds.append([copy.take(plan, rank)[1] for rank, copy in enumerate(copies)])
+    assert all(copy.remaining == 0 for copy in copies)
+    return rounds
+
+
+@given(st.integers(1, 120), st.integers(1, 4), st.integers(0, 3), st.data())
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_each_sample_of_an_epoch_is_visited_exactly_once_under_changing_plans(length, workers, number, data):
+    total = data.draw(st.integers(workers, 30))
+    seeds = data.draw(st.integers(0, 99))
+
+    def plan_of_round(r: int) -> RoundPlan:
+        cuts = np.sort(np.random.default_rng([seeds, r]).integers(0, total + 1, workers - 1))
+        return RoundPlan.of(np.diff(cuts, prepend=0, append=total))
+
+    order = SharedPermutation(length, shuffle=True, seed=seeds)
+    order.start(number)
+    rounds = epoch(order, plan_of_round, workers)
+    seen = np.concatenate([part for parts in rounds for part in parts])
+    assert sorted(seen) == list(range(length))
+    assert len(rounds) == -(-length // total)
+
+
+def test_the_samples_of_a_round_do_not_depend_on_the_split():
+    order = SharedPermutation(100, shuffle=True, seed=3)
+    equal = epoch(order, lambda r: RoundPlan.of([8, 8]), 2)
+    skewed = epoch(order, lambda r: RoundPlan.of([r % 16, 16 - r % 16]), 2)
+    for a, b in zip(equal, skewed, strict=True):
+        assert np.concatenate(a).tolist() == np.concatenate(b).tolist()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_every_time():
+    def order(seed: int, number: int) -> tuple[int, ...]:
+        it = SharedPermutation(50, shuffle=True, seed=seed)
+        it.start(number)
+        return tuple(it.take(RoundPlan.of([50]), 0)[1].tolist())
+
+    orders = {order(seed, number) for seed in range(3) for number in range(3)}
+    assert len(orders) == 9
+    assert order(1, 1) in orders
+
+
+def test_without_shuffling_the_order_is_that_of_the_dataset():
+    assert SharedPermutation(5).take(RoundPlan.of([5]), 0)[1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_checksum_tells_orders_apart():
+    checksums = {SharedPermutation(50, shuffle=True, seed=s).checksum for s in range(20)} | {
+        SharedPermutation(50).checksum
+    }
+    assert len(checksums) == 21
+
+
+def test_the_place_changes_with_every_round_and_epoch():
+    places = set()
+    order = SharedPermutation(6)
+    for number in range(3):
+        order.start(number)
+        while order.remaining:
+            places.add(order.place)
+            order.take(RoundPlan.of([2]), 0)
+    assert len(places) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "at least one sample.*check what"),
+        ({"length": 5, "seed": -1}, "seed must be at least 0, got -1; give"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SharedPermutation(**arguments)
+
+
+def _rounds(order: SharedPermutation, lead: int, begin: int, count: int, least: int = 1) -> list[list[int]]:
+    """What the rounds that follow do: rounds taken ahead, the slowest rank leaving some of its samples undone.
+
+    No round has fewer than ``least`` samples, as without the last of an epoch if that is short.
+    """
+    plan, flight, done = RoundPlan((5, 4), (5, 4), ends="first"), [], []
+    while len(done) < count:
+        while len(flight) <= lead and order.remaining >= least:
+            short, _ = order.take(plan, 0)
+            flight.append((short, order._open[-1].indices.tolist()))
+        if flight:
+            short, indices = flight.pop(0)
+            left = min((begin + len(done)) % 4, short.samples[1]) if short.ends == "first" else 0
+            order.settle([short.samples[0], short.samples[1] - left])
+            done.append(indices[: len(indices) - left])
+        elif not (order.resume() and order.remaining >= least):
+            break
+    return done
+
+
+@pytest.mark.parametrize("length", [40, 37])
+@pytest.mark.parametrize("least", [1, 9])
+@pytest.mark.parametrize("lead", [0, 1, 3])
+def test_an_interrupted_order_goes_on_as_if_it_had_not_been(lead, least, length):
+    """Interrupted after every round, with rounds in flight and abandoned samples that wait to come back."""
+    passes_ended = 0
+    for interrupted in range(12):
+        orders = [SharedPermutation(length, shuffle=True, seed=3) for _ in range(2)]
+        for order in orders:
+            order.lead = lead
+        whole, first = _rounds(orders[0], lead, 0, 40, least), _rounds(orders[1], lead, 0, interrupted, least)
+        state = json.loads(json.dumps(orders[1].state_dict()))
+        resumed = SharedPermutation(length, shuffle=True, seed=3)
+        resumed.lead = lead
+        resumed.load_state_dict(state)
+        passes_ended += resumed.remaining < least and len(first) < len(whole)
+        assert resumed.holds(least) == (len(first) < len(whole)), "a resumed job looks before it goes on"
+        visited = first + (_rounds(resumed, lead, interrupted, 40, least) if resumed.holds(least) else [])
+        assert visited == whole
+        done = [i for r in visited for i in r]
+        assert len(set(done)) == len(done) > length - least
+    if lead and (least, length) == (9, 40):
+        assert passes_ended, "a pass was over, and only with what comes back is there enough for another round"
+
+
+def test_taking_beyond_the_end_is_an_error():
+    order = SharedPermutation(4)
+    order.take(RoundPlan.of([4]), 0)
+    with pytest.raises(ValueError, match="no samples left"):
+        order.take(RoundPlan.of([4]), 0)
+
+
+class Rank:
+    """One rank's copy of the order, which takes slices as far ahead as it likes within the lead."""
+
+    def __init__(self, length: int, rank: int, lead: int, seed: int) -> None:
+        self.order = SharedPermutation(length, shuffle=True, seed=seed)
+        self.order.lead = lead
+        self.rank = rank
+        self.taken: list[tuple[RoundPlan, np.ndarray, int]] = []
+
+    def take_up_to(self, number: int, plan: RoundPlan) -> None:
+        while len(self.taken) <= number and self.order.remaining:
+            place = self.order.place
+            self.taken.append((*self.order.take(plan, self.rank), place))
+
+
+@given(st.integers(1, 90), st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
+@settings(derandomize=True, max_examples=150, deadline=None)
+def test_samples_left_undone_come_back_and_each_is_done_exactly_once(length, workers, lead, seed):
+    """However far ahead each rank takes its slices, all take the same, and an epoch does every sample once."""
+    rng = np.random.default_rng(seed)
+    plan = RoundPlan.of([6] * workers, 2)
+    plan = RoundPlan(plan.samples, plan.micro_batches, ends="first")
+    ranks = [Rank(length, rank, lead, seed) for rank in range(workers)]
+    done: list[int] = []
+    number = 0
+    more = True
+    while more:
+        ahead = [int(rng.integers(0, lead + 1)) for _ in ranks]
+        for each, further in zip(ranks, ahead, strict=True):
+            each.take_up_to(number + further, plan)
+        if len(ranks[0].taken) <= number:
+            more = {each.order.resume() for each in ranks} == {True}
+            continue
+        plans = {each.taken[number][0] for each in ranks}
+        assert len(plans) == len({each.taken[number][2] for each in ranks}) == 1
+        planned = plans.pop()
+        did = [int(rng.integers(0, x + 1)) if planned.ends == "first" else x for x in planned.samples]
+        for each, count in zip(ranks, did, strict=True):
+            done += each.taken[number][1][:count].tolist()
+        for each in ranks:
+            each.order.settle(did)
+        number += 1
+    assert sorted(done) == list(range(length))
+
+
+@pytest.mark.parametrize("lead", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3, 7])
+def test_an_epoch_resumed_anywhere_does_what_was_left_of_it(lead, stop):
+    """Rounds in flight when the state was saved count as not done, and what had come back is not forgotten."""
+    plan = RoundPlan((6, 6), (3, 3), ends="first")
+    first = Rank(60, 0, lead, seed=4)
+    done: list[int] = []
+    for number in range(stop):
+        first.take_up_to(number + lead, plan)
+        planned, mine, _ = first.taken[number]
+        if planned.ends == "all":
+            break
+        order = first.order
+        theirs = order._open[0].indices[6:]
+        done += mine[:2].tolist() + theirs[:4].tolist()
+        order.settle([2, 4])
+    resumed = SharedPermutation(60, shuffle=True, seed=4)
+    resumed.load_state_dict(first.order.state_dict())
+    whole = RoundPlan.of([6, 6])
+    while resumed.remaining:
+        resumed.take(whole, 0)
+        done += resumed._open[-1].indices.tolist()
+        resumed.settle(resumed._open[0].plan.samples)
+    assert sorted(done) == list(range(60))
+
+
+def test_the_state_of_another_order_is_refused_with_what_differs():
+    state = SharedPermutation(60, shuffle=True, seed=4).state_dict()
+    with pytest.raises(ValueError, match=r"order with \{'seed': 4\}, this one has \{'seed': 5\}; resume with the same"):
+        SharedPermutation(60, shuffle=True, seed=5).load_state_dict(state)
+    with pytest.raises(ValueError, match="version 9, and this program reads version 2; resume with the version"):
+        SharedPermutation(60).load_state_dict(state | {"version": 9})

@@ -1,0 +1,195 @@
+"""Rounds from data without random access, against the permutation that deals the same samples."""
+
+import json
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.streams import ShardStream, SharedStream
+from hvd_hetero.rounds import RoundPlan
+
+
+def shared(length: int, least: int = 1, readers: int = 0) -> SharedStream:
+    return SharedStream(lambda epoch: range(1000 * epoch, 1000 * epoch + length), least, readers)
+
+
+rounds = st.lists(
+    st.tuples(st.lists(st.integers(0, 6), min_size=2, max_size=3).filter(any), st.booleans(), st.integers(0, 99)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(rounds, st.integers(1, 60), st.integers(1, 20))
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_a_whole_stream_deals_what_a_permutation_in_order_deals(asked, length, least):
+    stream, permutation = shared(length, least), SharedPermutation(length)
+    workers = len(asked[0][0])
+    for samples, early, chance in asked:
+        if permutation.remaining == 0:
+            break
+        plan = RoundPlan.of((samples + samples)[:workers] if any((samples + samples)[:workers]) else [1] * workers, 2)
+        plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
+        assert stream.remaining == min(permutation.remaining, least)
+        ours = [stream.take(plan, 0)]
+        theirs = [permutation.take(plan, 0)]
+        assert ours[0][0] == theirs[0][0]
+        assert ours[0][1] == theirs[0][1].tolist()
+        assert stream.in_flight
+        taken = ours[0][0]
+        random = np.random.default_rng(chance)
+        done = [int(random.integers(0, x + 1)) if taken.ends == "first" else x for x in taken.samples]
+        stream.settle(done)
+        permutation.settle(done)
+    assert (stream.remaining == 0) == (permutation.remaining == 0)
+
+
+@given(rounds, st.integers(1, 60), st.integers(0, 2))
+@settings(derandomize=True, max_examples=200, deadline=None)
+def test_every_sample_is_done_once_whatever_ends_early_and_wherever_it_is_resumed(asked, length, interrupted):
+    stream = shared(length)
+    visited: list[int] = []
+    for number in count():
+        samples, early, chance = asked[number % len(asked)]
+        if number == interrupted:
+            saved = json.loads(json.dumps(stream.state_dict()))
+            stream = shared(length)
+            stream.load_state_dict(saved)
+        if not stream.resume():
+            break
+        plan = RoundPlan.of([*samples, 1, 1][:3], 2)
+        plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
+        plan, _ = stream.take(plan, 0)
+        part = [sample for _, sample in stream._open[-1][1]]
+        random = np.random.default_rng(chance + number)
+        done = [int(random.integers(0, x + 1)) if plan.ends == "first" else x for x in plan.samples]
+        if not any(done):
+            done[int(np.argmax(plan.samples))] = 1
+        for rank, kept in enumerate(done):
+            visited += part[plan.start(rank) : plan.start(rank) + kept]
+        stream.settle(done)
+    assert sorted(visited) == list(range(length))
+
+
+def test_rounds_in_flight_count_as_not_done():
+    stream = shared(10)
+    stream.take(RoundPlan.of([2, 2]), 0)
+    saved = stream.state_dict()
+    other = shared(10)
+    other.load_state_dict(saved)
+    assert other.take(RoundPlan.of([2, 2]), 1)[1] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"), [((8,), (9,)), ((8,), (12,)), ((8, 5), (13, 5)), ((8, 5), (40, 5)), ((20,), (20, 1, 2))]
+)
+def test_a_rank_that_ends_alone_or_reads_otherwise_is_in_another_place_in_the_last_common_round(mine, other):
+    streams = [shared(*mine), shared(*other)]
+    for _ in range(9):
+        assert all(stream.remaining >= stream._least for stream in streams), "none has gone"
+        for stream in streams:
+            stream.take(RoundPlan.of([2, 2]), 0)
+            stream.settle([2, 2])
+        if streams[0].place != streams[1].place:
+            break
+    assert streams[0].place != streams[1].place
+
+
+def test_a_stream_that_became_shorter_is_told():
+    stream = shared(10)
+    stream.take(RoundPlan.of([4, 4]), 0)
+    stream.settle([4, 4])
+    with pytest.raises(ValueError, match="at least 9 samples, this one has 5; resume with the same data"):
+        shared(5).load_state_dict(stream.state_dict())
+
+
+def test_the_next_epoch_reads_the_next_pass():
+    stream = shared(4)
+    stream.start(1)
+    assert stream.take(RoundPlan.of([2, 2]), 1)[1] == [1002, 1003]
+
+
+def shards(length: int, rank: int, rounds: int = 3) -> ShardStream:
+    return ShardStream(lambda number: [f"{rank}.{number}.{i}" for i in range(length)], rounds, rank, 2)
+
+
+def test_a_shard_goes_on_from_epoch_to_epoch_and_begins_again_at_its_end():
+    stream = shards(5, rank=1)
+    seen = []
+    for epoch in range(2):
+        stream.start(epoch)
+        while stream.remaining:
+            seen += stream.take(RoundPlan.of([1, 2]), 1)[1]
+            stream.settle([1, 2])
+    assert seen == [f"1.{i // 5}.{i % 5}" for i in range(12)]
+
+
+def test_what_a_shard_has_not_done_comes_first_again():
+    stream = shards(9, rank=0)
+    assert stream.take(RoundPlan.of([4, 4], 1), 0)[1] == ["0.0.0", "0.0.1", "0.0.2", "0.0.3"]
+    stream.settle([1, 4])
+    assert stream.take(RoundPlan.of([2, 4], 1), 0)[1] == ["0.0.1", "0.0.2"]
+    stream.start(1)  # the round was abandoned
+    assert stream.take(RoundPlan.of([2, 4], 1), 0)[1] == ["0.0.1", "0.0.2"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_rank_goes_on_in_its_own_shard_from_the_state_of_one(rank):
+    through = [shards(5, each) for each in range(2)]
+    for number in range(4):
+        if number == 3:
+            for stream in through:
+                stream.start(1)
+        for each, stream in enumerate(through):
+            stream.take(RoundPlan.of([1, 3], 1), each)
+            stream.settle([1, 2])
+    assert through[0].state_dict() == through[1].state_dict()
+    resumed = shards(5, rank)
+    resumed.load_state_dict(json.loads(json.dumps(through[0].state_dict())))
+    assert resumed.epoch == 1
+    while through[rank].remaining:
+        assert resumed.place == through[rank].place
+        plan = RoundPlan.of([2, 2])
+        assert resumed.take(plan, rank) == through[rank].take(plan, rank)
+        resumed.settle([2, 2])
+        through[rank].settle([2, 2])
+    assert not resumed.resume()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda n: SharedStream(lambda epoch: range(9), 1, n), lambda n: ShardStream(lambda number: range(9), 3, 0, 2, n)],
+    ids=["whole", "shard"],
+)
+def test_a_state_of_other_readers_is_refused_for_samples_came_in_another_order(make):
+    with pytest.raises(
+        ValueError, match="read with num_workers=2, this loader has num_workers=0; resume with the same"
+    ):
+        make(0).load_state_dict(make(2).state_dict())
+
+
+def test_mistakes_are_told_with_the_way_out():
+    with pytest.raises(ValueError, match="rank 1's part of the stream has no samples; give every rank one"):
+        shards(0, rank=1).take(RoundPlan.of([1, 1]), 1)
+    for wrong in (0, -1):
+        with pytest.raises(
+            ValueError, match=r"rounds_per_epoch must be at least 1, got.*the same number on every rank"
+        ):
+            ShardStream(lambda number: [], wrong, 0, 2)
+    with pytest.raises(ValueError, match="state is of 3 ranks, this job has 2"):
+        shards(3, 0).load_state_dict(shards(3, 0).state_dict() | {"done": [1, 1, 1]})
+    for stream in (shared(3), shards(3, 0)):
+        with pytest.raises(ValueError, match="this program reads version 2; resume with the version"):
+            stream.load_state_dict({"version": 7, "stream": stream.kind})
+    with pytest.raises(ValueError, match="state is of stream='shard', this loader has stream='whole'"):
+        shared(3).load_state_dict(shards(3, 0).state_dict())
+    with pytest.raises(ValueError, match="state is of data with random access"):
+        shared(3).load_state_dict(SharedPermutation(3).state_dict())
+    empty = shared(0)
+    assert not empty.resume()
+    with pytest.raises(ValueError, match="no samples left; start the next one"):
+        empty.take(RoundPlan.of([1, 1]), 0)

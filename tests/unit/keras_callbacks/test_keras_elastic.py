@@ -1,0 +1,303 @@
+"""What an elastic state keeps, gives back and refuses, on one rank; ranks that come and go are in tests/distributed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+hvd = pytest.importorskip("horovod.tensorflow")
+import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
+
+from hvd_hetero.errors import HeteroError  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, weighted_gradients  # noqa: E402
+from keras_callbacks.elastic import CommitStateCallback, KerasState  # noqa: E402
+from keras_callbacks.step.failures import failures_told, told  # noqa: E402
+
+keras = tf.keras
+X = np.ones((8, 2), "float32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def network(*, built=True, compiled=True):
+    inputs = [keras.layers.Input((2,))] if built else []
+    model = keras.Sequential([*inputs, keras.layers.Dense(2)])
+    if compiled:
+        model.compile("sgd", "mse")
+    return model
+
+
+def fit(model, *callbacks, **options):
+    balance = LoadBalance("bsp", global_batch=4)
+    model.fit(resize_batches((X, X), balance), verbose=0, shuffle=False, callbacks=[balance, *callbacks], **options)
+
+
+def test_a_model_without_weights_has_nothing_to_keep():
+    with pytest.raises(
+        ValueError, match=r"model must be built.*'sequential.*' is not; give it an Input, or call model"
+    ):
+        KerasState(network(built=False))
+
+
+def test_a_state_needs_the_optimizer():
+    with pytest.raises(ValueError, match=r"optimizer must be given where the model is not compiled, got None; call mo"):
+        KerasState(network(compiled=False))
+    assert KerasState(network(compiled=False), keras.optimizers.SGD()).epoch == 0
+
+
+def test_what_horovod_itself_keeps_is_not_enough():
+    with pytest.raises(TypeError, match=r"state must be a KerasState of keras_callbacks.elastic, got ObjectState"):
+        CommitStateCallback(hvd.elastic.ObjectState(None, None))
+
+
+@pytest.mark.parametrize("batches", [0, -1, 2.5, True])
+def test_commits_come_after_whole_batches(batches):
+    with pytest.raises(ValueError, match=r"batches_per_commit must be a whole number.*larger than an epoch"):
+        CommitStateCallback(KerasState(network()), batches)
+
+
+def test_the_state_is_of_the_model_that_is_trained():
+    model = network()
+    state = KerasState(model)
+    model.compile("sgd", "mse")
+    for other in (model, network()):
+        with pytest.raises(ValueError, match=r"another optimizer than this fit trains; make KerasState\(model\) after"):
+            fit(other, CommitStateCallback(state))
+
+
+def test_commits_go_with_a_load_balance():
+    model = network()
+    with pytest.raises(ValueError, match=r"needs a LoadBalance.*callbacks=\[balance, CommitStateCallback\(state\)\]"):
+        model.fit(X, X, verbose=0, callbacks=[CommitStateCallback(KerasState(model))])
+
+
+def test_a_fit_begins_where_the_state_stands():
+    model = network()
+    state = KerasState(model, epoch=3)
+    with pytest.raises(
+        ValueError, match=r"begins epoch 0, and the state stands at epoch 3; .*initial_epoch=state.epoch"
+    ):
+        fit(model, CommitStateCallback(state), epochs=4)
+    fit(model, CommitStateCallback(state), initial_epoch=3, epochs=5)
+    assert (state.epoch, state.batch) == (5, 0)
+
+
+class Fails(keras.callbacks.Callback):
+    """What Horovod raises where a rank was lost, after these rounds, once each."""
+
+    def __init__(self, balance, after):
+        super().__init__()
+        self.balance, self.after = balance, after
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.balance.rounds in self.after:
+            self.after.remove(self.balance.rounds)
+            raise HorovodInternalError("a rank was lost")
+
+
+def trained(after=(), *, every=2, epochs=2, batches=(4,), **options):
+    """As a user would, with a global batch for each membership; what was done in it, and the state."""
+    keras.utils.set_random_seed(3)
+    model = network()
+    state = KerasState(model, seen=[], **options)
+    failures, sizes, steps = list(after), list(batches), []
+    x = np.random.default_rng(1).normal(size=(22, 2)).astype("float32")
+
+    @hvd.elastic.run
+    def run(state):
+        balance = LoadBalance("bsp", global_batch=sizes.pop(0) if len(sizes) > 1 else sizes[0])
+        seen = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: state.seen.append(epoch))
+        started = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: steps.append((balance.rounds, state.epoch, state.batch))
+        )
+        model.fit(
+            resize_batches((x, x), balance, shuffle=True), initial_epoch=state.epoch, epochs=epochs, verbose=0,
+            shuffle=False,
+            callbacks=[seen, balance, CommitStateCallback(state, every), Fails(balance, failures), started],
+        )  # fmt: skip
+
+    run(state)
+    assert not failures
+    return steps, state
+
+
+def rate(state):
+    return float(tf.convert_to_tensor(state.model.optimizer.learning_rate))
+
+
+def test_after_failures_training_is_what_it_would_have_been_without():
+    _, undisturbed = trained()
+    steps, state = trained((1, 3, 6, 7, 11))
+    assert steps == [(0, 0, 0), (0, 0, 0), (2, 0, 2), (4, 0, 4), (6, 1, 0), (10, 1, 4)]
+    for mine, other in zip(state.model.get_weights(), undisturbed.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert state.seen == [0, 1], "what changes in place is copied"
+    assert state.resets == 5
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(True, 0.02), (False, 0.01)])
+def test_rates_and_the_rest_of_an_epoch_follow_the_global_batch(scale, expected, caplog):
+    steps, state = trained((4, 4), every=3, batches=(4, 8), scale_learning_rate=scale)
+    # Of 22 samples 12 are done; the 10 that are left are two rounds of 8. Before a commit nothing is scaled twice.
+    assert steps == [(0, 0, 0), (3, 0, 1), (3, 0, 1)]
+    assert rate(state) == pytest.approx(expected)
+    assert "the global batch was 4 and is 8 now" in caplog.text
+    assert (state.epoch, state.batch) == (2, 0)
+
+
+def test_a_rate_that_is_a_schedule_cannot_be_scaled():
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)), "mse")
+    with pytest.raises(
+        ValueError, match=r"scale_learning_rate=True needs an optimizer whose.*this one's is a schedule"
+    ):
+        KerasState(model, scale_learning_rate=True)
+
+
+def test_the_former_membership_lets_go_of_the_model():
+    _, state = trained()
+    assert state.model.train_step.wrapped_by is not None
+    state.reset()
+    assert not hasattr(state.model.train_step, "wrapped_by")
+    assert not hasattr(getattr(state.optimizer, "apply", None), "wrapped_by")
+    assert not hasattr(state.optimizer.apply_gradients, "wrapped_by")
+
+
+def test_a_change_of_hosts_is_always_followed_by_a_sync():
+    state = KerasState(network())
+    state.on_hosts_updated(5, 1)  # some were removed, and Horovod would skip it
+    assert state.hosts_have_changed
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is False
+
+
+def test_other_ranks_cannot_go_on_in_the_middle_of_an_epoch_of_shards(caplog):
+    model = network()
+    state = KerasState(model)
+    state.register_reset_callbacks([lambda: setattr(state._survival, "_rank", 7)])  # as if it had been another one
+    samples = tf.data.Dataset.from_tensor_slices((X, X))
+
+    @hvd.elastic.run
+    def run(state):
+        balance = LoadBalance("bsp", global_batch=2)
+        fails = Fails(balance, [2])
+        model.fit(
+            resize_batches(samples, balance, stream="shard"), initial_epoch=state.epoch, verbose=0, shuffle=False,
+            callbacks=[balance, CommitStateCallback(state), fails],
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"ranks have changed in the middle of epoch 0.*give resize_batches arrays"):
+        run(state)
+    assert "ranks must not change in the middle of an epoch" in caplog.text
+
+
+@pytest.mark.parametrize("took_part", [True, False])
+def test_a_survivor_keeps_the_layers_that_are_its_own(took_part, monkeypatch):
+    own = keras.layers.Dense(2)
+    model = keras.Sequential([keras.layers.Input((2,)), own, keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    state = KerasState(model)
+    balance = LoadBalance("bsp", global_batch=4, local_layers=[own])
+    state.follow(balance)
+    if took_part:
+        state.save()
+    before = [np.array(w) for w in own.get_weights()]
+
+    def from_rank_0(weights, others, prefix):
+        for weight in weights:
+            weight.assign(tf.ones_like(weight) * 9)
+
+    monkeypatch.setattr("keras_callbacks.elastic.start_alike", from_rank_0)
+    state.sync()
+    assert (model.layers[-1].get_weights()[0] == 9).all()
+    for mine, old in zip(own.get_weights(), before, strict=True):
+        assert (mine == (old if took_part else 9)).all()
+    own.set_weights([np.zeros_like(w) for w in before])
+    state.restore()
+    assert (own.get_weights()[0] == (before[0] if took_part else 9)).all(), "what came is what a failure goes back to"
+
+
+def test_a_loop_of_ones_own_goes_on_where_the_state_stands():
+    model = network()
+    state = KerasState(model, seen=[])
+    x = np.arange(22, dtype="float32")[:, None] * np.ones(2, "float32")
+    failures = [3, 8]
+
+    @hvd.elastic.run
+    def run(state):
+        balance = LoadBalance("bsp", global_batch=4)
+        batches = resize_batches((x, x), balance, shuffle=True)
+        balance.start(model, model.optimizer)
+        state.follow(balance)
+        for epoch in range(state.epoch, 2):
+            for inputs, targets in balance.batches(batches):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(inputs, training=True) - targets) ** 2)
+                gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+                model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+                state.seen.append((epoch, inputs.numpy()[:, 0].tolist()))
+                if balance.rounds in failures:
+                    failures.remove(balance.rounds)
+                    raise HorovodInternalError("a rank was lost")
+                if balance.rounds % 2 == 0 and balance.rounds % 6:
+                    state.commit()
+            state.epoch = epoch + 1
+            state.commit()
+
+    run(state)
+    assert not failures
+    for epoch in range(2):
+        assert sorted(i for e, seen in state.seen for i in seen if e == epoch) == list(range(22))
+
+
+def test_values_must_have_names_of_their_own():
+    with pytest.raises(ValueError, match=r"names of their own; resets, sync mean something here already"):
+        KerasState(network(), resets=1, sync=2)
+
+
+def failure(text):
+    return tf.errors.UnknownError(None, None, text)
+
+
+@pytest.mark.parametrize("operation", ["HorovodAllreduce_hetero0_1", "HorovodAlltoall_hetero0_0", "HorovodBroadcast"])
+def test_a_collective_that_failed_is_what_horovod_calls_it(operation):
+    with pytest.raises(HorovodInternalError, match=operation), failures_told():
+        raise failure(f"{{{{node {operation}}}}} Horovod has been shut down")
+
+
+def test_what_else_fails_is_an_error_of_its_own_or_left_as_it_is():
+    assert isinstance(told(failure("RuntimeError: no such file")), HeteroError)
+    assert told(failure("RuntimeError: no such file"), elastic=False) is None
+    assert told(ValueError("Horovod")) is None
+
+
+def broken(x):
+    def fail(x):
+        raise RuntimeError("no such file")
+
+    return tf.ensure_shape(tf.numpy_function(fail, [x], tf.float32), (None, 2))
+
+
+class BrokenInTraining(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step((broken(data[0]), data[1]))
+
+
+class BrokenInValidation(keras.Sequential):
+    def test_step(self, data):
+        return super().test_step((broken(data[0]), data[1]))
+
+
+@pytest.mark.parametrize("kind", [BrokenInTraining, BrokenInValidation])
+def test_a_function_that_fails_in_the_graph_does_not_end_an_elastic_training_in_silence(kind):
+    model = kind([keras.layers.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(HeteroError, match=r"(?s)a function called from the graph failed: .*no such file"):
+        hvd.elastic.run(lambda state: fit(model, CommitStateCallback(state), validation_data=(X, X)))(KerasState(model))

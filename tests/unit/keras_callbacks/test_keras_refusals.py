@@ -1,0 +1,377 @@
+"""What Keras users cannot have is refused with the rule, the value and the way out; on one rank, without horovodrun."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+hvd = pytest.importorskip("horovod.tensorflow")
+import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+
+from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
+from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
+from keras_callbacks.keras_versions import check_compiled  # noqa: E402
+from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
+from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
+from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
+from keras_callbacks.step.train_function import RoundFunction  # noqa: E402
+
+keras = tf.keras
+X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+SEVERAL = BSP(max_micro_batch=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+class Stepping(keras.Model):
+    """A train step that calls the optimizer so many times."""
+
+    times = 1
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for _ in range(self.times):
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"own": loss}
+
+
+def network(times=1, **compiled):
+    inputs = keras.layers.Input((2,))
+    model = Stepping(inputs, keras.layers.Dense(1)(inputs))
+    model.times = times
+    model.compile("sgd", "mse", **compiled)
+    return model
+
+
+def fit(model=None, policy="bsp", *, data=None, change=lambda batches: batches, **options):
+    model = network() if model is None else model
+    balance = LoadBalance(policy, global_batch=4, **options)
+    batches = change(resize_batches((X, Y), balance))
+    model.fit(batches if data is None else data, verbose=0, shuffle=False, callbacks=[balance])
+    return model, balance, batches
+
+
+@pytest.mark.parametrize("policy", ["bsp", SEVERAL], ids=["one", "several"])
+def test_a_train_step_that_never_calls_the_optimizer_is_refused(policy):
+    with pytest.raises(ValueError, match=r"train_step did not call model.optimizer.*self.optimizer.apply_gradients\("):
+        fit(network(times=0), policy)
+
+
+def test_a_train_step_that_calls_the_optimizer_twice_is_refused():
+    with pytest.raises(ValueError, match=r"called the optimizer twice.*one update per step: add the losses up"):
+        fit(network(times=2), SEVERAL)
+    with pytest.raises(RoundStateError, match=r"update outside of a round: .*call it once per train_step"):
+        fit(network(times=2))
+
+
+@pytest.mark.parametrize("what", ["a weight", "a variable of TensorFlow", "another model's weight"])
+def test_what_a_train_step_advances_by_itself_is_refused_where_it_runs_once_per_micro_batch(what):
+    class Advancing(Stepping):
+        def train_step(self, batch):
+            told = super().train_step(batch)
+            variable = self.copy.weights[0] if what.startswith("another") else self.count
+            variable.assign(0.9 * variable + 0.1)
+            return told
+
+    inputs = keras.layers.Input((2,))
+    model = Advancing(inputs, keras.layers.Dropout(0.5)(keras.layers.Dense(1)(inputs)))  # which advances a seed
+    model.count = (
+        model.add_weight(name="count", shape=(), initializer="zeros", trainable=False)
+        if what == "a weight"
+        else tf.Variable(0.0, trainable=False)
+    )
+    model.copy = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+    model.copy.trainable = False
+    model.compile("sgd", "mse")
+    assert fit(model, "bsp")[1].rounds == 2
+    with pytest.raises(ValueError, match=r"advances 1 variables by itself.*on_train_batch_end, or choose a policy wi"):
+        fit(model, SEVERAL)
+
+
+def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
+    """Whatever this rank's share of the rounds, since the step goes by it."""
+
+    class Annealing(keras.Model):
+        def __init__(self, *of):
+            super().__init__(*of)
+            self.count = tf.Variable(0.0, trainable=False)
+
+        def train_step(self, batch):
+            self.count.assign_add(1.0)
+            strength = tf.minimum(1.0, self.count / 10.0)
+            with tf.GradientTape() as tape:
+                loss = strength * tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss, "strength": strength}
+
+    inputs = keras.layers.Input((2,))
+    model = Annealing(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    balance = LoadBalance("bsp", global_batch=4)
+    share = balance.share
+    balance.share = lambda: [0.5, *share()[1:]]
+    batches = resize_batches((X, Y), balance)
+    history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
+    assert float(model.count) == 2 * balance.queue.rounds
+    assert history["strength"] == pytest.approx([balance.queue.rounds / 10, balance.queue.rounds / 5])
+
+
+def test_what_spectral_normalization_advances_goes_on_and_is_refused_where_it_runs_once_per_micro_batch():
+    inputs = keras.layers.Input((2,))
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(1))
+    model = keras.Model(inputs, layer(inputs))
+    model.compile("sgd", "mse")
+    _, balance, _ = fit(model, "bsp")
+    vector = layer.vector_u if isinstance(layer.vector_u, tf.Variable) else layer.vector_u.value
+    assert any(v is vector for v in model.train_function._figures.advanced), "a stand-in must not take it back"
+    assert balance.rounds == 2
+    with pytest.raises(ValueError, match=r"train_step, or a layer, advances 1 variables by itself, among them '.*u"):
+        fit(model, SEVERAL)
+
+
+def test_horovods_synchronised_batch_norm_is_refused_where_ranks_are_to_differ():
+    class Norm(hvd.SyncBatchNormalization):
+        def __init__(self):  # Horovod's own fails in Keras 3
+            keras.layers.BatchNormalization.__init__(self, name="norm")
+
+        def call(self, inputs, training=None):
+            return inputs
+
+    def model():
+        made = keras.Sequential([keras.layers.Dense(2), keras.Sequential([Norm()]), keras.layers.Dense(1)])
+        made.compile("sgd", "mse")
+        return made
+
+    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm: .*'bsp'"):
+        fit(model(), "lb-bsp")
+    with pytest.raises(ValueError, match=r"'lb-bsp' does not go with .*SyncBatchNormalization, here norm"):
+        LoadBalance("lb-bsp", global_batch=4).start(model(), keras.optimizers.SGD())  # for a loop of one's own
+    assert fit(model(), "bsp")[1].rounds == 2
+
+
+def test_an_update_outside_of_fit_is_refused_until_the_optimizer_is_released():
+    model, balance, _ = fit()
+    gradients = [tf.zeros_like(v) for v in model.trainable_variables]
+    with pytest.raises(RoundStateError, match=r"outside of a round: .*or balance.release\(\) to have the plain"):
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    balance.release()
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+
+def test_a_loss_that_reaches_nothing_that_ranks_share_is_refused():
+    model = network()
+    with pytest.raises(ValueError, match=r"reaches no variable that ranks share.*check trainable and local_layers"):
+        fit(model, local_layers=model.layers)
+
+
+def test_a_batch_that_was_made_smaller_cannot_be_cut_into_the_planned_micro_batches():
+    with pytest.raises(
+        ValueError, match=r"a batch of 3 samples came where 4 were cut; what follows resize_batches must"
+    ):
+        fit(policy=SEVERAL, change=lambda batches: batches.map(lambda x, y: (x[1:], y[1:])))
+
+
+def test_batches_from_elsewhere_are_refused():
+    plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with pytest.raises(RoundStateError, match=r"do not come from resize_batches.*model.fit\(resize_batches\(\(x, y\)"):
+        fit(data=plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "way_out"),
+    [
+        ("unbatch", (), "do it to the samples, before resize_batches"),
+        ("batch", (3,), "do it to the samples, before resize_batches"),
+        ("shard", (2, 0), "resize_batches has shared the samples out among the ranks already"),
+        ("shuffle", (3,), r"or say resize_batches\(…, shuffle=True\)"),
+        ("take", (1,), r"give fit steps_per_epoch; to use fewer samples, take them before resize_batches"),
+        ("cache", (), r"would keep the sizes of an old plan: cache the samples, before resize_batches"),
+        ("filter", (lambda x, y: True,), "filter the samples, before resize_batches"),
+        ("rebatch", (3,), "set by global_batch of LoadBalance"),
+    ],
+)
+def test_what_cannot_follow_resize_batches_is_refused_by_its_name(name, arguments, way_out):
+    batches = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
+    with pytest.raises(ValueError, match=rf"^\.{name}\(\) follows resize_batches, .*{way_out}"):
+        getattr(batches, name)(*arguments)
+
+
+def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_training():
+    model, balance = network(), LoadBalance("bsp", global_batch=4)
+    batches, others = resize_batches((X, Y), balance), resize_batches((X, Y), balance)
+    with pytest.raises(ValueError, match=r"validation_data .* comes from resize_batches.*give each rank its part"):
+        model.fit(batches, validation_data=others, epochs=2, verbose=0, shuffle=False, callbacks=[balance])
+    assert balance.rounds == 2, "the epoch before it"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
+def test_fit_without_the_callback_is_told_so(stream):
+    data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
+    batches = resize_batches(data, LoadBalance("bsp", global_batch=4))  # two rounds
+    with pytest.raises(tf.errors.OpError, match=r"no training with its LoadBalance is on: .*callbacks=\[bal"):
+        network().fit(batches, verbose=0, shuffle=False)
+
+
+def test_batches_of_another_load_balance_are_refused():
+    others = resize_batches((X, Y), LoadBalance("bsp", global_batch=4))
+    with pytest.raises(RoundStateError, match=r"resized for another LoadBalance than is among its callbacks: write"):
+        fit(data=others)
+
+
+def test_a_generator_is_told_what_to_write():
+    balance = LoadBalance("bsp", global_batch=4)
+    for generator in ((i for i in range(3)), lambda: iter(range(3))):
+        with pytest.raises(TypeError, match=r"for a generator write tf.data.Dataset.from_g.*put \.unbatch\(\)"):
+            resize_batches(generator, balance)
+
+
+def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
+    class Indexed:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return X, Y
+
+    with pytest.raises(TypeError, match=r"got Indexed: derive its class from keras.utils.PyDataset, whose items are b"):
+        resize_batches(Indexed(), LoadBalance("bsp", global_batch=4))
+
+
+def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
+    balance = LoadBalance("bsp", global_batch=2)
+    batches = resize_batches((X, Y), balance)
+    balance.queue.prepare(new=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
+        list(batches)
+
+    def fails(iterator):
+        raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
+
+    balance.fitting, model = True, network()
+    with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
+        RoundFunction(balance, model, fails, Figures(balance, model))(iter(()))
+
+
+def test_a_batch_is_used_once():
+    balance = LoadBalance("bsp", global_batch=4)
+    resize_batches((X, Y), balance)
+    balance.queue.prepare(new=True)
+    balance.queue.take()
+    with pytest.raises(
+        RoundStateError, match=r"batch 0 of this iteration has been used already: .*one place at a time"
+    ):
+        balance.queue._ensure(0)
+
+
+def test_another_prefetch_after_training_began_is_refused():
+    _, balance, _ = fit()
+    with pytest.raises(RoundStateError, match=r"fixed 1 rounds ahead since.*every resize_batches the same prefetch"):
+        resize_batches((X, Y), balance, prefetch=2)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda m, _: setattr(m, "optimizer", None), r"not compiled: call model.compile\(optimizer, loss\) before"),
+        (lambda _, p: p.setattr("keras.backend.backend", lambda: "jax"), "runs on 'jax'.*set KERAS_BACKEND=tensorflow"),
+        (lambda m, _: setattr(m, "optimizer", [m.optimizer] * 2), "has several optimizers.*compile it with a single"),
+        (
+            lambda m, _: setattr(m, "_distribute_strategy", SimpleNamespace(num_replicas_in_sync=2)),
+            "under a tf.distribute strategy; build and compile it without",
+        ),
+    ],
+    ids=["not compiled", "backend", "optimizers", "strategy"],
+)
+def test_models_that_could_not_be_synchronised_are_refused(break_it, message, monkeypatch):
+    model = network()
+    check_compiled(model)
+    break_it(model, monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        check_compiled(model)
+
+
+def test_a_model_of_the_other_keras_is_refused():
+    other = type("Model", (), {"__module__": "tf_keras.src.models", "optimizer": "sgd"})()
+    with pytest.raises(ValueError, match=r"the model is a tf_keras.src.models.Model, and tf.keras is keras.*KERAS=1"):
+        check_compiled(other)
+
+
+def test_times_are_not_taken_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"] if kind == "GPU" else [])
+    LoadBalance("bsp", global_batch=4).set_model(network())
+    with pytest.raises(
+        ValueError, match=r"policy 'lb-bsp' cannot time work on a GPU.*policy='bsp' or StaticAllocation"
+    ):
+        LoadBalance("lb-bsp", global_batch=4).set_model(network())
+
+
+def test_horovod_must_be_initialised(monkeypatch):
+    monkeypatch.setattr(hvd, "is_initialized", lambda: False)
+    with pytest.raises(ValueError, match=r"not initialised; call hvd.init\(\) before LoadBalance"):
+        LoadBalance(global_batch=4)
+
+
+def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
+    monkeypatch.setattr(start, "fingerprint", lambda weights: next(found))
+    plain = hvd.broadcast_object
+    monkeypatch.setattr(hvd, "broadcast_object", lambda value, **o: 2 if value == 1 else plain(value, **o))
+    found = iter([1])
+    with pytest.raises(HeteroError, match=r"1 ranks hold other weights than rank 0 after the broadcast \(is something"):
+        start.start_alike([tf.Variable(1.0)], [], "refusals")
+
+
+def test_a_loop_of_ones_own_is_told_what_it_lacks():
+    balance = LoadBalance("bsp", global_batch=4)
+    plain = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with pytest.raises(ValueError, match=r"data must come from resize_batches.*balance.batches\(resize_batches"):
+        next(balance.batches(plain))
+    early = LoadBalance(NonBlocking(2), global_batch=4)
+    with pytest.raises(
+        ValueError, match=r"policy 'non-blocking' with this sync does not end a round.*only model.fit do"
+    ):
+        next(early.batches(resize_batches((X, Y), early)))
+    variable = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = tf.constant(2.0)
+    with pytest.raises(ValueError, match=r"reaches none of the 1 variables given; compute it inside the tape"):
+        weighted_gradients(tape, loss, [variable], balance)
+
+
+def test_a_loop_that_skips_a_batch_is_told_so_and_one_that_is_left_can_begin_anew():
+    balance = LoadBalance("bsp", global_batch=4)
+    batches = resize_batches((X, Y), balance)
+    skipping = balance.batches(batches)
+    next(skipping)
+    with pytest.raises(
+        RoundStateError, match=r"before the last one was used. In a loop of your own, call weighted_gradients once for"
+    ):
+        next(skipping)
+    assert len(next(balance.batches(batches))[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "message"),
+    [
+        (lambda: tf.data.Dataset.range(0), ValueError, "data must hold at least one sample, and the dataset has none"),
+        (
+            lambda: tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
+            TypeError,
+            "samples must be dense tensors, the dataset has RaggedTensorSpec; pad or densify them in a map before",
+        ),
+    ],
+    ids=["empty", "ragged"],
+)
+def test_datasets_that_cannot_be_shared_out_are_refused(dataset, error, message):
+    with pytest.raises(error, match=message):
+        DatasetSource(dataset())

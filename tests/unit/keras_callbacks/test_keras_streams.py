@@ -1,0 +1,287 @@
+"""Streams of samples: cut by the plan, read alike or in parts of one's own, and refused where ranks would not agree."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+hvd = pytest.importorskip("horovod.tensorflow")
+import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
+
+from hvd_hetero.balancer import Balancer  # noqa: E402
+from hvd_hetero.policies import StaticAllocation  # noqa: E402
+from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable  # noqa: E402
+from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
+from keras_callbacks.pipeline.alike import check_alike  # noqa: E402
+from keras_callbacks.pipeline.queue import RoundQueue  # noqa: E402
+from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, is_sequence  # noqa: E402
+from keras_callbacks.pipeline.stream import StreamOrder  # noqa: E402
+
+keras = tf.keras
+RANGE = tf.data.Dataset.range
+ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def table(done, ended=(0, 0)):
+    rows = [
+        RoundReport(**ZEROS | {"samples": samples, "ended": over}).vector(rank, len(done))
+        for rank, (samples, over) in enumerate(zip(done, ended, strict=True))
+    ]
+    return RoundTable(sum(rows), len(done))
+
+
+def numbers(part):
+    return part[0].numpy().tolist()
+
+
+def rounds(order, plan, rank):
+    """What this rank gets in an epoch that all ranks read alike."""
+    order.start(0)
+    parts = []
+    while not order.over:
+        cut = order.take(plan, rank)
+        parts.append(numbers(cut.part)[: cut.samples])
+        order.settle(table(cut.plan.samples))
+    return parts
+
+
+def test_a_stream_of_unknown_length_is_shared_out_to_its_end():
+    plan = RoundPlan.of([30, 60])
+    orders = [StreamOrder(DatasetSource(RANGE(200).filter(lambda i: True)), rank, 2, whole=True) for rank in (0, 1)]
+    first, second = (rounds(order, plan, rank) for rank, order in enumerate(orders))
+    assert [len(part) for part in first] == [30, 30, 7]
+    assert [i for pair in zip(first, second, strict=True) for part in pair for i in part] == list(range(200))
+
+
+def test_samples_are_taken_from_chunks_in_as_few_pieces_as_there_are_runs(monkeypatch):
+    """A slice for every sample would cost some ten microseconds each."""
+    joined = []
+    plain = tf.concat
+    monkeypatch.setattr(tf, "concat", lambda parts, axis: joined.append(len(parts)) or plain(parts, axis))
+    order = StreamOrder(DatasetSource(RANGE(200).filter(lambda i: True)), 1, 2, whole=True)
+    assert numbers(order.take(RoundPlan.of([30, 120]), 1).part) == list(range(30, 150))
+    assert joined == [3], "chunks of 64"
+
+
+def test_the_order_of_a_shuffled_stream_is_that_of_seed_and_epoch_whatever_the_ranks_global_seed():
+    plan, orders = RoundPlan.of([50, 50]), []
+    for rank in (0, 1):
+        tf.random.set_seed(100 + rank)
+        source = DatasetSource(RANGE(100).filter(lambda i: True), seed=3)
+        orders.append([int(i) for epoch in (0, 1) for chunk in source.chunks(epoch) for i in chunk[0]])
+        assert len(rounds(StreamOrder(source, rank, 2, whole=True), plan, rank)) == 1
+    assert orders[0] == orders[1]
+    first, second = orders[0][:100], orders[0][100:]
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(100))
+
+
+def test_a_rank_whose_part_ends_does_fewer_and_then_stands_in():
+    order = StreamOrder(DatasetSource(RANGE(6).filter(lambda i: True)), 1, 2, whole=False)
+    plan = RoundPlan.of([4, 4])
+    cut = order.take(plan, 1)
+    assert (numbers(cut.part), cut.samples, order.ends_after(4)) == ([0, 1, 2, 3], 4, False)
+    order.settle(table((4, 4)))
+    cut = order.take(plan, 1)
+    assert (numbers(cut.part), cut.samples, cut.plan, order.ends_after(2)) == ([4, 5], 2, plan, True)
+    order.settle(table((4, 2), ended=(0, 1)))
+    cut = order.take(plan, 1)
+    assert (numbers(cut.part), cut.samples, cut.plan.samples) == ([0], 0, (4, 0)), "the first one stands in"
+    order.settle(table((3, 0), ended=(1, 1)))
+    assert order.over
+
+
+def test_a_queue_of_unknown_length_counts_on_where_an_iteration_holds_several_epochs():
+    """As with steps_per_epoch, which has fit go on in one iteration."""
+    balancer = Balancer(StaticAllocation([1, 1]), 0, 2, 8, clock=itertools.count().__next__)
+    order = StreamOrder(DatasetSource(RANGE(10).filter(lambda i: True)), 0, 2, whole=True)
+    queue = RoundQueue(order, balancer)
+    assert queue.rounds is None
+    got = []
+    for index in range(4):
+        queue.prepare(new=index == 0)
+        got.append(numbers(queue.part(index)))
+        cut = queue.take()
+        queue.settle(table(cut.plan.samples))
+        balancer.rounds += 1
+        assert queue.at_end == (index % 2 == 1)
+    assert got == [[0, 1, 2, 3], [8], [0, 1, 2, 3], [8]]
+
+
+def test_a_stream_goes_on_where_another_stood():
+    def order():
+        return StreamOrder(DatasetSource(RANGE(20).filter(lambda i: True)), 0, 2, whole=True)
+
+    one, other, plan = order(), order(), RoundPlan.of([3, 4])
+    one.start(2)
+    one.settle(table(one.take(plan, 0).plan.samples))
+    other.load_state_dict(one.state_dict())
+    assert other.survives_resets
+    assert numbers(other.take(plan, 0).part) == numbers(one.take(plan, 0).part) == [7, 8, 9]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("epoch", [0, 1], ids=["at all", "again"])
+def test_a_stream_without_samples_is_refused(whole, epoch):
+    left = iter([[1, 2]] if epoch else [])
+    source = tf.data.Dataset.from_generator(lambda: next(left, []), output_signature=tf.TensorSpec((), tf.int64))
+    order = StreamOrder(DatasetSource(source), 0, 1, whole=whole)
+    for number in range(epoch):
+        order.start(number)
+        order.take(RoundPlan.of([2]), 0)
+    order.start(epoch)
+    where = "every rank" if whole else "rank 0"
+    with pytest.raises(
+        ValueError, match=rf"at least one sample on every rank, and epoch {epoch} had none on {where}; .*be read again"
+    ):
+        # Of a shard without samples the others hear by the table of the round.
+        order.settle(table((order.take(RoundPlan.of([2]), 0).samples,), (True,)))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (lambda: RANGE(9).shuffle(3), r"shuffled without a seed.*shuffle\(…, seed=…\).*stream='shard'"),
+        (lambda: RANGE(9).shuffle(3).map(abs).filter(lambda i: True), "shuffled without a seed"),
+        (lambda: tf.data.Dataset.list_files("/dev/n*l*"), r"shuffled without a seed.*list_files\(…, seed=…\)"),
+        (lambda: RANGE(9).map(abs, num_parallel_calls=2, deterministic=False), "deterministic=False, so every rank"),
+        (lambda: RANGE(9).shard(2, 1).map(abs), r"a shard for rank 1 of 2.*stream='shard'\), or stream='whole'"),
+    ],
+    ids=["shuffle", "behind others", "files", "map", "shard"],
+)
+def test_datasets_that_ranks_would_not_read_alike_are_refused(samples, message):
+    tf.random.set_seed(None)
+    with pytest.raises(ValueError, match=message):
+        check_alike(samples(), 1, 2, certain=False)
+    check_alike(samples(), 0, 1, certain=False)  # there is only one rank
+
+
+def test_shuffles_by_the_same_seed_agree_unless_the_global_seed_differs():
+    samples = lambda: RANGE(9).shuffle(3, seed=4).shard(2, 1)  # noqa: E731
+    tf.random.set_seed(None)
+    same = [check_alike(samples(), 1, 2, certain=True) for _ in range(2)]
+    tf.random.set_seed(7)
+    assert same[0] == same[1] != check_alike(samples(), 1, 2, certain=True)
+
+
+class Batches(keras.utils.Sequence):
+    """Three batches of unlike length, as (x, y, None)."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = 0
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        x = np.arange(4 * index, 4 * index + (4 if index < 2 else 2))
+        return x.astype("float32")[:, None], x, None
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+def test_a_sequence_of_batches_is_taken_apart_and_told_when_an_epoch_is_over():
+    batches = Batches()
+    assert is_sequence(batches)
+    order = StreamOrder(SequenceSource(batches), 0, 1, whole=True)
+    order.start(0)
+    cut = order.take(RoundPlan.of([7]), 0)
+    assert [part.numpy().ravel().tolist() for part in cut.part] == [list(range(7))] * 2
+    assert batches.epochs == 0
+    assert numbers(order.take(RoundPlan.of([7]), 0).part) == [[7.0], [8.0], [9.0]]
+    assert order.over
+    assert batches.epochs == 1
+    shuffled = [
+        [int(i) for chunk in SequenceSource(batches, seed=1).chunks(epoch) for i in chunk[1]] for epoch in range(4)
+    ]
+    assert len({tuple(epoch) for epoch in shuffled}) > 1
+    assert all(sorted(epoch) == list(range(10)) for epoch in shuffled)
+
+
+@pytest.mark.skipif(not hasattr(keras.utils, "PyDataset"), reason="tf_keras knows sequences by their length alone")
+def test_a_sequence_may_say_its_number_of_batches_without_len_and_must_have_one():
+    class Counted(keras.utils.PyDataset):
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
+        @property
+        def num_batches(self):
+            return self.number
+
+        def __getitem__(self, index):
+            return np.float32([[index]]), np.float32([[index]])
+
+    assert fit(Counted(9), epochs=2) == [6, 2]
+    for number in (None, 0):
+        with pytest.raises(ValueError, match=rf"of a known length, got {number} batches; .*from_generator\(function"):
+            SequenceSource(Counted(number))
+
+
+def model():
+    inputs = keras.layers.Input((1,))
+    made = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    made.compile("sgd", "mse")
+    return made
+
+
+def generated(**of):
+    def generate():
+        yield from ((np.float32([i]), np.float32([i])) for i in range(10))
+
+    return tf.data.Dataset.from_generator(generate, output_signature=(tf.TensorSpec((1,)), tf.TensorSpec((1,))))
+
+
+def fit(data, *, change=lambda batches: batches, stream=None, **options):
+    balance = LoadBalance("bsp", global_batch=4)
+    batches = change(resize_batches(data, balance, stream=stream))
+    history = model().fit(batches, verbose=0, shuffle=False, callbacks=[balance], **options)
+    return [balance.rounds, len(history.history["loss"])]
+
+
+@pytest.mark.parametrize("stream", ["whole", "shard"])
+def test_fit_ends_every_epoch_of_a_generator(stream):
+    assert fit(generated(), stream=stream, epochs=3) == [9, 3]
+
+
+def test_fit_takes_a_sequence():
+    assert fit(Batches(), epochs=2) == [6, 2]
+
+
+def test_fit_goes_on_for_as_many_steps_as_it_is_told():
+    assert fit(generated(), epochs=3, steps_per_epoch=2) == [5, 3], "the second epoch ends where the data do"
+    assert fit(generated().repeat(), epochs=3, steps_per_epoch=5) == [15, 3]
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        lambda: {"data": generated().repeat()},
+        lambda: {"data": generated(), "change": lambda batches: batches.repeat()},
+        lambda: {"data": (np.ones((8, 1)), np.ones((8, 1))), "change": lambda batches: batches.repeat()},
+    ],
+    ids=["samples", "batches", "arrays"],
+)
+def test_endless_data_need_the_steps_of_an_epoch(endless):
+    # tf_keras has an error of its own.
+    with pytest.raises(ValueError, match=r"give it steps_per_epoch=…, or leave repeat\(\) out|must specify the number"):
+        fit(**endless())
+
+
+def test_stream_is_for_streams():
+    balance = LoadBalance("bsp", global_batch=4)
+    with pytest.raises(ValueError, match=r"stream must be 'whole' or 'shard'.*got 'all' with"):
+        resize_batches(generated(), balance, stream="all")
+    with pytest.raises(ValueError, match="got 'whole' with ndarray: leave it out for arrays"):
+        resize_batches(np.ones((8, 1)), balance, stream="whole")

@@ -1,0 +1,208 @@
+"""A run that is written and read back is the same run, and trouble with the file never reaches the training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
+from hvd_hetero.telemetry.plots import rounds_figure
+
+WORKERS = 2
+
+
+DEVICE = {
+    "uncertainty": 0.25, "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
+}  # fmt: skip
+
+
+def finished(number: int, wait_s=(0.5, 0.25), device: bool = False) -> FinishedRound:
+    plan = RoundPlan.of([10 + number, 20])
+    rows = [
+        RoundReport(
+            samples=plan.samples[rank], micro_batches=1, compute_s=1.0 + rank, input_s=0.125, wait_s=wait_s[rank],
+            samples_per_s=float("nan") if number == 0 else 9.5, cpu=0.75, memory=0.5,
+            fingerprint=3, settings=4, witness=1.5, **(DEVICE if rank == 1 and device else {}),
+        ).vector(rank, WORKERS)
+        for rank in range(WORKERS)
+    ]  # fmt: skip
+    return FinishedRound(number, number // 3, plan, RoundTable(np.sum(rows, axis=0), WORKERS), 2.5)
+
+
+def write(path, rounds: int, device: bool = False) -> None:
+    writer = TelemetryWriter(path, policy="bsp", workers=WORKERS, global_batch=30)
+    for number in range(rounds):
+        # The waiting that travels with round r is that of round r - 1.
+        writer(finished(number, (number - 1.0, 2.0 * (number - 1)), device and number > 1))
+    writer.close()
+    writer.close()
+
+
+def test_a_former_run_is_kept_under_another_name(tmp_path):
+    path = tmp_path / "run.jsonl"
+    for rounds in (1, 2, 3):
+        write(path, rounds)
+    kept = {file.name: len(read_run(file).round) for file in tmp_path.iterdir()}
+    assert kept == {"run.1.jsonl": 1, "run.2.jsonl": 2, "run.jsonl": 3}
+
+
+def test_an_empty_file_is_in_nobodys_way(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.touch()
+    write(path, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_a_run_is_read_back_as_it_was(tmp_path):
+    path = tmp_path / "new" / "run.jsonl"
+    write(path, 5)
+    run = read_run(path)
+    assert (run.policy, run.workers, run.global_batch) == ("bsp", 2, 30)
+    assert run.round.tolist() == [0, 1, 2, 3, 4]
+    assert run.epoch.tolist() == [0, 0, 0, 1, 1]
+    assert run.samples[:, 0].tolist() == [10, 11, 12, 13, 14]
+    assert run.compute_s.tolist() == [[1.0, 2.0]] * 5
+    assert np.isnan(run.samples_per_s[0]).all()
+    assert run.samples_per_s[1:].tolist() == [[9.5, 9.5]] * 4
+
+
+def test_the_waiting_of_a_round_stands_in_its_own_line_and_is_unknown_for_the_last(tmp_path):
+    write(tmp_path / "run.jsonl", 4)
+    wait_s = read_run(tmp_path / "run.jsonl").wait_s
+    assert wait_s[:3].tolist() == [[0, 0], [1, 2], [2, 4]]
+    assert np.isnan(wait_s[3]).all()
+
+
+def test_throughput_and_waiting_share_follow_from_the_figures(tmp_path):
+    write(tmp_path / "run.jsonl", 4)
+    run = read_run(tmp_path / "run.jsonl")
+    assert run.throughput == pytest.approx(sum(30 + r for r in range(1, 4)) / (3 * 2.5))
+    assert run.waiting_share == pytest.approx([3 / 5, 6 / 5])
+    assert run.after(2).round.tolist() == [2, 3]
+
+
+def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
+    """Round 0 builds graphs and opens connections; it made a balanced run look twice as fast as one of equal shares."""
+    write(tmp_path / "run.jsonl", 20)
+    settled = read_run(tmp_path / "run.jsonl")
+    slow = settled.elapsed_s.copy()
+    slow[0] += 100.0
+    run = replace(settled, elapsed_s=slow)
+    assert run.throughput == settled.throughput
+    assert run.waiting_share.tolist() == settled.waiting_share.tolist()
+    titles = [axis.get_title() for axis in rounds_figure({"mine": run}, warm_up=5).axes]
+    assert titles[0] == f"mine:  {run.after(5).throughput:.0f} samples/s"
+    alone = replace(run, **{name: getattr(run, name)[:1] for name in ("round", "elapsed_s", "samples", "wait_s")})
+    assert alone.throughput == pytest.approx(30 / 102.5), "round 0 alone is all that there is"
+
+
+def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
+    write(tmp_path / "run.jsonl", 4, device=True)
+    header, *_, line = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
+    document = (request.config.rootpath / "docs" / "telemetry.md").read_text()
+    documented = {row.split("`")[1] for row in document.splitlines() if row.startswith("| `")}
+    assert set(header) | set(line) == documented
+
+
+def test_limits_and_curves_are_written_where_there_are_any_and_read_as_zero_elsewhere(tmp_path):
+    write(tmp_path / "run.jsonl", 4, device=True)
+    run = read_run(tmp_path / "run.jsonl")
+    for name, value in DEVICE.items():
+        assert getattr(run, name).tolist() == [[0, 0]] * 2 + [[0, value]] * 2
+    write(tmp_path / "plain.jsonl", 2)
+    assert "saturation" not in (tmp_path / "plain.jsonl").read_text()
+    assert run.after(3).limit.tolist() == [[0, 57]]
+
+
+def test_a_run_recorded_before_there_were_limits_is_read(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 3)
+    path.write_text(path.read_text().replace(',"headroom":0.1', ""))
+    assert not read_run(path).limit.any()
+
+
+def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 4)
+    path.write_text(path.read_text()[:-20])
+    assert len(read_run(path).round) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no complete line"),
+        ("not json\n", "is not telemetry of hvd-hetero"),
+        ('{"some": "json"}\n', "is not telemetry of hvd-hetero"),
+        ('{"schema":"hvd-hetero/telemetry","version":99}\n', f"version 99, this program reads version {VERSION}"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(tmp_path, text, message):
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog):
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
+
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    writer._file = Full()
+    for number in range(5):
+        writer(finished(number))
+    writer.close()
+    assert len(caplog.records) == 1
+    assert "training goes on" in caplog.text
+    assert "No space left" in caplog.text
+
+
+def test_a_disk_that_is_full_from_the_start_ends_the_telemetry_with_one_warning(caplog):
+    writer = TelemetryWriter("/dev/full", policy="bsp", workers=WORKERS, global_batch=30)
+    for number in range(3):
+        writer(finished(number))
+    writer.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "telemetry ends here, training goes on: cannot write /dev/full: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_disk_that_tells_on_closing_that_it_is_full_ends_nothing(tmp_path, caplog):
+    writer = TelemetryWriter(tmp_path / "run.jsonl", policy="bsp", workers=WORKERS, global_batch=30)
+
+    class Late:
+        def close(self) -> None:
+            raise OSError(122, "Disk quota exceeded")
+
+    writer._file = Late()
+    writer.close()
+    writer.close()
+    assert len(caplog.records) == 1
+    assert "Disk quota exceeded" in caplog.text
+
+
+def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError):
+        TelemetryWriter(tmp_path / "file" / "run.jsonl", policy="bsp", workers=1, global_batch=1)
+
+
+def test_the_picture_shows_every_rank_of_every_run(tmp_path):
+    write(tmp_path / "run.jsonl", 30)
+    run = read_run(tmp_path / "run.jsonl")
+    figure = rounds_figure({"first": run, "second": run}, "title")
+    assert len(figure.axes) == 4
+    for axis in figure.axes:
+        assert len(axis.lines) == WORKERS
+    figure.savefig(tmp_path / "rounds.png")
+    assert (tmp_path / "rounds.png").stat().st_size > 10_000

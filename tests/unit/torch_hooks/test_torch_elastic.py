@@ -1,0 +1,340 @@
+"""What an elastic state keeps, gives back and refuses, on one rank; ranks that come and go are in tests/distributed."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+hvd = pytest.importorskip("horovod.torch")
+import torch  # noqa: E402 - imported by Horovod if it is there
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
+from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
+
+from hvd_hetero.errors import RoundStateError  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
+from torch_hooks.elastic import TorchState  # noqa: E402
+from torch_hooks.parameters.averaging import average_everywhere  # noqa: E402
+
+SAMPLES, BATCH = 22, 4  # six rounds an epoch, the last one short
+X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+DATA = TensorDataset(X, X.sum(1, keepdim=True), torch.arange(SAMPLES))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def made(**options):
+    torch.manual_seed(2)
+    model = torch.nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return TorchState(model, optimizer, **options)
+
+
+def begun(state, *, global_batch=BATCH, dataset=DATA, **options):
+    balance = LoadBalance("bsp", global_batch=global_batch)
+    loader = BalancedLoader(dataset, balance, **{"shuffle": True, "seed": 3, **options})
+    optimizer = DistributedOptimizer(state.optimizer, balance, state.model.named_parameters())
+    state.follow(balance, loader)
+    return balance, loader, optimizer
+
+
+def train(state, epochs, fail_after=(), visited=None, **options):
+    """As a user would, with collectives that fail after those rounds, once each."""
+    failures = list(fail_after)
+    visits: list[tuple[int, list[int]]] = []
+    committed: list[tuple[int, list[int]]] = []
+    keep = state.save
+
+    def save():
+        keep()
+        committed.extend(visits)
+        visits.clear()
+
+    state.save = save
+
+    @hvd.elastic.run
+    def run(state):
+        visits.clear()
+        balance, loader, optimizer = begun(state, **options)
+        for epoch in range(loader.epoch_at_hand, epochs):
+            for x, y, index in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(state.model(x), y).backward()
+                optimizer.step()
+                visits.append((epoch, index.tolist()))
+                if balance.rounds in failures:
+                    failures.remove(balance.rounds)
+                    raise HorovodInternalError("a rank was lost")
+
+    run(state)
+    assert not failures
+    return committed + visits, torch.cat([p.detach().flatten() for p in state.model.parameters()])
+
+
+@pytest.mark.parametrize(("every", "workers"), [(1, 0), (2, 0), (5, 0), (100, 0), (2, 1)])
+def test_after_failures_training_is_what_it_would_have_been_without(every, workers):
+    undisturbed, expected = train(made(), 3, num_workers=workers)
+    visits, parameters = train(made(rounds_per_commit=every), 3, (3, 6, 7, 13, 18), num_workers=workers)
+    assert visits == undisturbed
+    assert torch.equal(parameters, expected)
+
+
+def test_a_second_failure_finds_the_commit_as_it_was():
+    state = made(rounds_per_commit=2)
+    _, expected = train(made(), 2)
+    _, parameters = train(state, 2, (3, 4, 5, 8, 9))
+    assert torch.equal(parameters, expected)
+    assert state.resets == 5
+
+
+def test_parts_and_values_are_kept_together_and_nothing_changes_in_the_commit():
+    state = made(seen=[1], best=0.5)
+    state.commit()
+    with torch.no_grad():
+        state.model.weight.fill_(7)
+    state.model.weight.grad = torch.ones_like(state.model.weight)
+    state.seen.append(2)
+    state.best = 0.25
+    for _ in range(2):
+        state.restore()
+        assert state.seen == [1]
+        assert state.best == 0.5
+        assert not (state.model.weight == 7).any()
+        assert state.model.weight.grad is None
+        state.seen.append(3)
+
+
+def test_a_schedule_is_kept_by_its_own_state():
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TorchState(model, optimizer, schedule=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    optimizer.step()
+    state.schedule.step()
+    state.commit()
+    optimizer.step()
+    state.schedule.step()
+    state.restore()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert state.schedule.last_epoch == 1
+
+
+@pytest.mark.parametrize(("scale", "rate"), [(True, 0.2), (False, 0.1)])
+def test_rates_follow_the_global_batch_where_that_is_asked_for(scale, rate, caplog):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    model = torch.nn.Linear(3, 1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    state = TorchState(model, optimizer, scale_learning_rate=scale, schedule=schedule)
+    state.follow(LoadBalance("bsp", global_batch=4))
+    state.commit()
+    for _ in range(2):  # a failure before the next commit does not scale them twice
+        state.restore()
+        state.follow(LoadBalance("bsp", global_batch=8))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        assert schedule.base_lrs == pytest.approx([rate])
+    assert "the global batch was 4 and is 8 now" in caplog.text
+
+
+def test_rates_follow_the_global_batch_before_the_first_commit_too():
+    state = made(scale_learning_rate=True)
+    for batch in (4, 2):
+        state.follow(LoadBalance("bsp", global_batch=batch))
+        state.reset()
+    state.follow(LoadBalance("bsp", global_batch=2))
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_a_schedule_with_rates_of_its_own_cannot_be_scaled():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)
+    with pytest.raises(ValueError, match=r"scale_learning_rate=True cannot scale schedule, a OneCycleLR.*LambdaLR"):
+        TorchState(torch.nn.Linear(3, 1), optimizer, scale_learning_rate=True, schedule=schedule)
+    assert TorchState(torch.nn.Linear(3, 1), optimizer, schedule=schedule).schedule is schedule
+
+
+def test_step_hooks_end_with_the_membership_that_registered_them():
+    state = made()
+    calls = []
+    for _ in range(3):
+        _, loader, optimizer = begun(state)
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+        x, y, _ = next(iter(loader))
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        calls.clear()
+        optimizer.step()
+        assert calls == ["before", "after"]
+        state.reset()
+
+
+def test_hosts_asked_for_without_a_commit_bring_the_commit_back():
+    """The place in the data is that of the commit, so the model must be, too."""
+    state = made()
+    state.commit()
+    before = state.model.weight.detach().clone()
+    with torch.no_grad():
+        state.model.weight.fill_(7)
+    state.on_hosts_updated(5, 1)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    state.reset()
+    assert torch.equal(state.model.weight, before)
+
+
+def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
+    state = made(rounds_per_commit=1)
+    train(state, 1)
+    place, common = copy.deepcopy((state._survival.place, state._survival.common))
+    theirs = ({**common, "rounds": 99}, {"epoch": 9}, False, 7, BATCH)
+    monkeypatch.setattr(hvd, "broadcast_object", lambda *_, **__: theirs)
+
+    def fails(*_):
+        raise HorovodInternalError("another rank was lost")
+
+    monkeypatch.setattr("torch_hooks.elastic.broadcast_state", fails)
+    with pytest.raises(HorovodInternalError):
+        state.sync()
+    assert (state._survival.place, state._survival.common) == (place, common)
+
+
+def test_a_mean_of_models_of_which_none_counts_is_none():
+    parameters = [torch.nn.Parameter(torch.tensor([1.0, 2.0]))]
+    average_everywhere(parameters, "nobody", counts=False)
+    assert parameters[0].tolist() == [1.0, 2.0]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([DATA[i] for i in range(SAMPLES)])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dataset": Stream(), "stream": "whole", "shuffle": False}], ids=["", "stream"]
+)
+@pytest.mark.parametrize(("then", "epoch"), [(3 * BATCH, 0), (2, 0), (2, 1)])
+def test_an_epoch_is_over_by_the_batch_that_it_was_trained_with(then, epoch, options):
+    """With drop_last, what a larger round leaves over is no reason to skip the epoch's end, nor a smaller to begin."""
+    state = made(rounds_per_commit=1)
+    _, loader, optimizer = begun(state, drop_last=True, **options)
+    rounds = SAMPLES // BATCH
+    for number, (x, y, _) in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        optimizer.step()
+        if epoch == 0 and number == rounds - 1:
+            break
+    state.save()
+    state.reset()
+    _, loader, _ = begun(state, global_batch=then, drop_last=True, **options)
+    assert loader.epoch_at_hand == epoch
+
+
+def test_a_balance_of_a_former_membership_is_not_taken_again():
+    state = made()
+    balance, _, _ = begun(state)
+    state.reset()
+    with pytest.raises(ValueError, match=r"balance is of a former membership.*make LoadBalance, and what takes it"):
+        state.follow(balance)
+
+
+def test_hooks_of_the_former_membership_are_gone():
+    state = made()
+    for _ in range(3):
+        begun(state)
+        state.reset()
+    balance, _, optimizer = begun(state)
+    assert [len(p._post_accumulate_grad_hooks) for p in state.model.parameters()] == [1, 1]
+    assert balance.optimizer is optimizer
+
+
+def test_hooks_of_every_optimizer_of_the_loop_are_gone():
+    state, other = made(), torch.nn.Linear(3, 1)
+    inner = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(3):
+        balance, _, _ = begun(state)
+        DistributedOptimizer(inner, balance.also(), [(f"other.{n}", p) for n, p in other.named_parameters()])
+        assert [len(p._post_accumulate_grad_hooks) for p in other.parameters()] == [1, 1]
+        state.reset()
+
+
+def test_a_change_of_hosts_is_always_followed_by_a_sync():
+    state = made()
+    state.on_hosts_updated(5, 1)  # some were removed, and Horovod would skip it
+    assert state.hosts_have_changed
+    with pytest.raises(HostsUpdatedInterrupt) as caught:
+        state.commit()
+    assert caught.value.skip_sync is False
+
+
+def test_a_commit_in_the_body_of_the_loop_is_refused():
+    state = made()
+    _, loader, optimizer = begun(state)
+    for x, y, _ in loader:
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        optimizer.step()
+        with pytest.raises(RoundStateError, match="body does not run on a rank without data: leave it to rounds_per"):
+            state.commit()
+    state.commit()  # after the epoch
+
+
+def test_without_automatic_commits_the_place_is_that_of_the_last_one():
+    state = made(rounds_per_commit=None)
+    balance, loader, optimizer = begun(state)
+    for stop in (2, 5):
+        loader.stop_at = stop
+        for x, y, _ in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(state.model(x), y).backward()
+            optimizer.step()
+        if stop == 2:
+            state.commit()
+    assert balance.rounds == 5
+    state.restore()
+    balance, loader, optimizer = begun(state)
+    assert (balance.rounds, loader.epoch_at_hand) == (2, 0)
+    left = 0
+    for x, y, _ in loader:
+        left += len(x)
+        torch.nn.functional.mse_loss(state.model(x), y).backward()
+        optimizer.step()
+    assert left == SAMPLES - 2 * BATCH
+    assert loader.epoch_at_hand == 1
+
+
+def test_shards_are_refused_with_the_way_out():
+    class Shard(IterableDataset):
+        def __iter__(self):
+            return iter(X)
+
+    balance = LoadBalance("bsp", global_batch=4)
+    loader = BalancedLoader(Shard(), balance, stream="shard", rounds_per_epoch=3)
+    with pytest.raises(ValueError, match=r"stream='shard' cannot be elastic.*use stream='whole'"):
+        made().follow(balance, loader)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rounds_per_commit": 0}, ValueError, "rounds_per_commit must be a whole number of rounds, 1 or more, got 0"),
+        ({"rounds_per_commit": True}, ValueError, "got True; None"),
+        ({"resets": 1}, ValueError, "resets mean something here already"),
+        ({"commit": 1, "save": 2}, ValueError, "commit, save mean something here already"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        made(**options)
+
+
+def test_what_is_no_model_no_optimizer_or_no_balance_is_named():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"):
+        TorchState("model", optimizer)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got str"):
+        TorchState(torch.nn.Linear(1, 1), "sgd")
+    with pytest.raises(TypeError, match="balance must be a LoadBalance, got str"):
+        made().follow("lb-bsp")

@@ -1,0 +1,1 @@
+"""What the loader reads: samplers, streams, and how many samples a batch holds."""

@@ -1,0 +1,63 @@
+"""What a data set holds in memory, read without running its ``__getitem__``.
+
+That may draw random numbers, count its calls, or open a file that worker processes must open themselves. So data are
+compared where the tensors are at hand; of other data sets nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from hvd_hetero.data.contents import Row
+
+__all__ = ["columns_of"]
+
+_OF_TORCHVISION = ("data", "targets")
+
+
+def columns_of(dataset: Any) -> dict[str, Row]:
+    """A function of an index for each thing that it holds; of a ``Subset`` its indices, and what is at them."""
+    if isinstance(dataset, Subset):
+        indices = dataset.indices
+        if not len(indices) or not isinstance(indices[0], int | np.integer | torch.Tensor):
+            return {}  # keys of the user's own
+        rows: dict[str, Row] = {"indices": lambda i: int(indices[i])}
+        for name, row in columns_of(dataset.dataset).items():
+            rows[f"dataset.{name}"] = _at(indices, row)
+        return rows
+    if isinstance(dataset, TensorDataset):
+        held = {f"tensors[{number}]": tensor for number, tensor in enumerate(dataset.tensors)}
+    else:
+        held = {name: vars(dataset).get(name) for name in _OF_TORCHVISION} if hasattr(dataset, "__dict__") else {}
+    return {name: _row_of(values) for name, values in held.items() if _holds_samples(values, dataset)}
+
+
+def _at(indices: Sequence[int], row: Row) -> Row:
+    return lambda i: row(int(indices[i]))
+
+
+def _holds_samples(values: Any, dataset: Any) -> bool:
+    """Whether these are numbers, as many rows of them as there are samples."""
+    if isinstance(values, torch.Tensor):
+        numbers = values.layout == torch.strided and not values.is_quantized and values.dim() > 0
+    else:
+        numbers = isinstance(values, np.ndarray) and values.dtype.kind in "fiub" and values.ndim > 0
+    return numbers and isinstance(dataset, Sized) and len(values) == len(dataset)
+
+
+def _row_of(values: torch.Tensor | np.ndarray[Any, Any]) -> Row:
+    if isinstance(values, np.ndarray):
+        return lambda i: values[i]
+
+    def row(i: int) -> np.ndarray[Any, Any]:
+        one = values[i].detach().reshape(-1).cpu()
+        if one.is_complex():
+            one = torch.view_as_real(one)
+        return (one.double() if one.is_floating_point() else one).numpy()
+
+    return row

@@ -1,0 +1,1 @@
+"""The gradients of a round, on their way to the other ranks."""

@@ -1,0 +1,259 @@
+"""Gradients of one round, and the buckets in which they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.communication.buckets import divide
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.gradients.gathered import norm_of
+from torch_hooks.gradients.places import Places, address
+from torch_hooks.gradients.shared_memory import shares_memory
+
+__all__ = ["Bucket", "Gradient", "buckets_of", "flat"]
+
+# What is done right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
+# At 256 KiB it gained 1 % of a step; the bound is arbitrary.
+_AT_ONCE = 2**17
+
+
+class Gradient:
+    """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
+
+    __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "place", "sent", "tensor", "version", "weighed")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.parameter = parameter
+        self.bucket: Bucket | None = None
+        self.arrived = False
+        self.weighed = False
+        """whether it was multiplied by the weight of this rank, and lies where it leaves from"""
+        self.at_once = False
+        """whether it is to be weighed as soon as it has arrived"""
+        self.place: torch.Tensor | None = None
+        """from where it leaves, unless it leaves alone"""
+        self.tensor: torch.Tensor | None = None
+        self.version = 0
+        self.norm: float | None = None
+        """where it is watched by its value, too: what is written through ``.data`` raises no version"""
+        self.sent: torch.Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Of the whole tensor, in bytes."""
+        return self.parameter.numel() * self.parameter.element_size()
+
+    def note(self, tensor: torch.Tensor, *, by_value: bool = False) -> None:
+        """Remember what has arrived: nobody else is to touch it."""
+        self.tensor = tensor
+        self.version = tensor._version
+        self.norm = norm_of(tensor) if by_value else None
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not what had arrived."""
+        present = self.parameter.grad
+        if present is None or present is not self.tensor or present._version != self.version:
+            return True
+        return self.norm is not None and self.norm == self.norm != norm_of(present)
+
+    def dense(self) -> torch.Tensor:
+        """As a whole tensor of its own, which may be changed; zeros where none arose.
+
+        It lies in memory as the parameter does: fused optimizers walk through both in the order of their addresses.
+        """
+        parameter = self.parameter
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
+        elif gradient.layout is not torch.strided:
+            gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient.to_dense())
+        elif not (gradient.is_contiguous() if parameter.is_contiguous() else gradient.stride() == parameter.stride()):
+            gradient = parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        elif shares_memory(gradient):
+            gradient = parameter.grad = gradient.clone()
+        return gradient
+
+    def forget(self) -> None:
+        """It never was."""
+        self.arrived = self.weighed = False
+        self.tensor = None
+
+
+class Bucket:
+    """Gradients that leave together: from places next to each other, unless it is one alone."""
+
+    __slots__ = ("_address", "_opened", "_places", "_room", "handle", "members", "name", "parameters", "waits_for")
+
+    def __init__(self, name: str, members: list[Gradient]) -> None:
+        self.name = name
+        self.members = members
+        self.parameters = [member.parameter for member in members]
+        self._room = 0
+        self.waits_for = len(members)
+        self.handle: Any = None
+        """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
+        self._address: int | None = None
+        """of a gradient that has left alone"""
+        for member in members:
+            member.bucket = self
+        self.release()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all of its gradients."""
+        return self.members[0].parameter.dtype
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(member.size for member in self.members)
+
+    def carry(self, numbers: int) -> None:
+        """Have room for so many numbers that travel along, from now on; before anything is in its place."""
+        self._room = numbers
+        self.release()
+
+    @property
+    def room(self) -> torch.Tensor:
+        """Where they lie, once the bucket is open."""
+        assert self._places is not None, "a bucket that carries something has places"
+        return self._places.room
+
+    def nothing(self) -> torch.Tensor:
+        """Zeros in the place of all that would travel, in a memory of their own."""
+        self.open()
+        assert self._places is not None, "a bucket that carries something has places"
+        return torch.zeros_like(self._places.whole)
+
+    @property
+    def summed(self) -> bool:
+        """Whether the sums are there, so that nobody need wait for them."""
+        return type(self.handle) is int and hvd.poll(self.handle)
+
+    def forget(self) -> None:
+        """None of its gradients is there."""
+        self.waits_for = len(self.members)
+        self._opened, self._address = False, None
+        for member in self.members:
+            member.forget()
+
+    def release(self) -> None:
+        """Let go of its places; what has left is kept by its parameters and by Horovod."""
+        self._places: Places | None = None
+        self._opened = False
+        for member in self.members:
+            member.place = None
+
+    def open(self) -> None:
+        """Have a place for each gradient, before the first is touched."""
+        if self._opened:
+            return
+        if (self._room or len(self.members) > 1) and not (self._places and self._places.serve(self.parameters)):
+            self.release()
+            if len({(p.dtype, p.device) for p in self.parameters}) > 1:
+                raise RoundStateError(
+                    f"parameters of {self.name!r}, whose gradients travel together, have different types or lie on "
+                    "different devices, which was not so when their buckets were formed; convert the model before the "
+                    "first round, or all of it"
+                )
+            self._places = Places(self.parameters, self._room)
+            for member, place in zip(self.members, self._places.of, strict=True):
+                member.place = place
+            del place
+            self._places.handed_out()
+        self._opened = True
+
+    def take(self, member: Gradient, weight: float) -> None:
+        """Put a gradient that is here into its place, weighed; nobody else may touch it from now on."""
+        place = member.place
+        if place is None:
+            if not member.weighed:
+                _weigh([member.dense()], weight)
+        else:
+            assert member.parameter.grad is not None, "it is here"
+            gradient = _whole(member.parameter.grad)
+            if member.weighed:
+                place.copy_(gradient)
+            elif gradient is place or weight == 0.0:
+                _weigh([place], weight)
+            else:
+                torch.mul(gradient, weight, out=place)
+            member.parameter.grad = place
+        member.weighed = True
+
+    def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
+        self.open()
+        if self._places is None:
+            alone = self.members[0].dense()
+            if not self.members[0].weighed:
+                _weigh([alone], weight)
+                self.members[0].weighed = True
+            self._address = alone.data_ptr()
+            return [alone], flat(alone).detach()  # which keeps the memory, whatever becomes of the gradient
+        light: list[torch.Tensor] = []
+        to: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        for member in self.members:
+            if not member.weighed:
+                gradient, place = member.parameter.grad, member.place
+                assert place is not None, "the bucket is open"
+                light.append(place)
+                if gradient is None:
+                    place.zero_()
+                elif gradient is not place:
+                    to.append(place)
+                    gradients.append(_whole(gradient))
+                member.parameter.grad = place
+                member.weighed = True
+        if to:
+            torch._foreach_copy_(to, gradients)
+        if light:
+            _weigh(light if len(light) < len(self.members) else [self._places.whole], weight)
+        return self._places.of, self._places.whole
+
+    def moved(self) -> list[Gradient]:
+        """Those that lie elsewhere than they did when they were put in their places, or left alone."""
+        if self._places is not None:
+            return [self.members[number] for number in self._places.moved()] if self._opened else []
+        sent = self.members[0].sent
+        return self.members if None not in (sent, self._address) and address(sent) != self._address else []
+
+
+def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool]) -> list[list[Gradient]]:
+    """Divide them, given in the order in which they are likely to arise. Each that travels ``by_rows`` is alone."""
+    gradients = list(gradients)
+    sizes, kinds = [], []
+    for gradient in gradients:
+        parameter = gradient.parameter
+        rows = by_rows(parameter)
+        gradient.at_once = gradient.size >= _AT_ONCE and not rows
+        sizes.append(gradient.size)
+        alone = rows or getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype
+        kinds.append((parameter.dtype, parameter.device, id(parameter) if alone else 0))
+    return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
+
+
+def flat(gradient: torch.Tensor) -> torch.Tensor:
+    """A dense gradient in the order of its addresses, which is all that Horovod sums."""
+    return gradient if gradient.is_contiguous() else gradient.as_strided((gradient.numel(),), (1,))
+
+
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    """As plain numbers: not in rows, and not to be differentiated."""
+    if gradient.requires_grad:  # of backward(create_graph=True)
+        gradient = gradient.detach()
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+
+
+def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
+    """Multiply them by the weight of this rank, in place."""
+    if weight == 0.0:
+        torch._foreach_zero_(gradients)  # and not a product, which would keep the NaN of a mean over no samples
+    elif weight != 1.0:
+        torch._foreach_mul_(gradients, weight)

@@ -1,0 +1,152 @@
+"""Gradients that name the rows they touch, as embeddings with ``sparse=True`` make them, on their way to all ranks.
+
+A sparse gradient of rank i is a list of pairs (k, v): row k, and what to add there. With the ranks' weights w_i, the
+mean gradient of the round is the sum of all ``w_i v`` per row, so the lists are weighted, laid end to end (an allgather
+of the indices and one of the values; ranks may have lists of any length, also none), and added up per row. The sum of a
+row is taken in the same order on every rank, so all ranks hold the same bits.
+
+**The layout of a parameter** must be agreed before a rank may send for a parameter of which it has no gradient: an
+empty list, or zeros? Nobody knows but the ranks that have one. So in the first round in which a parameter is trained,
+the ranks tell one another what they have seen of it (one collective, once); of one that no rank has seen, zeros are
+sent. From then on the layout stays: a gradient that comes in the other one is converted, which changes nothing but the
+cost. ``SparseAdam`` takes nothing but sparse gradients, so there the layout is known beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.errors import HeteroError
+from torch_hooks.wires.waiting import wait
+
+__all__ = ["Gather", "Layouts", "empty_gradient"]
+
+_DENSE = 0
+_NOTHING = -99  # said of a parameter of which a rank has no gradient: below every number of dimensions and its negative
+_NOT_KNOWN_S = float("nan")
+
+
+class Layouts:
+    """For each parameter: how many of its dimensions the indices of its gradient name; 0 where it is dense."""
+
+    def __init__(
+        self, names: dict[torch.Tensor, str], prefix: str, optimizer: torch.optim.Optimizer, *, as_dense: bool = False
+    ) -> None:
+        self._names = names
+        self._prefix = prefix
+        self._optimizer = optimizer
+        self._as_dense = as_dense
+        self._known: dict[torch.Tensor, int] = {}
+        self._elsewhere: set[torch.Tensor] = set()
+        self._open: dict[torch.Tensor, None] = {}  # in the order that all ranks share
+        self.extend(names)
+
+        self._back_to_rows = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
+
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These are trained, too."""
+        for parameter in parameters:
+            if self._as_dense:
+                self._known[parameter] = _DENSE
+            elif isinstance(self._optimizer, torch.optim.SparseAdam):
+                self._known[parameter] = 1
+            else:
+                self._open[parameter] = None
+
+    def known_rows(self, parameter: torch.Tensor) -> bool:
+        """Whether gradients of this parameter travel as rows."""
+        return self._known.get(parameter, _DENSE) > _DENSE
+
+    def elsewhere(self, parameter: torch.Tensor) -> bool:
+        """Whether any rank has this parameter in another memory than the CPU's, as far as ranks have told."""
+        return parameter in self._elsewhere or parameter.device.type != "cpu"
+
+    def rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient in the sparse layout agreed for this parameter, each row once."""
+        if gradient.layout is torch.strided:
+            gradient = gradient.to_sparse(self._known[parameter])
+        return gradient.coalesce()
+
+    def agree(self) -> None:
+        """Settle the layouts of parameters that are trained for the first time; a collective call, alike everywhere."""
+        asked = [p for p in self._open if p.requires_grad]
+        if not asked:
+            return
+        seen = [_NOTHING if p.grad is None else _row_dimensions(p.grad) for p in asked]
+        # The largest of x and of -x, in one go, and whether a rank has it elsewhere than in the CPU's memory.
+        elsewhere = [int(p.device.type != "cpu") for p in asked]
+        both = torch.tensor([*seen, *(x if x == _NOTHING else -x for x in seen), *elsewhere], dtype=torch.int64)
+        answer = wait(
+            hvd.allreduce_async(both, name=f"{self._prefix}.layouts", op=hvd.Max), _NOT_KNOWN_S, _NOT_KNOWN_S
+        ).tolist()
+        n = len(asked)
+        self._elsewhere.update(p for p, somewhere in zip(asked, answer[2 * n :], strict=True) if somewhere)
+        for parameter, largest, smallest in zip(asked, answer[:n], answer[n : 2 * n], strict=True):
+            if largest not in (_NOTHING, -smallest):
+                raise HeteroError(
+                    f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another; use the "
+                    "parameter alike on all ranks, or DistributedOptimizer(…, sparse_as_dense=True)"
+                )
+            self._known[parameter] = max(largest, _DENSE)
+            del self._open[parameter]
+
+    def back_to_rows(self) -> None:
+        """Give an optimizer that takes nothing but rows the rows that are not zero, once the sums are here."""
+        if self._back_to_rows:
+            for parameter in self._names:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad.to_sparse(1)
+
+    def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient, by rows, of a rank that has none."""
+        return _no_rows(parameter, self._known[parameter])
+
+
+class Gather:
+    """One sparse gradient on its way."""
+
+    def __init__(self, gradient: torch.Tensor, weight: float, name: str, compression: Any = None) -> None:
+        self._gradient = gradient
+        self._compression = compression
+        indices, values = gradient.indices().t(), gradient.values()
+        if weight == 0.0:  # and not a product, which would keep the NaN of a mean over no samples
+            indices, values = indices[:0], values[:0]
+        values = values * weight
+        self._context: Any = None
+        if compression is not None:
+            values, self._context = compression.compress(values)
+        self._handles = (
+            hvd.allgather_async(indices.contiguous(), name=f"{name}.indices"),
+            hvd.allgather_async(values, name=f"{name}.values"),
+        )
+
+    def result(self) -> torch.Tensor:
+        """Wait for it: the sum over all ranks, each row once."""
+        indices, values = (hvd.synchronize(handle) for handle in self._handles)
+        like = self._gradient
+        if self._compression is not None:
+            values = self._compression.decompress(values, self._context)
+        if not values.numel():  # Horovod gives nothing of no shape where nobody has sent a row
+            return _no_rows(like, like.sparse_dim())
+        return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+
+
+def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Zeros that the optimizer accepts for a parameter whose gradient stays on this rank."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return _no_rows(parameter, 1)
+    return torch.zeros_like(parameter)
+
+
+def _row_dimensions(gradient: torch.Tensor) -> int:
+    return _DENSE if gradient.layout is torch.strided else gradient.sparse_dim()
+
+
+def _no_rows(like: torch.Tensor, dimensions: int) -> torch.Tensor:
+    indices = torch.zeros((dimensions, 0), dtype=torch.int64, device=like.device)
+    values = torch.zeros((0, *like.shape[dimensions:]), dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(indices, values, like.shape, is_coalesced=True, check_invariants=False)

@@ -1,0 +1,118 @@
+"""What carries the gradients of a round to the other ranks: the base of all ways to average."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import horovod.torch as hvd
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.consistency import settings_of
+from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.wires.waiting import wait
+
+__all__ = ["Synchroniser"]
+
+_IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class Synchroniser(ABC):
+    """Turns one round's gradients of this rank into what its update needs; the table rides along.
+
+    ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``. Parameters
+    are the keys of ``names``, in the same order on every rank.
+    """
+
+    overlaps: ClassVar[bool] = True
+    """whether gradients leave as they arise, so that they must not be touched before ``finish``"""
+
+    updates_locally: ClassVar[bool] = False
+    """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
+
+    def __init__(
+        self, balancer: Balancer, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], prefix: str
+    ) -> None:
+        self._balancer = balancer
+        self._optimizer = optimizer
+        self._names = names
+        self._prefix = prefix
+        self._table: tuple[int, npt.NDArray[Any]] | None = None
+        self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
+        self._sketch: ParameterNorm | None = None
+        self._witness = 0.0
+        """of the round to come, looked at while this rank waited in the one before"""
+        self.rearranged = False
+        """whether parameters may be trained now that were not before"""
+        self.scale = 0.0
+        """logarithm of what the gradients are scaled by, which must be the same on every rank"""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something of this round is on its way."""
+        return self._table is not None
+
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - most have nothing to note
+        """These parameters are trained, too; they are in the names already."""
+
+    def note_of(self, parameter: torch.Tensor) -> Any:
+        """What ``arrived`` is to be called with for this parameter: found once, not in every round."""
+        return parameter
+
+    @abstractmethod
+    def arrived(self, note: Any) -> None:
+        """The gradient of a parameter is complete."""
+
+    @property
+    def gradients_left(self) -> bool:
+        """Whether something cannot be taken back."""
+        return self._table is not None
+
+    def forget(self) -> None:  # noqa: B027 - most have nothing to forget
+        """The round is abandoned, and nothing of it has left."""
+
+    def release(self) -> None:  # noqa: B027 - most have none
+        """Let go of memory that is kept from round to round; nothing has left."""
+
+    def set_aside(self) -> Iterable[torch.Tensor]:
+        """The micro-batch is done again: the parameters whose gradients have left, which ``finish`` gives back."""
+        return ()
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Everything is computed: exchange what is not on its way, wait, agree."""
+
+    def _trained(self) -> int:
+        """A checksum of which parameters are trained, where ranks would wait for each other's gradients."""
+        return 0
+
+    def _row(self) -> torch.Tensor:
+        """Return this rank's part of the table, now that its last gradient is there."""
+        # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
+        settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
+        report = self._balancer.report(
+            settings=settings, witness=self._witness, trained=self._trained(), dtype=_IN_NUMPY[self._table_type]
+        )
+        return torch.from_numpy(report)
+
+    def _post_table(self) -> None:
+        """By itself, as a collective of its own."""
+        row = self._row()
+        self._table = hvd.allreduce_async_(row, name=f"{self._prefix}.table", op=hvd.Sum), row.numpy()
+
+    def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
+        """Wait for the table; ``imminent`` tells that it cannot be far any more."""
+        assert self._table is not None
+        expected_s, transfer_s = self._balancer.waiting()
+        if self._sketch is not None:
+            self._witness = self._sketch.at(self._balancer.rounds + 1)
+        wait(self._table[0], expected_s, transfer_s, imminent)
+        self._balancer.hear(self._table[1])
+
+    def _agree(self) -> float:
+        self._table = None
+        return self._balancer.agree()

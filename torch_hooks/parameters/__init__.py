@@ -1,0 +1,1 @@
+"""Parameters: named, broadcast, averaged, compared."""

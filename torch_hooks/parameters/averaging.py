@@ -1,0 +1,191 @@
+"""Synchronisers that average parameters: with the neighbours before each update, or with all after local updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import horovod.torch as hvd
+import torch
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.topology.mixing import Mixing
+from torch_hooks.gradients.shared_memory import shares_memory
+from torch_hooks.gradients.sparse import empty_gradient
+from torch_hooks.gradients.synchroniser import Synchroniser
+
+__all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
+
+
+class NeighbourAverage(Synchroniser):
+    """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then the update with this rank's own gradient, ``n S_i / S`` times.
+
+    One ``alltoall`` carries the parameters to the neighbours alone. Its splits may change from round to round, but
+    Horovod caches by the size of what is sent; so with fewer neighbours than the most a rank may have, it keeps the
+    rest for itself.
+    """
+
+    overlaps: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        optimizer: torch.optim.Optimizer,
+        names: dict[torch.Tensor, str],
+        prefix: str,
+        mixing: Mixing,
+    ) -> None:
+        super().__init__(balancer, optimizer, names, prefix)
+        self._mixing = mixing
+
+    def arrived(self, note: Any) -> None:
+        """Nothing to send: gradients stay here."""
+
+    def finish(self) -> None:
+        """Exchange parameters with the neighbours of this round, and the table with all."""
+        balancer = self._balancer
+        weights = self._mixing.row(balancer.rank, balancer.rounds)
+        exchanges = [
+            _Exchange(
+                same, weights, balancer.rank, balancer.workers, self._mixing.most_neighbours, f"{self._prefix}.{i}"
+            )
+            for i, same in enumerate(_alike(list(self._names)))
+        ]
+        share = balancer.weight * balancer.workers  # of the round as planned: n n_last / X
+        self._post_table()
+        self._await_table()
+        mixed = [exchange.mixed() for exchange in exchanges]
+        factor = share * self._agree()
+        gradients = []
+        for parameter in self._names:
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = empty_gradient(parameter, self._optimizer)
+                elif parameter.grad.layout is torch.strided and shares_memory(parameter.grad):
+                    parameter.grad = parameter.grad.clone()
+                gradients.append(parameter.grad)
+        if factor == 0.0:
+            torch._foreach_zero_(gradients)
+        elif factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        with torch.no_grad():
+            for exchange, flat in zip(exchanges, mixed, strict=True):
+                _unflatten_into(exchange.parameters, flat)
+
+
+class LocalUpdates(Synchroniser):
+    """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for parameters and state alike."""
+
+    overlaps: ClassVar[bool] = False
+    updates_locally: ClassVar[bool] = True
+
+    def arrived(self, note: Any) -> None:
+        """Nothing to send: gradients stay here."""
+
+    def finish(self) -> None:
+        """Average what the local steps have made of parameters and state."""
+        balancer = self._balancer
+        done = balancer.pace.round.samples + balancer.work.samples
+        weight = done / balancer.work.plan.total
+        self._post_table()
+        groups = _alike([*(p.data for p in self._names), *_floating_state(self._optimizer, self._names)])
+        sent = []
+        for i, tensors in enumerate(groups):
+            flat = _flatten(tensors).mul_(weight)
+            sent.append((hvd.allreduce_async_(flat, name=f"{self._prefix}.average.{i}", op=hvd.Sum), flat))
+        self._await_table()
+        for handle, _ in sent:
+            hvd.synchronize(handle)
+        correction = self._agree()
+        for tensors, (_, flat) in zip(groups, sent, strict=True):
+            _unflatten_into(tensors, flat if correction == 1.0 else flat.mul_(correction))
+
+
+def average_everywhere(parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True) -> None:
+    """Give every rank the mean of the parameters of all ranks that count, if any does; a collective call."""
+    share = torch.tensor(float(counts), dtype=torch.float64)
+    ranks = hvd.allreduce(share, name=f"{prefix}.mean.ranks", op=hvd.Sum)
+    if ranks == 0:
+        return
+    share /= ranks
+    for i, tensors in enumerate(_alike(list(parameters))):
+        flat = _flatten(tensors)
+        flat = flat * share.item() if counts else torch.zeros_like(flat)  # no product: a newcomer's may hold anything
+        with torch.no_grad():
+            _unflatten_into(tensors, hvd.allreduce(flat, name=f"{prefix}.mean.{i}", op=hvd.Sum))
+
+
+class _Exchange:
+    """One dtype's parameters on their way to and from the neighbours."""
+
+    def __init__(
+        self,
+        parameters: list[torch.Tensor],
+        weights: Mapping[int, float],
+        rank: int,
+        workers: int,
+        most: int,
+        name: str,
+    ) -> None:
+        self.parameters = parameters
+        self._weights = weights
+        self._rank = rank
+        self._flat = _flatten(parameters)
+        size = self._flat.numel()
+        others = [j for j in sorted(weights) if j != rank]
+        splits = torch.zeros(workers, dtype=torch.int32)
+        splits[others] = size
+        splits[rank] = size * (most - len(others))
+        self._from = [j for j in range(workers) if splits[j]]
+        # A view of the same numbers, repeated: what is sent to each neighbour is the same.
+        buffer = self._flat.expand(most, size).reshape(-1) if most else self._flat.new_empty(0)
+        self._handle = hvd.alltoall_async(buffer, splits=splits, name=f"{name}.exchange")
+
+    def mixed(self) -> torch.Tensor:
+        """The weighted average of the neighbours' parameters and our own."""
+        received, _ = hvd.synchronize(self._handle)
+        size = self._flat.numel()
+        result = self._flat * self._weights[self._rank]
+        begin = 0
+        kept = len(received) - size * sum(j != self._rank for j in self._from)
+        for j in self._from:
+            if j == self._rank:
+                begin += kept
+            else:
+                result.add_(received[begin : begin + size], alpha=self._weights[j])
+                begin += size
+        return result
+
+
+def _alike(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    return list(groups.values())
+
+
+def _flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def _unflatten_into(tensors: list[torch.Tensor], flat: torch.Tensor) -> None:
+    parts = torch.split(flat, [t.numel() for t in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def _floating_state(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[torch.Tensor]:
+    """The tensors of the optimizer's state that can be averaged, in an order that all ranks share."""
+    tensors = []
+    for parameter, name in names.items():
+        state = optimizer.state.get(parameter, {})
+        for key in sorted(state):
+            if isinstance(state[key], torch.Tensor) and state[key].is_floating_point():
+                if state[key].layout is not torch.strided:
+                    raise HeteroError(
+                        f"the optimizer keeps a sparse {key!r} of {name!r}, which cannot be averaged over the ranks; "
+                        "use momentum=0, SparseAdam, or ElasticBSP(updates='accumulate')"
+                    )
+                tensors.append(state[key])
+    return tensors
