@@ -82,7 +82,7 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
-        balance.balancer._clock = balance.balancer.pace._clock = clock
+        balance.balancer._clock = balance.balancer.meter._clock = clock
         if job.get("stream"):
             loader = BalancedLoader(Stream(job["samples"]), balance, stream=job["stream"])
         else:

@@ -79,7 +79,7 @@ def main() -> None:
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
         balancer = balance.balancer
-        balancer._clock = balancer.pace._clock = clock
+        balancer._clock = balancer.meter._clock = clock
         faults.attach(balance, state)
 
         def watch(x: Any, y: Any) -> Any:

@@ -97,7 +97,7 @@ class Balancer:
         global_batch: int,
         *,
         clock: Callable[[], float],
-        meter: ResourceMeter | None = None,
+        readings: ResourceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
         if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
@@ -122,7 +122,7 @@ class Balancer:
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
         first = policy.first(workers, self.global_batch)
-        self.pace = SpeedMeter(policy, clock, meter, first.typical_size)
+        self.meter = SpeedMeter(policy, clock, readings, first.typical_size)
         self._credence = Plausibility(rank, workers, first.typical_size) if policy.measures else None
         self._end = Anticipation() if policy.anticipates else None
         self._clock = clock
@@ -215,12 +215,12 @@ class Balancer:
         if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
             self.weight = work.samples / work.plan.total
         self._state = _State.COMPUTING
-        self.pace.begin(input_s)
+        self.meter.begin(input_s)
 
     def pause(self) -> None:
         """A micro-batch is done and is not the last of its round."""
         self._expect(_State.COMPUTING)
-        self.pace.done(self._work.samples)
+        self.meter.done(self._work.samples)
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
@@ -231,14 +231,14 @@ class Balancer:
             return False
         if not self.signals.raised(self.rounds):
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
-            if self._end is None or self.pace.queued:
+            if self._end is None or self.meter.queued:
                 return False
-            pace = self.pace
+            pace = self.meter
             if not self._end.ends_before(pace.busy_s, pace.once_s, pace.round.micro_batches + 1):
                 return False
             self._finishes = False
         if self.policy.weighs_twice:
-            done = self.pace.round.samples + self._work.samples
+            done = self.meter.round.samples + self._work.samples
             self.weight *= done / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True)
         return True
@@ -257,10 +257,10 @@ class Balancer:
                 "fits by itself, put the loop's body in a function, so that no variable keeps what a failed attempt had"
             )
         if not cramped:
-            self.pace.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.pace.limit or size))
-        self.pace.failed()
+            self.meter.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.meter.limit or size))
+        self.meter.failed()
         self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
-        return min(self.pace.limit or size, -(-size // 2))
+        return min(self.meter.limit or size, -(-size // 2))
 
     def report(
         self,
@@ -278,20 +278,20 @@ class Balancer:
         """
         self._expect(_State.COMPUTING)
         work = self._work
-        self.pace.done(work.samples)
+        self.meter.done(work.samples)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         # Fewer than planned, in a round that nobody ends before its time: the data of this rank have ended.
-        fewer = work.plan.ends == "all" and self.pace.round.samples < work.plan.samples[self.rank]
-        self.pace.learn(short=fewer or work.plan.total < self._plans[0].total)
+        fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
+        self.meter.learn(short=fewer or work.plan.total < self._plans[0].total)
         return RoundReport(
             wait_s=self._wait_s,
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
             ended=float(ended),
-            **self.pace.row(),
+            **self.meter.row(),
         ).vector(self.rank, self.workers, dtype)
 
     def waiting(self) -> tuple[float, float]:
@@ -301,7 +301,7 @@ class Balancer:
         waits only for the transfer. NaN where there was no such round, or where layers waited in it, too.
         """
         self._expect(_State.SYNCHRONISING)
-        self.pace.rest()
+        self.meter.rest()
         return self._expected_s, self._transfer_s
 
     def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
@@ -321,9 +321,9 @@ class Balancer:
             self.hear(summed)
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
-        self._expected_s = now - self.pace.done_at
+        self._expected_s = now - self.meter.done_at
         # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
-        self._transfer_s = float("nan") if self.pace.was_held_up else table.transfer_s
+        self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         credible = finished
         if self._credence is not None:
@@ -344,19 +344,19 @@ class Balancer:
         self.rounds += 1
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
-        self.pace.settle()
-        self._wait_s = self.pace.waited(now)
+        self.meter.settle()
+        self._wait_s = self.meter.waited(now)
         self._state = _State.AGREED
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0
 
     def applying(self) -> None:
         """The optimizer's update begins; needed where work is queued, for its time is not the caller's."""
-        self.pace.applying()
+        self.meter.applying()
 
     def applied(self, seconds: float) -> None:
         """The optimizer's update took this long."""
-        self.pace.applied(seconds)
+        self.meter.applied(seconds)
 
     def abandon(self) -> None:
         """Forget the round at hand, which no synchronisation has seen; its plan is used for the next one."""
@@ -378,7 +378,7 @@ class Balancer:
                 for p in self._plans
             ],
             "kept": self.policy.state_dict(),
-            "pace": self.pace.state_dict(),
+            "pace": self.meter.state_dict(),
             "expects": None if self._end is None else self._end.state(),
         }
 
@@ -398,7 +398,7 @@ class Balancer:
                 "ahead; make the loader with the same num_workers and prefetch_factor before loading"
             )
         self.policy.load_state_dict(state["kept"])
-        self.pace.load_state_dict(state["pace"])
+        self.meter.load_state_dict(state["pace"])
         if self._end is not None:
             self._end.restore(state["expects"])
         self._plans = deque(
@@ -423,10 +423,10 @@ class Balancer:
 
     @property
     def _micro_batches(self) -> int:
-        return self.pace.round.micro_batches
+        return self.meter.round.micro_batches
 
     def _reset_round(self) -> None:
         self._state = _State.AGREED
         self._rescale = 1.0
         self._finishes = True
-        self.pace.forget()
+        self.meter.forget()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.session import Training, Wire
+from hvd_hetero.session import Session, Wire
 
 __all__ = ["Member", "Survival"]
 
@@ -100,12 +100,12 @@ class Survival:
             return True
         if self._own is not None:
             self._load_own(balancer)
-        mine = (self._rank, balancer.pace.expected(), balancer.pace.limit)
+        mine = (self._rank, balancer.meter.expected(), balancer.meter.limit)
         ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
         came_from, speeds, limits = zip(*ranks, strict=True)
         same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
         if same and _fits(common, balancer):
-            balancer.load_state_dict({**common, "pace": balancer.pace.state_dict()})
+            balancer.load_state_dict({**common, "pace": balancer.meter.state_dict()})
             return True
         balancer.go_on(common["rounds"], speeds, limits)
         if balancer.rank == 0:
@@ -119,7 +119,7 @@ class Survival:
     def _load_own(self, balancer: Balancer) -> None:
         assert self._own is not None, "the caller has looked"
         try:
-            balancer.pace.load_state_dict(self._own)
+            balancer.meter.load_state_dict(self._own)
         except ValueError as error:  # the policy is another one, as it may be where the ranks are others
             logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
 
@@ -168,7 +168,7 @@ class Member:
         # done again, for the place in the data is that of the commit.
         self.restore()  # type: ignore[attr-defined]
         self._survival.resets += 1
-        Training.goes_on = True
+        Session.goes_on = True
 
     def check_host_updates(self) -> None:
         """Raise if hosts have come or gone, so that the ranks meet anew."""

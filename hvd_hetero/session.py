@@ -17,7 +17,7 @@ from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
 from hvd_hetero.watchdog import Patience, Watchdog
 
-__all__ = ["Training", "Wire"]
+__all__ = ["Session", "Wire"]
 
 # Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
 # in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
@@ -35,7 +35,7 @@ class Wire(Protocol):
         """Every rank's object, in order of rank."""
 
 
-class Training:
+class Session:
     """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
 
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
@@ -72,7 +72,7 @@ class Training:
             workers,
             global_batch,
             clock=time.perf_counter,
-            meter=ResourceMeter(clock=time.perf_counter),
+            readings=ResourceMeter(clock=time.perf_counter),
         )
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         if telemetry is not None and rank == 0:

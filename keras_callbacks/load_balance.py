@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
-from hvd_hetero.session import Training
+from hvd_hetero.session import Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks import keras_versions as host
@@ -89,7 +89,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         tf.keras.callbacks.Callback.__init__(self)
-        self._training = Training(
+        self._training = Session(
             policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
             waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
@@ -179,8 +179,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
                     former.release()  # it trained this model, or this optimizer, before
         host.check_compiled(model)
-        self.balancer.pace.queued = bool(tf.config.get_visible_devices("GPU"))
-        if self.policy.measures and self.balancer.pace.queued:
+        self.balancer.meter.queued = bool(tf.config.get_visible_devices("GPU"))
+        if self.policy.measures and self.balancer.meter.queued:
             raise ValueError(
                 f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
                 "StaticAllocation([…]) there"

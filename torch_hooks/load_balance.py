@@ -20,7 +20,7 @@ from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.out_of_memory import is_out_of_memory
 from hvd_hetero.policies import BSP, Policy
-from hvd_hetero.session import Training
+from hvd_hetero.session import Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
@@ -105,7 +105,7 @@ class LoadBalance:
             )
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
-        self._training = Training(
+        self._training = Session(
             policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
             waits_in=("horovod.", "torch_hooks.wires.waiting"),
         )  # fmt: skip
@@ -292,7 +292,7 @@ class LoadBalance:
         logger.warning(
             "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
             "micro-batches hold at most %d from now on", self.rounds, balancer.rank, work.samples, parts,
-            balancer.pace.limit,
+            balancer.meter.limit,
         )  # fmt: skip
         return parts
 
@@ -315,7 +315,7 @@ class LoadBalance:
     def _warn_unprotected(self) -> None:
         """Once: shares are about to grow until something does not fit, and nothing would survive that."""
         self._micro_batches += 1
-        if self._micro_batches == 2 and not self._survives and self.balancer.pace.profile is not None:
+        if self._micro_batches == 2 and not self._survives and self.balancer.meter.profile is not None:
             logger.warning("policy %r tries larger batches than you have tried, %s", self.policy.name, _WAY_OUT)
 
     def left(self) -> None:

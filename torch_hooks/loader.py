@@ -366,7 +366,7 @@ class BalancedLoader:
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
             if self.between_rounds is not None and not balance.balancer.in_round:
                 self.between_rounds()
-            limit = balance.balancer.pace.limit
+            limit = balance.balancer.meter.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
                 yield from self._in_parts(work, indices, limit, asked_at)

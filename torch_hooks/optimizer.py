@@ -463,7 +463,7 @@ class DistributedOptimizer(WrappedOptimizer):
     def _check_device(self, parameter: torch.Tensor) -> None:
         """Have a stopwatch for the device of this parameter, if its work is queued and its time matters."""
         policy, device = self._balancer.policy, parameter.device
-        self._balancer.pace.queued |= device.type != "cpu"
+        self._balancer.meter.queued |= device.type != "cpu"
         if device.type == "cpu" or not policy.measures:
             return
         if device.type != "cuda" or self._timed not in (None, device):
@@ -474,4 +474,4 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         if self._timed is None:
             self._timed = device
-            self._balancer.pace.stopwatch = CudaStopwatch(device)
+            self._balancer.meter.stopwatch = CudaStopwatch(device)

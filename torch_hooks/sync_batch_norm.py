@@ -123,7 +123,7 @@ class SyncBatchNorm(_BatchNorm):
         samples = self._samples()
         rows = input if input.dtype == torch.float64 else input.float()
         out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            rows, samples, self.eps, self._name, self._balance.balancer.pace
+            rows, samples, self.eps, self._name, self._balance.balancer.meter
         )
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))
@@ -182,7 +182,7 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         y = (x - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(y, scale, count)
-        ctx.dims, ctx.samples, ctx.name, ctx.pace = dims, samples, name, pace
+        ctx.dims, ctx.samples, ctx.name, ctx.meter = dims, samples, name, pace
         ctx.mark_non_differentiable(mean, variance, count)
         return y, mean, variance, count
 
@@ -194,7 +194,7 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([g.sum(ctx.dims), (g * y).sum(ctx.dims)])
         # A mean over no samples is NaN; it must not reach the others.
         sums = sums * ctx.samples if ctx.samples else torch.zeros_like(sums)
-        with ctx.pace.held_up():
+        with ctx.meter.held_up():
             handle = hvd.allreduce_async(sums, name=f"{ctx.name}.gradient", op=hvd.Sum)
             sums = wait(handle, _NOT_KNOWN_S, _NOT_KNOWN_S)
         mean, mean_y = (sums / (count * max(ctx.samples, 1))).chunk(2)

@@ -67,10 +67,10 @@ class SpeedMeter:
     """The measurements and predictions of one rank."""
 
     def __init__(
-        self, policy: Policy, clock: Callable[[], float], meter: ResourceMeter | None, typical_size: float
+        self, policy: Policy, clock: Callable[[], float], readings: ResourceMeter | None, typical_size: float
     ) -> None:
         self._clock = clock
-        self._meter = meter
+        self._readings = readings
         self.predictor = policy.forecaster(policy.predictor())
         self.profile = policy.profile()
         self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
@@ -286,7 +286,7 @@ class SpeedMeter:
             self.fixed_cost.restore(state["fixed_cost"])
 
     def _drivers(self) -> tuple[float, float]:
-        if self._meter is None:
+        if self._readings is None:
             return float("nan"), float("nan")
-        reading = self._meter.read()
+        reading = self._readings.read()
         return reading.cpu, reading.memory

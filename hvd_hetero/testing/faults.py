@@ -108,7 +108,7 @@ class Faults:
         """
         balancer = self._balancer = balance.balancer
         self._state = state
-        pace = balancer.pace
+        pace = balancer.meter
         begin, done, row = pace.begin, pace.done, pace.row
 
         def begins(input_s: float) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.consistency import settings_of
-from hvd_hetero.session import Training
+from hvd_hetero.session import Session
 from keras_callbacks import keras_versions as host
 from keras_callbacks.pipeline.queue import RoundQueue, micro_batches
 
@@ -24,12 +24,14 @@ _WITNESS_NUMBERS = 4096  # of a variable, at its beginning: enough to tell updat
 class RoundCalls:
     """One rank's balancer as the graph sees it; the base of ``LoadBalance``."""
 
-    def __init__(self, training: Training, local_layers: tuple[Any, ...]) -> None:
+    def __init__(self, training: Session, local_layers: tuple[Any, ...]) -> None:
         self.policy = training.policy
         self.balancer = training.balancer
         self.prefix = training.prefix
         self.mixing = training.mixing
-        self.balancer.pace.rests = False  # the table is there when `agree` is called, and others may wait for this rank
+        self.balancer.meter.rests = (
+            False  # the table is there when `agree` is called, and others may wait for this rank
+        )
         self.local_layers = local_layers
         self.queue: RoundQueue | None = None
         self.failure: BaseException | None = None
@@ -92,7 +94,7 @@ class RoundCalls:
 
     def share(self) -> list[float]:
         """What this rank has of the round, if the micro-batch at hand is its last: see ``Exchange``."""
-        samples = self.balancer.pace.round.samples + self.balancer.work.samples
+        samples = self.balancer.meter.round.samples + self.balancer.work.samples
         planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
         return [self.balancer.weight, samples, planned, self.balancer.work.samples / max(samples, 1)]
 

@@ -83,11 +83,11 @@ def test_waiting_for_others_inside_a_micro_batch_is_waiting_and_not_computing():
         for balancer, clock, mine_s, x in zip(job.balancers, job.clocks, forward_s, plan.samples, strict=True):
             balancer.begin(MicroBatch(plan, x))
             clock.now += mine_s
-            with balancer.pace.held_up():
+            with balancer.meter.held_up():
                 clock.now += max(forward_s) - mine_s + 0.0625
             clock.now += mine_s  # backward
             vectors.append(balancer.report())
-            with balancer.pace.held_up():  # the micro-batch is over: it is waiting as it is
+            with balancer.meter.held_up():  # the micro-batch is over: it is waiting as it is
                 clock.now += 0.03125
         end = max(clock.now for clock in job.clocks)
         for clock in job.clocks:
@@ -108,7 +108,7 @@ def test_a_micro_batch_that_failed_takes_its_waiting_along():
     for fails in (True, False):
         if fails:
             balancer.begin(MicroBatch(balancer.plan(), 8))
-            with balancer.pace.held_up():
+            with balancer.meter.held_up():
                 clock.now += 8.0
             balancer.out_of_memory()
         balancer.begin(MicroBatch(balancer.plan(), 8))
@@ -126,7 +126,7 @@ def test_the_transfer_to_come_is_the_shortest_wait_before_unless_layers_waited_t
     balancer = Balancer(BSP(), 0, 1, 8, clock=clock)
     for _ in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 8))
-        with balancer.pace.held_up():
+        with balancer.meter.held_up():
             clock.now += in_layers_s
         clock.now += 1.0
         vector = balancer.report()
@@ -170,7 +170,7 @@ def test_a_round_that_there_was_time_to_learn_from_is_learned_once():
     job = Job(LBBSP("memoryless"), [1e5, 1e5], 40)
     learned = []
     for balancer in job.balancers:
-        balancer.pace.predictor.update = lambda *told, of=balancer, **drivers: learned.append(of.rank)
+        balancer.meter.predictor.update = lambda *told, of=balancer, **drivers: learned.append(of.rank)
     for number in range(3):
         for balancer, clock in zip(job.balancers, job.clocks, strict=True):
             balancer.begin(MicroBatch(balancer.plan(), 20, True))
@@ -267,7 +267,7 @@ def test_a_short_round_says_nothing_of_the_speed():
     job = Job(LBBSP("memoryless"), [100.0, 100.0], 100)
     job.round()
     job.round()
-    before = [b.pace.predictor.predict() for b in job.balancers]
+    before = [b.meter.predictor.predict() for b in job.balancers]
     short = RoundPlan.of([2, 1])
     vectors = []
     for balancer, clock, size in zip(job.balancers, job.clocks, (2, 1), strict=True):
@@ -276,7 +276,7 @@ def test_a_short_round_says_nothing_of_the_speed():
         vectors.append(balancer.report())
     for balancer in job.balancers:
         balancer.agree(sum(vectors))
-    assert [b.pace.predictor.predict() for b in job.balancers] == before
+    assert [b.meter.predictor.predict() for b in job.balancers] == before
 
 
 def test_an_abandoned_round_leaves_no_trace():
@@ -412,7 +412,7 @@ def test_where_work_is_queued_the_clock_tells_nothing_of_the_end():
     job = Job(NonBlocking(4), [400.0, 120.0], 80)
     board = Board()
     for balancer in job.balancers:
-        balancer.pace.queued = True
+        balancer.meter.queued = True
     for number in range(3):
         non_blocking_round(job, board)
         assert job.finished[number].table.column("samples").tolist() == [40, 20]
@@ -440,7 +440,7 @@ def test_a_long_update_is_no_reason_to_expect_an_early_end():
     for number in range(5):
         for balancer, clock in zip(job.balancers, job.clocks, strict=True):
             clock.now += 0.25
-            balancer.pace.applied(0.25)
+            balancer.meter.applied(0.25)
         non_blocking_round(job, board)
         assert job.finished[number].table.column("micro_batches").tolist() == [4, 4]
 

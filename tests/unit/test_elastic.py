@@ -13,7 +13,7 @@ import pytest
 from hvd_hetero.balancer import Balancer, MicroBatch
 from hvd_hetero.elastic import Member, Survival
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
-from hvd_hetero.session import Training
+from hvd_hetero.session import Session
 
 GLOBAL_BATCH = 120
 
@@ -127,8 +127,8 @@ def test_a_newcomer_begins_with_a_fresh_predictor_and_survivors_with_theirs():
     a, b = trained([300.0, 100.0])
     newcomer = Rank(200.0)
     meet([a, b, newcomer])
-    assert [rank.balancer.pace.predictor.rounds > 10 for rank in (a, b, newcomer)] == [True, True, False]
-    assert math.isnan(newcomer.balancer.pace.expected())
+    assert [rank.balancer.meter.predictor.rounds > 10 for rank in (a, b, newcomer)] == [True, True, False]
+    assert math.isnan(newcomer.balancer.meter.expected())
 
 
 @pytest.mark.parametrize("policy", [LBBSP, lambda: SelfAdaptive(total=12, every=3), lambda: ElasticBSP(lookahead=4)])
@@ -164,11 +164,11 @@ def test_policies_that_learn_nothing_begin_as_ever(policy):
 
 def test_what_fits_no_memory_is_remembered_by_who_has_found_it_out():
     a, b, c = trained([300.0, 100.0, 200.0])
-    c.balancer.pace.limit = 20
+    c.balancer.meter.limit = 20
     rounds([a, b, c], 1)
     plan = meet([a, c])
     assert max(plan.sizes(1)) <= 20
-    assert c.balancer.pace.limit == 20
+    assert c.balancer.meter.limit == 20
 
 
 def test_another_global_batch_and_another_lead_renegotiate():
@@ -181,7 +181,7 @@ def test_another_global_batch_and_another_lead_renegotiate():
 def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog):
     ranks = trained([300.0, 100.0])
     assert meet(ranks, lambda: LBBSP("ema", tolerance=0)).samples == (90, 30)
-    assert math.isnan(ranks[0].balancer.pace.expected())
+    assert math.isnan(ranks[0].balancer.meter.expected())
     assert "begins to measure its speed anew" in caplog.text
     assert rounds(ranks, 10).samples == (90, 30)
 
@@ -284,12 +284,12 @@ class State(Member, Values):
 
 def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monkeypatch, caplog):
     """The table of docs/reliability.md: a file ends no job. Before any reset a wrong path is an error, told at once."""
-    monkeypatch.setattr(Training, "goes_on", False)
+    monkeypatch.setattr(Session, "goes_on", False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run.jsonl"
     with pytest.raises(OSError, match="File exists"):
-        Training("bsp", 0, 1, 8, path)
+        Session("bsp", 0, 1, 8, path)
     State().reset()
-    training = Training("bsp", 0, 1, 8, path)
+    training = Session("bsp", 0, 1, 8, path)
     training.close()
     assert [record.getMessage()[:42] for record in caplog.records] == ["telemetry ends here, training goes on: can"]

@@ -259,7 +259,7 @@ def curves() -> dict:
     result = {
         "plans": plans,
         "gammas": gammas,
-        "limit": hvd.broadcast_object(balance.balancer.pace.limit, root_rank=0, name="limit"),
+        "limit": hvd.broadcast_object(balance.balancer.meter.limit, root_rank=0, name="limit"),
         "epochs": [sorted(i for of_rank in everyone for i in of_rank[e]) for e in range(len(visits))],
     }
     if hvd.rank() == 0:

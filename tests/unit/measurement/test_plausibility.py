@@ -40,10 +40,10 @@ class Job:
                     if i < len(sizes):
                         balancer.pause()
                 if rank == 1 and lie is not None:
-                    truth = balancer.pace.row
-                    balancer.pace.row = lambda truth=truth: truth() | {"samples_per_s": lie}
+                    truth = balancer.meter.row
+                    balancer.meter.row = lambda truth=truth: truth() | {"samples_per_s": lie}
                     rows.append(balancer.report())
-                    balancer.pace.row = truth
+                    balancer.meter.row = truth
                 else:
                     rows.append(balancer.report())
             for balancer in self.balancers:

@@ -72,8 +72,8 @@ class DeviceJob:
             waiting = list(plan.sizes(rank)) or [0]
             while waiting:
                 size = waiting.pop(0)
-                if 0 < balancer.pace.limit < size:  # as the loader does, where the plan did not know yet
-                    waiting = [balancer.pace.limit, size - balancer.pace.limit, *waiting]
+                if 0 < balancer.meter.limit < size:  # as the loader does, where the plan did not know yet
+                    waiting = [balancer.meter.limit, size - balancer.meter.limit, *waiting]
                     continue
                 balancer.begin(MicroBatch(plan, size, not waiting))
                 if size > (self.devices[rank].out_of_memory or size):

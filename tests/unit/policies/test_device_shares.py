@@ -202,7 +202,7 @@ def test_a_rank_that_runs_out_of_memory_on_the_ladder_is_kept_within_what_fits_a
     devices = [Gamma(1e-3, 4e-3, 8, 70), Gamma(3e-3, 2e-3, 4, None), Gamma(2e-3, 2e-3, 4, None)]
     job = DeviceJob(devices, 192)
     job.rounds(LADDER_ROUNDS + 12)
-    limit = job.balancers[0].pace.limit
+    limit = job.balancers[0].meter.limit
     assert job.failures
     assert all(rank == 0 and size > 70 for _, rank, size in job.failures)
     assert 0.9 * 70 <= limit <= 70
@@ -217,7 +217,7 @@ def test_headroom_is_a_tenth_of_what_failed():
     job = DeviceJob([Gamma(1e-3, 4e-3, 1, 99), Gamma(1e-3, 4e-3, 1, None)], 200)
     job.rounds(1)
     assert job.failures == [(0, 0, 100)]
-    assert job.balancers[0].pace.limit == 90
+    assert job.balancers[0].meter.limit == 90
     assert job.finished[0].table.column("micro_batches").tolist() == [2, 1]
 
 

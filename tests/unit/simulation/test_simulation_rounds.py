@@ -86,7 +86,7 @@ class RealBalancers:
         self.machines, self.now = Machines(described), np.zeros(n)
         clocks = [lambda i=i: float(self.now[i]) for i in range(n)]
         meters = [Meter(w, i, described.seed, self.now) for i, w in enumerate(described.workers)]
-        self.balancers = [Balancer(make(), i, n, global_batch, clock=clocks[i], meter=meters[i]) for i in range(n)]
+        self.balancers = [Balancer(make(), i, n, global_batch, clock=clocks[i], readings=meters[i]) for i in range(n)]
         self.channel = Channel()
         for balancer in self.balancers:
             balancer.signals = self.channel

@@ -108,7 +108,7 @@ def test_a_stop_without_a_start_counts_nothing():
 def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_without_the_hosts_lead():
     device = Device()
     balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.pace.stopwatch = watch(device)
+    balancer.meter.stopwatch = watch(device)
     tables = []
     balancer.observer = lambda finished: tables.append(finished.table)
     for work_s in (0.5, 0.7, 0.9, 0.9):
@@ -130,18 +130,18 @@ def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_wit
 def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
     device = Device()
     balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.pace.stopwatch = watch(device)
+    balancer.meter.stopwatch = watch(device)
     tables = []
     balancer.observer = lambda finished: tables.append(finished.table)
     for _ in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(0.5)
-        with balancer.pace.held_up():
+        with balancer.meter.held_up():
             device.launch(2.0)  # the collective of a layer, for which the host waits
             device.synchronise()
         device.launch(0.25)
         vector = balancer.report()
-        with balancer.pace.held_up():
+        with balancer.meter.held_up():
             device.launch(0.125)  # starts nothing that is over
         device.synchronise()
         balancer.agree(vector)
@@ -152,7 +152,7 @@ def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
 def test_a_time_that_is_not_known_teaches_nothing():
     device = Device()
     balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.pace.stopwatch = watch(device)
+    balancer.meter.stopwatch = watch(device)
     tables = []
     balancer.observer = lambda finished: tables.append(finished.table)
     for late in (False, False, True, False, False):

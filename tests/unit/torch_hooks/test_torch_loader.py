@@ -67,7 +67,7 @@ def test_samples_that_are_read_again_in_parts_count_as_waiting_for_data(known):
     input_s = []
     balance.balancer.observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
     if known:
-        balance.balancer.pace.limit = 4
+        balance.balancer.meter.limit = 4
     for x, y in loader:
         with balance.surviving_out_of_memory():
             if len(x) == BATCH:
