@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy, resolve_policy
 from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
@@ -112,6 +113,11 @@ class Session:
                 waits_at_the_end_in=waits_at_the_end_in,
                 last_words=lambda: None if self._telemetry is None else self._telemetry.close(),
             )
+
+    @property
+    def meter(self) -> SpeedMeter:
+        """What this rank measures of itself."""
+        return self.balancer.meter
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
