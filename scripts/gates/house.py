@@ -1,0 +1,108 @@
+"""Gate: imports keep to the rules of the house, also those that only a type checker runs.
+
+- There is no circle: no module imports itself, by whatever detour.
+- The core imports no adapter, and an adapter imports no other.
+- Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
+- Only the command line imports the command line.
+- A name that begins with an underscore stays in its package.
+
+A package's ``__init__`` that is imported counts as a module of its own. Exit code 0 or 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CORE, ADAPTERS = "hvd_hetero", ("torch_hooks", "keras_callbacks")
+SOLVERS = (f"{CORE}.allocation", f"{CORE}.barriers")
+MAY_BE_IMPORTED_BY_SOLVERS = (*SOLVERS, f"{CORE}.checks", f"{CORE}.errors")
+COMMAND_LINE = f"{CORE}.cli"
+
+
+def modules() -> dict[str, ast.Module]:
+    """Return the syntax tree of every module of the three packages."""
+    found = {}
+    for package in (CORE, *ADAPTERS):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text(encoding="utf-8"), path)
+    return found
+
+
+def imports(tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) for everything a module imports from the packages; the name is empty for whole modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield (submodule, "") if submodule in known else (node.module, alias.name)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules that import one another: the strongly connected components (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in number:
+                visit(other)
+            if other in stack:
+                lowest[module] = min(lowest[module], lowest[other])
+        if lowest[module] == number[module]:
+            group = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(group) > 1 or module in graph[module]:
+                found.append(sorted(group))
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def broken_rules(module: str, target: str, name: str) -> Iterator[str]:
+    """Yield what is wrong with one import."""
+    package, other = module.partition(".")[0], target.partition(".")[0]
+    if other in ADAPTERS and other != package:
+        yield f"{module} imports the adapter {target}"
+    if module.startswith(SOLVERS) and not target.startswith(MAY_BE_IMPORTED_BY_SOLVERS):
+        yield f"{module} is a solver, and imports {target}"
+    if target.startswith(COMMAND_LINE) and not module.startswith(COMMAND_LINE):
+        yield f"{module} imports the command line, {target}"
+    private = [part for part in (*target.split("."), name) if part.startswith("_") and not part.startswith("__")]
+    if private and module.rpartition(".")[0] != target.rpartition(".")[0]:
+        yield f"{module} imports {private[0]} of {target}, which is private there"
+
+
+def main() -> int:
+    """Run the gate."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    known = modules()
+    edges = {module: list(imports(tree, known)) for module, tree in known.items()}
+    problems = [
+        said for m, targets in edges.items() for target, name in targets for said in broken_rules(m, target, name)
+    ]
+    graph = {module: {target for target, _ in targets} for module, targets in edges.items()}
+    problems += [f"these import one another: {', '.join(group)}" for group in circles(graph)]
+    if not circles({"a": {"b"}, "b": {"a"}}) or not list(broken_rules("hvd_hetero.rounds", "torch_hooks.loader", "")):
+        problems.append("the gate itself is open: it finds neither a circle nor an adapter in the core")
+    for said in problems:
+        print(said)
+    print(f"{len(known)} modules, {sum(map(len, graph.values()))} imports, {len(problems)} against the rules")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
