@@ -1,0 +1,116 @@
+"""The conformance suite holds for all schemes, and finds policies that break its rules."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.testing.policies import PolicyConformance, run
+
+
+class TestBSP(PolicyConformance):
+    def make(self, workers):
+        return BSP()
+
+
+class TestLBBSP(PolicyConformance):
+    def make(self, workers):
+        return LBBSP()
+
+
+class TestLBBSPWithoutTolerance(PolicyConformance):
+    def make(self, workers):
+        return LBBSP(tolerance=0.0, max_micro_batch=7)
+
+
+class TestLBBSPOnDevices(PolicyConformance):
+    def make(self, workers):
+        return LBBSP(device="gpu")
+
+
+class TestStaticAllocation(PolicyConformance):
+    def make(self, workers):
+        return StaticAllocation([1 + rank for rank in range(workers)])
+
+
+class TestSelfAdaptive(PolicyConformance):
+    def make(self, workers):
+        return SelfAdaptive()
+
+
+class TestNonBlocking(PolicyConformance):
+    def make(self, workers):
+        return NonBlocking(micro_batches=4)
+
+
+class TestElasticBSP(PolicyConformance):
+    def make(self, workers):
+        return ElasticBSP()
+
+
+class Broken(Policy):
+    """Equal shares, but for what a subclass gets wrong."""
+
+    name = "broken"
+
+    def first(self, workers, global_batch):
+        return RoundPlan.of([global_batch // workers] * workers)
+
+    def next(self, plan, finished):
+        return plan
+
+
+class Forgets(Broken):
+    def __init__(self):
+        self.count = 0
+
+    def next(self, plan, finished):
+        self.count += 1
+        rotated = np.roll(np.arange(1, plan.workers + 1), self.count)
+        return RoundPlan.of(rotated * (plan.total // rotated.sum()) + (plan.total % rotated.sum()) * (rotated == 1))
+
+
+class DrawsLots(Broken):
+    _numbers = itertools.count()
+
+    def next(self, plan, finished):
+        return RoundPlan.of(
+            [plan.total - plan.workers + 1, *[1] * (plan.workers - 1)]
+            if next(self._numbers) % 7
+            else [0] * (plan.workers - 1) + [plan.total]
+        )
+
+
+class LosesSamples(Broken):
+    def next(self, plan, finished):
+        return RoundPlan.of([max(1, x - 1) for x in plan.samples])
+
+
+class Believes(Broken):
+    def next(self, plan, finished):
+        speeds = finished.table.figures("samples_per_s")
+        return RoundPlan.of([int(plan.total * v / sum(speeds)) for v in speeds])
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (Forgets, "test_a_policy_that_is_restored_goes_on_as_before"),
+        (DrawsLots, "test_two_ranks_that_hear_the_same_decide_alike"),
+        (LosesSamples, "test_every_plan_holds_the_global_batch"),
+        (Believes, "test_figures_that_are_missing_or_absurd_leave_a_plan"),
+    ],
+)
+def test_a_policy_that_breaks_a_rule_is_found(broken, rule):
+    class Suite(PolicyConformance):
+        def make(self, workers):
+            return broken()
+
+    with pytest.raises((AssertionError, ValueError, OverflowError)):
+        getattr(Suite(), rule)()
+
+
+def test_the_suite_runs_without_pytest():
+    assert len(run(TestBSP())) == 7
