@@ -22,16 +22,12 @@ really used, S, are not the X planned, everybody multiplies the sum by ``X / S``
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
-
-**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
-plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -41,12 +37,11 @@ import numpy.typing as npt
 from hvd_hetero.checks import require_version
 from hvd_hetero.consistency import WaysOut, require_agreement
 from hvd_hetero.errors import HeteroError, RoundStateError
-from hvd_hetero.measurement.anticipation import Anticipation
-from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
+from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
-from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
 __all__ = ["Balancer", "MicroBatch", "Signals"]
 
@@ -100,20 +95,11 @@ class Balancer:
         readings: ResourceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
-        if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
-            raise TypeError(f"global_batch must be an integer number of samples, got {global_batch!r}")
-        if global_batch < workers:
-            raise ValueError(
-                f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
-                f"for {workers} ranks; raise global_batch or launch fewer ranks"
-            )
+        self.planner = Planner(policy, workers, global_batch, logs=rank == 0)
         self.policy = policy
         self.rank = rank
         self.workers = workers
-        self.global_batch = int(global_batch)
-        self.rounds = 0
-        """rounds agreed so far"""
-        self.lead = 0
+        self.global_batch = self.planner.global_batch
         self.signals: Signals | None = None
         """needed by policies whose rounds end when the first rank is done"""
         self.observer = observer
@@ -121,14 +107,10 @@ class Balancer:
         """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
-        first = policy.first(workers, self.global_batch)
-        self.meter = SpeedMeter(policy, clock, readings, first.typical_size)
-        self._credence = Plausibility(rank, workers, first.typical_size) if policy.measures else None
-        self._end = Anticipation() if policy.anticipates else None
+        self.meter = SpeedMeter(policy, clock, readings, self.planner.typical_size)
         self._clock = clock
-        self._plans = deque([first])
         self._state = _State.AGREED
-        self._work = MicroBatch(self._plans[0], 0)
+        self._work = MicroBatch(self.plan(), 0)
         self.weight = 0.0
         """what to multiply the accumulated gradient by before it is summed over the ranks"""
         self._wait_s = self._expected_s = self._transfer_s = float("nan")
@@ -136,24 +118,23 @@ class Balancer:
         self._heard: RoundTable | None = None
         self._reset_round()
 
+    @property
+    def rounds(self) -> int:
+        """Rounds agreed so far."""
+        return self.planner.rounds
+
+    @property
+    def lead(self) -> int:
+        """How many rounds ahead plans are fixed."""
+        return self.planner.lead
+
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        if rounds == self.lead:
-            return
-        if self.rounds or self.in_round:
-            raise RoundStateError(
-                f"plans are fixed {self.lead} rounds ahead since training began, and cannot be fixed {rounds} ahead "
-                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor (in Keras, every "
-                "resize_batches the same prefetch)"
-            )
-        self.lead = rounds
-        self._plans = deque([self._plans[0]] * (rounds + 1))
+        self.planner.set_lead(rounds, begun=self.in_round)
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
-        if not 0 <= ahead <= self.lead:
-            raise RoundStateError(f"plans are known up to {self.lead} rounds ahead, asked for {ahead}")
-        return self._plans[ahead]
+        return self.planner.plan(ahead)
 
     # What the rank does.
 
@@ -190,12 +171,22 @@ class Balancer:
     @property
     def accumulating(self) -> bool:
         """Whether the gradient of an earlier micro-batch of this round waits to be added to."""
-        return self._micro_batches > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
+        return self.micro_batches_so_far > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
 
     @property
     def closing(self) -> bool:
         """Whether the micro-batch at work is the last of its round, so that the synchronisation follows."""
         return self._state is _State.SYNCHRONISING or (self._state is _State.COMPUTING and self._work.last)
+
+    @property
+    def micro_batches_so_far(self) -> int:
+        """Micro-batches that this rank has done in this round."""
+        return self.meter.round.micro_batches
+
+    @property
+    def samples_so_far(self) -> int:
+        """Samples of this rank in this round, those of the micro-batch at hand included."""
+        return self.meter.round.samples + self._work.samples
 
     @property
     def rescale(self) -> float:
@@ -210,9 +201,9 @@ class Balancer:
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
         """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
         self.expect_next()
-        self._rescale = self._work.samples / work.samples if self._micro_batches and work.samples else 1.0
+        self._rescale = self._work.samples / work.samples if self.micro_batches_so_far and work.samples else 1.0
         self._work = work
-        if work.samples or not self._micro_batches:  # else what is gathered keeps its units, and nothing is added
+        if work.samples or not self.micro_batches_so_far:  # else what is gathered keeps its units, and nothing is added
             self.weight = work.samples / work.plan.total
         self._state = _State.COMPUTING
         self.meter.begin(input_s)
@@ -231,15 +222,14 @@ class Balancer:
             return False
         if not self.signals.raised(self.rounds):
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
-            if self._end is None or self.meter.queued:
+            end, meter = self.planner.anticipation, self.meter
+            if end is None or meter.queued:
                 return False
-            pace = self.meter
-            if not self._end.ends_before(pace.busy_s, pace.once_s, pace.round.micro_batches + 1):
+            if not end.ends_before(meter.busy_s, meter.once_s, self.micro_batches_so_far + 1):
                 return False
             self._finishes = False
         if self.policy.weighs_twice:
-            done = self.meter.round.samples + self._work.samples
-            self.weight *= done / self._work.plan.samples[self.rank]
+            self.weight *= self.samples_so_far / self._work.plan.samples[self.rank]
         self._work = replace(self._work, last=True)
         return True
 
@@ -256,11 +246,8 @@ class Balancer:
                 f"round {self.rounds}: rank {self.rank} has no memory for one sample; use a smaller model, or, if it "
                 "fits by itself, put the loop's body in a function, so that no variable keeps what a failed attempt had"
             )
-        if not cramped:
-            self.meter.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, self.meter.limit or size))
-        self.meter.failed()
         self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
-        return min(self.meter.limit or size, -(-size // 2))
+        return self.meter.failed(size, cramped=cramped)
 
     def report(
         self,
@@ -284,7 +271,7 @@ class Balancer:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         # Fewer than planned, in a round that nobody ends before its time: the data of this rank have ended.
         fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
-        self.meter.learn(short=fewer or work.plan.total < self._plans[0].total)
+        self.meter.learn(short=fewer or self.planner.is_short(work.plan))
         return RoundReport(
             wait_s=self._wait_s,
             fingerprint=work.plan.fingerprint(work.data ^ trained),
@@ -325,23 +312,11 @@ class Balancer:
         # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
-        credible = finished
-        if self._credence is not None:
-            short = finished.plan.total < self._plans[0].total
-            if (believed := self._credence(self.rounds, table, short=short)) is not table:
-                credible = replace(finished, table=believed)
-        plan = self.policy.next(self._plans[-1], credible)
-        if any(limits := table.figures("limit")):
-            plan = plan.within([int(limit) for limit in limits])
-        self._plans.append(plan)
-        self._plans.popleft()
+        self.planner.learn(finished)
         self.finished = finished
-        if self._end is not None and finished.plan.ends == "first":
-            self._end.learn(finished)
         self._finishes = True
         if self.observer is not None:
             self.observer(finished)
-        self.rounds += 1
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
         self.meter.settle()
@@ -367,63 +342,18 @@ class Balancer:
     def state_dict(self) -> dict[str, Any]:
         """The plans decided, what the policy keeps, and what this rank has learned of itself; between rounds only."""
         self._expect(_State.AGREED)
-        return {
-            "version": _STATE_VERSION,
-            "policy": self.policy.name,
-            "workers": self.workers,
-            "global_batch": self.global_batch,
-            "rounds": self.rounds,
-            "plans": [
-                {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
-                for p in self._plans
-            ],
-            "kept": self.policy.state_dict(),
-            "pace": self.meter.state_dict(),
-            "expects": None if self._end is None else self._end.state(),
-        }
+        return {"version": _STATE_VERSION, **self.planner.state_dict(), "pace": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
-        mine = {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
-        if other := {name: state[name] for name, value in mine.items() if state[name] != value}:
-            raise ValueError(
-                f"the state is of a training with {other}, this one has { {name: mine[name] for name in other} }; "
-                "resume with the same, or begin anew with the model's parameters alone"
-            )
-        if len(state["plans"]) != self.lead + 1:
-            raise ValueError(
-                f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them {self.lead} "
-                "ahead; make the loader with the same num_workers and prefetch_factor before loading"
-            )
-        self.policy.load_state_dict(state["kept"])
+        self.planner.load_state_dict(state)
         self.meter.load_state_dict(state["pace"])
-        if self._end is not None:
-            self._end.restore(state["expects"])
-        self._plans = deque(
-            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
-        )
-        self.rounds = state["rounds"]
-
-    def go_on(self, rounds: int, speeds: Sequence[float], limits: Sequence[int]) -> None:
-        """Take up where another membership left off after so many rounds: shares by what its ranks know of themselves.
-
-        Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
-        largest micro-batch that fits its memory (0: none has failed).
-        """
-        self._expect(_State.AGREED)
-        plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
-        self._plans = deque([plan] * (self.lead + 1))
-        self.rounds = rounds
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:
             raise RoundStateError(f"expected to be {state.value}, but this rank is {self._state.value}")
-
-    @property
-    def _micro_batches(self) -> int:
-        return self.meter.round.micro_batches
 
     def _reset_round(self) -> None:
         self._state = _State.AGREED

@@ -104,10 +104,10 @@ class Survival:
         ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
         came_from, speeds, limits = zip(*ranks, strict=True)
         same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
-        if same and _fits(common, balancer):
+        if same and balancer.planner.fits(common):
             balancer.load_state_dict({**common, "pace": balancer.meter.state_dict()})
             return True
-        balancer.go_on(common["rounds"], speeds, limits)
+        balancer.planner.renegotiate(common["rounds"], speeds, limits)
         if balancer.rank == 0:
             logger.warning(
                 "%d ranks go on after round %d; %d of them are new; speeds known: %s; samples of the next round: %s",
@@ -122,16 +122,6 @@ class Survival:
             balancer.meter.load_state_dict(self._own)
         except ValueError as error:  # the policy is another one, as it may be where the ranks are others
             logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
-
-
-def _fits(common: Mapping[str, Any], balancer: Balancer) -> bool:
-    """Whether the plans that were committed can go on as they are."""
-    return (
-        common["workers"] == balancer.workers
-        and common["policy"] == balancer.policy.name
-        and common["global_batch"] == balancer.global_batch
-        and len(common["plans"]) == balancer.lead + 1
-    )
 
 
 class Member:

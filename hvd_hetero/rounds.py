@@ -32,7 +32,6 @@ from hvd_hetero.allocation import proportional
 
 __all__ = [
     "FEW_RANKS",
-    "HEADROOM",
     "MAX_ROUND_SAMPLES",
     "FinishedRound",
     "RoundPlan",
@@ -43,10 +42,6 @@ __all__ = [
 
 MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
-
-HEADROOM = 0.1
-"""How far a limit stays below the batch that did not fit: what fits once may not with the memory more fragmented
-(arbitrary)."""
 
 
 def checksum(content: bytes) -> int:

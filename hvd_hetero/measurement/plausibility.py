@@ -32,13 +32,13 @@ _ROUNDS = 3  # measured ones before there is a bound: the first one pays for wha
 
 
 class Plausibility:
-    """The memory of one balancer. On rank 0 it says in the log whom it stops to believe, and when that is over."""
+    """The memory of one planner. ``logs``: log which speeds are not believed, and until when."""
 
-    __slots__ = ("_bounds", "_doubted", "_known", "_latest", "_measured", "_tells", "_typical_size")
+    __slots__ = ("_bounds", "_doubted", "_known", "_latest", "_logs", "_measured", "_typical_size")
 
-    def __init__(self, rank: int, workers: int, typical_size: float) -> None:
+    def __init__(self, workers: int, typical_size: float, *, logs: bool = True) -> None:
         self._typical_size = typical_size
-        self._tells = rank == 0
+        self._logs = logs
         self._bounds = [math.inf] * workers  # K s, once there is one
         self._latest = [0.0] * workers  # m
         self._measured = [0] * workers
@@ -81,7 +81,7 @@ class Plausibility:
     def _doubt(self, round: int, rank: int, v: float) -> None:
         if rank not in self._doubted:
             self._doubted.add(rank)
-            if self._tells:
+            if self._logs:
                 cannot_be = "which is no speed"
                 if 0.0 < v < math.inf:  # beyond a bound, as it is not believed
                     cannot_be = f"more than {_TIMES:g} times the {self._bounds[rank] / _TIMES:.4g} that it has kept up"
@@ -92,5 +92,5 @@ class Plausibility:
 
     def _believe(self, round: int, rank: int) -> None:
         self._doubted.discard(rank)
-        if self._tells:
+        if self._logs:
             logger.warning("round %d: what rank %d says of its speed is credible again", round, rank)

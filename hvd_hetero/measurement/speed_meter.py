@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hvd_hetero.measurement.fixed_cost import FixedCost
+from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.policies import Policy
 
@@ -145,12 +146,18 @@ class SpeedMeter:
             if self.stopwatch is not None:
                 self.stopwatch.start()
 
-    def failed(self) -> None:
-        """The micro-batch came to nothing; its time is lost, and says nothing about speed."""
+    def failed(self, size: int, *, cramped: bool = False) -> int:
+        """A micro-batch did not fit into memory; return how large its parts may be. Its time says nothing about speed.
+
+        ``cramped``: something else may still have held memory, so the failure says nothing about the size.
+        """
+        if not cramped:
+            self.limit = limit_after(size, self.limit)
         self._running = False
         if self.stopwatch is not None:
             self.stopwatch.stop()
         self.round.disturbed = True
+        return min(self.limit or size, -(-size // 2))
 
     def learn(self, *, short: bool) -> None:
         """The last micro-batch of a round is done: learn from what is known now.

@@ -14,11 +14,10 @@ and e is of those alone that did all of theirs. Nothing is approximated: between
 stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one for
 every micro-batch, where these vary by themselves or workers anticipate).
 
-**What is production here**: the policy object; one ``measurement.SpeedMeter`` per worker with its predictor and device
-profile, driven by a simulated clock; ``Anticipation``, ``Plausibility``, ``RoundPlan``, ``RoundTable``,
-``SharedPermutation``. What the ``Balancer`` adds, the order of these steps, the lead and the memory limits, is repeated
-here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives n real
-balancers by the same clock and finds the same plans.
+**What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
+predictor and device profile, driven by a simulated clock; ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. Only
+the order of a balancer's steps is repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is
+n² numbers a round. A test drives n real balancers by the same clock and finds the same plans.
 
 Cost: O(n) a round, some 15 to 90 microseconds a worker (the predictors', mostly).
 
@@ -29,21 +28,19 @@ rounds. ``Network(kind="recorded")`` can carry both.
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.measurement.anticipation import Anticipation
-from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
+from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
-from hvd_hetero.rounds import HEADROOM, FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
 from hvd_hetero.simulation.compute import Pieces
 from hvd_hetero.simulation.foreground import in_foreground
@@ -103,36 +100,34 @@ class RoundSimulation:
         self.observer = observer
         n = self.machines.count
         self.mixing = mixing_on(cluster, policy, self.options.sync)
-        if global_batch < n:
-            raise ValueError(f"global_batch must be at least the number of workers, {n}, got {global_batch}")
+        self.planner = Planner(policy, n, global_batch)
+        self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
-        self.rounds = 0
         self._clock = np.zeros(n)  # what each rank's clock shows
         self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
-        first = policy.first(n, global_batch)
-        self._paces = [self._pace(i, predictor, first.typical_size) for i in range(n)]
-        # Each worker's would be the same. Nobody's rank is -1: of simulated speeds nothing is said in the log.
-        self._end = Anticipation() if policy.anticipates else None
-        self._credence = Plausibility(-1, n, first.typical_size) if policy.measures else None
-        self._plans = deque([first] * (self.options.lead + 1))
+        self._meters = [self._meter(i, predictor) for i in range(n)]
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds agreed so far."""
+        return self.planner.rounds
 
     @property
     def _foreseen(self) -> bool:
         return hasattr(self.policy, "foresee")
 
-    def _pace(self, rank: int, make: Callable[[], Predictor] | None, typical_size: float) -> SpeedMeter:
-        cluster = self.machines.cluster
-        meter = Meter(cluster.workers[rank], rank, cluster.seed, self._clock, self._computed)
-        clock = self._clock
-        pace = SpeedMeter(self.policy, lambda: float(clock[rank]), cast(ResourceMeter, meter), typical_size)
+    def _meter(self, rank: int, make: Callable[[], Predictor] | None) -> SpeedMeter:
+        cluster, clock = self.machines.cluster, self._clock
+        readings = cast(ResourceMeter, Meter(cluster.workers[rank], rank, cluster.seed, clock, self._computed))
+        meter = SpeedMeter(self.policy, lambda: float(clock[rank]), readings, self.planner.typical_size)
         predictor = self.policy.predictor() if make is None else make()
         if make is None:
             given = self.policy.predictor() is predictor  # an object, which in production each process would have
             predictor = copy.deepcopy(predictor) if given else in_foreground(predictor)
-        pace.predictor = self.policy.forecaster(predictor)
-        return pace
+        meter.predictor = self.policy.forecaster(predictor)
+        return meter
 
     def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
         """So many rounds more."""
@@ -164,7 +159,7 @@ class RoundSimulation:
         table = self._table(plan, used, done, start_s, finish_s, 2 * message_s)
         self._wait_s = self.now_s - finish_s
         finished = FinishedRound(self.rounds, epoch, plan, table, self.now_s - begin_s)
-        self._decide(finished)
+        self.planner.learn(finished)
         if self.learner is not None:
             self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
         if self.data is not None:
@@ -172,14 +167,13 @@ class RoundSimulation:
         self._note(finished, used, done, transfer_s, float((last_s - ready_s).mean()))
         if self.observer is not None:
             self.observer(finished)
-        self.rounds += 1
         if self.learner is not None and options.evaluate_every and self.rounds % options.evaluate_every == 0:
             self.result.loss.append((self.now_s, self.rounds, self.learner.loss))
         return finished
 
     def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
         """The plan of this round, and the samples of every rank."""
-        plan = self._plans[0]
+        plan = self.planner.plan()
         if self.data is not None:
             plan = plan.shrink(self.data.ahead())
         if self._foreseen:
@@ -208,7 +202,7 @@ class RoundSimulation:
     ) -> tuple[Ints, Floats]:
         """Micro-batches done and when each worker has done its last."""
         machines, count = self.machines, pieces.count
-        anticipated = plan.ends == "first" and self._end is not None
+        anticipated = plan.ends == "first" and self.planner.anticipation is not None
         if anticipated or machines.per_batch.any:
             return self._compute_one_by_one(plan, pieces, start_s, factors, input_s)
         finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
@@ -237,10 +231,10 @@ class RoundSimulation:
         done = count
         if plan.ends == "first":
             most = count
-            if self._end is not None:
+            if (end := self.planner.anticipation) is not None:
                 errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
                 busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
-                stops = self._end.ends_before(busy_s, input_s[:, None], place + 1) & (place + 1 < count[:, None])
+                stops = end.ends_before(busy_s, input_s[:, None], place + 1) & (place + 1 < count[:, None])
                 most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
             whole = (count > 0) & (most == count)
             heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
@@ -266,48 +260,32 @@ class RoundSimulation:
         rows: dict[str, list[float]] = {name: [] for name in _COLUMNS}
         clock, computed, errors = self._clock, self._computed, self.machines.measurement.round(self.rounds)
         measured_s = start_s + (finish_s - start_s) * errors
-        short = plan.total < self._plans[0].total
-        figures = zip(self._paces, used.tolist(), done.tolist(), message_s.tolist(), strict=True)
-        for i, (pace, samples, micro_batches, communication_s) in enumerate(figures):
+        short = self.planner.is_short(plan)
+        figures = zip(self._meters, used.tolist(), done.tolist(), message_s.tolist(), strict=True)
+        for i, (meter, samples, micro_batches, communication_s) in enumerate(figures):
             clock[i] = start_s[i]
-            pace.begin(communication_s)  # with a server: a rank's own transfers, which move with its link
+            meter.begin(communication_s)  # with a server: a rank's own transfers, which move with its link
             clock[i] = measured_s[i]
-            pace.done(samples)
-            pace.round.micro_batches = micro_batches
+            meter.done(samples)
+            meter.round.micro_batches = micro_batches
             computed[i] += 1
-            pace.learn(short=short)
-            for name, value in pace.row().items():
+            meter.learn(short=short)
+            for name, value in meter.row().items():
                 rows[name].append(value)
-            pace.rest()
-            pace.settle()
+            meter.rest()
+            meter.settle()
         rows["wait_s"] = self._wait_s.tolist()
         zeros = [0.0] * len(used)
         return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T.ravel(), len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
-        """What ``Balancer.out_of_memory`` makes of micro-batches that do not fit: a limit, known from this table on."""
+        """Micro-batches that do not fit fail, and so do their parts until they fit."""
         fits = self.machines.devices.memory_limit
         largest = -(-np.array(plan.samples) // np.maximum(plan.micro_batches, 1))
         for i in np.flatnonzero(largest > fits).tolist():
-            pace, size = self._paces[i], int(largest[i])
-            pace.failed()
+            size = int(largest[i])
             while size > fits[i]:
-                pace.limit = max(1, min(int(size * (1 - HEADROOM)), size - 1, pace.limit or size))
-                size = min(pace.limit, -(-size // 2))
-
-    def _decide(self, finished: FinishedRound) -> None:
-        """The next plan; the steps of ``Balancer.agree``."""
-        credible = finished
-        if self._credence is not None:
-            short = finished.plan.total < self._plans[0].total
-            credible = replace(finished, table=self._credence(self.rounds, finished.table, short=short))
-        plan = self.policy.next(self._plans[-1], credible)
-        if any(limits := finished.table.figures("limit")):
-            plan = plan.within([int(each) for each in limits])
-        self._plans.append(plan)
-        self._plans.popleft()
-        if self._end is not None and finished.plan.ends == "first":
-            self._end.learn(finished)
+                size = self._meters[i].failed(size)
 
     def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
         result = self.result

@@ -19,7 +19,8 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.rounds import HEADROOM, FinishedRound
+from hvd_hetero.measurement.memory_limits import HEADROOM
+from hvd_hetero.rounds import FinishedRound
 from hvd_hetero.telemetry.lines import read_lines
 
 __all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]

@@ -117,7 +117,7 @@ class Watchdog:
             at_end = ends and waits and not of_its_own
             place = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
         now = time.monotonic()
-        mark = (sum(other.rounds + other.meter.round.micro_batches for other in list(_balancers)), place, waits, where)
+        mark = (sum(other.rounds + other.micro_batches_so_far for other in list(_balancers)), place, waits, where)
         # A long time without a look was one in which this process was stopped, with or without the others.
         if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
             self._mark, self._since = mark, now

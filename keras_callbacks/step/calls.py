@@ -94,7 +94,7 @@ class RoundCalls:
 
     def share(self) -> list[float]:
         """What this rank has of the round, if the micro-batch at hand is its last: see ``Exchange``."""
-        samples = self.balancer.meter.round.samples + self.balancer.work.samples
+        samples = self.balancer.samples_so_far
         planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
         return [self.balancer.weight, samples, planned, self.balancer.work.samples / max(samples, 1)]
 

@@ -86,7 +86,7 @@ class LocalUpdates(Synchroniser):
     def finish(self) -> None:
         """Average what the local steps have made of parameters and state."""
         balancer = self._balancer
-        done = balancer.meter.round.samples + balancer.work.samples
+        done = balancer.samples_so_far
         weight = done / balancer.work.plan.total
         self._post_table()
         groups = _alike([*(p.data for p in self._names), *_floating_state(self._optimizer, self._names)])

@@ -116,22 +116,22 @@ def table(samples, seconds, speed):
 
 def test_a_short_round_among_the_first_makes_no_honest_rank_suspicious(caplog):
     """0.1 s of fixed cost: 300 samples/s in whole rounds, 10 in one of a single sample, which was held against it."""
-    credence = Plausibility(0, 1, 64.0)
+    plausibility = Plausibility(1, 64.0)
     for number, samples in enumerate([60, 60, 1, 60, 60, 1, 60, 1]):
         told = table(samples, 0.1 + samples / 600, 300.0)
-        assert credence(number, told, short=samples == 1) is told
+        assert plausibility(number, told, short=samples == 1) is told
     assert not caplog.records
 
 
 def test_the_warning_names_the_bound_and_never_a_figure_that_it_keeps_to(caplog):
     """After a short round that was fast it said: 900 samples/s, which cannot be (it has done 1000)."""
-    credence = Plausibility(0, 1, 64.0)
+    plausibility = Plausibility(1, 64.0)
     for number in range(4):
-        credence(number, table(60, 0.3, 200.0))
-    credence(4, table(1, 0.001, 900.0), short=True)
-    credence(5, table(60, 0.3, math.nan))
-    credence(6, table(60, 0.3, 200.0))
-    credence(7, table(60, 0.3, -1.0))
+        plausibility(number, table(60, 0.3, 200.0))
+    plausibility(4, table(1, 0.001, 900.0), short=True)
+    plausibility(5, table(60, 0.3, math.nan))
+    plausibility(6, table(60, 0.3, 200.0))
+    plausibility(7, table(60, 0.3, -1.0))
     said = [record.getMessage() for record in caplog.records if "says that" in record.getMessage()]
     assert "900 samples/s, more than 4 times the 200 that it has kept up; it keeps" in said[0]
     assert "-1 samples/s, which is no speed; it keeps" in said[1]

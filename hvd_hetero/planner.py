@@ -1,0 +1,144 @@
+"""From the table of a round to the plan of a later one.
+
+**The lead.** A loader that prefetches must know plans early. With a lead of L rounds, the table of round r decides the
+plan of round r + 1 + L; until the first table arrives, the policy's first plan holds. L must be the same on every rank.
+
+A table passes three stages: speeds that cannot be true are taken out (``measurement.plausibility``), the policy
+decides, and micro-batches are cut to what each rank's memory holds. Every rank's planner does the same from the same
+table, so the ranks agree without talking.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.measurement.anticipation import Anticipation
+from hvd_hetero.measurement.plausibility import Plausibility
+from hvd_hetero.policies import Policy
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed."""
+
+    def __init__(self, policy: Policy, workers: int, global_batch: int, *, logs: bool = False) -> None:
+        if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
+            raise TypeError(f"global_batch must be an integer number of samples, got {global_batch!r}")
+        if global_batch < workers:
+            raise ValueError(
+                f"global_batch must be at least the number of ranks, so that each holds a sample: got {global_batch} "
+                f"for {workers} ranks; raise global_batch or launch fewer ranks"
+            )
+        self.policy = policy
+        self.workers = workers
+        self.global_batch = int(global_batch)
+        self.rounds = 0
+        """Rounds agreed so far."""
+        first = policy.first(workers, self.global_batch)
+        self._plans = deque([first])
+        self.typical_size = first.typical_size
+        self.anticipation = Anticipation() if policy.anticipates else None
+        self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
+
+    @property
+    def lead(self) -> int:
+        """How many rounds ahead plans are fixed."""
+        return len(self._plans) - 1
+
+    def set_lead(self, rounds: int, *, begun: bool = False) -> None:
+        """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
+        if rounds == self.lead:
+            return
+        if self.rounds or begun:
+            raise RoundStateError(
+                f"plans are fixed {self.lead} rounds ahead since training began, and cannot be fixed {rounds} ahead "
+                "now; give every loader of one LoadBalance the same num_workers and prefetch_factor (in Keras, every "
+                "resize_batches the same prefetch)"
+            )
+        self._plans = deque([self._plans[0]] * (rounds + 1))
+
+    def plan(self, ahead: int = 0) -> RoundPlan:
+        """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
+        if not 0 <= ahead <= self.lead:
+            raise RoundStateError(f"plans are known up to {self.lead} rounds ahead, asked for {ahead}")
+        return self._plans[ahead]
+
+    def is_short(self, plan: RoundPlan) -> bool:
+        """Whether the plan of the present round has been shortened, as it is where an epoch ends."""
+        return plan.total < self._plans[0].total
+
+    def learn(self, finished: FinishedRound) -> None:
+        """The present round is agreed: decide one more plan."""
+        believed = finished
+        if self._plausibility is not None:
+            short = self.is_short(finished.plan)
+            believed = replace(finished, table=self._plausibility(self.rounds, finished.table, short=short))
+        plan = self.policy.next(self._plans[-1], believed)
+        if any(limits := finished.table.figures("limit")):
+            plan = plan.within([int(limit) for limit in limits])
+        self._plans.append(plan)
+        self._plans.popleft()
+        if self.anticipation is not None and finished.plan.ends == "first":
+            self.anticipation.learn(finished)
+        self.rounds += 1
+
+    def renegotiate(self, rounds: int, speeds: Sequence[float], limits: Sequence[int]) -> None:
+        """Go on where another membership left off after so many rounds: shares by what its ranks know of themselves.
+
+        Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
+        largest micro-batch that fits its memory (0: none has failed).
+        """
+        plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
+        self._plans = deque([plan] * len(self._plans))
+        self.rounds = rounds
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether the plans of that state can go on as they are."""
+        return all(state[name] == mine for name, mine in self._terms.items()) and len(state["plans"]) == self.lead + 1
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        """What a state must have in common with this training."""
+        return {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plans decided and what the policy keeps, as plain data; the same on every rank."""
+        return {
+            **self._terms,
+            "rounds": self.rounds,
+            "plans": [
+                {"samples": p.samples, "micro_batches": p.micro_batches, "ends": p.ends, "local": p.local}
+                for p in self._plans
+            ],
+            "kept": self.policy.state_dict(),
+            "expects": None if self.anticipation is None else self.anticipation.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where another job left off, with the same policy, ranks, global batch and lead."""
+        mine = self._terms
+        if others := {name: state[name] for name in mine if state[name] != mine[name]}:
+            raise ValueError(
+                f"the state is of a training with {others}, this one has { {name: mine[name] for name in others} }; "
+                "resume with the same, or begin anew with the model's parameters alone"
+            )
+        if len(state["plans"]) != self.lead + 1:
+            raise ValueError(
+                f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them {self.lead} "
+                "ahead; make the loader with the same num_workers and prefetch_factor before loading"
+            )
+        self.policy.load_state_dict(state["kept"])
+        if self.anticipation is not None:
+            self.anticipation.restore(state["expects"])
+        self._plans = deque(
+            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
+        )
+        self.rounds = state["rounds"]

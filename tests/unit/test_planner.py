@@ -1,0 +1,82 @@
+"""From tables to plans: the lead, the limits, and what goes on after a change."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.planner import Planner
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking
+from hvd_hetero.rounds import FinishedRound, RoundReport, RoundTable
+
+
+def table(plan, speeds, **figures):
+    """Ranks that did what was planned at these speeds; ``figures``: one list per name."""
+    rows = []
+    for rank, speed in enumerate(speeds):
+        row = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+        x = plan.samples[rank]
+        row |= {"samples": x, "micro_batches": 1, "compute_s": x / speed, "samples_per_s": speed, "timed_samples": x}
+        row |= {name: of[rank] for name, of in figures.items()}
+        rows.append(RoundReport(**row).vector(rank, len(speeds)))
+    return RoundTable(sum(rows), len(speeds))
+
+
+def round_of(planner, speeds=(300.0, 100.0), **figures):
+    plan = planner.plan()
+    planner.learn(FinishedRound(planner.rounds, 0, plan, table(plan, speeds, **figures), 1.0))
+
+
+@pytest.mark.parametrize("lead", [0, 1, 3])
+def test_the_table_of_a_round_decides_the_plan_that_many_rounds_later(lead):
+    planner = Planner(LBBSP(), 2, 80)
+    planner.set_lead(lead)
+    round_of(planner)
+    assert [planner.plan(ahead).samples for ahead in range(lead + 1)] == [(40, 40)] * lead + [(60, 20)]
+    with pytest.raises(RoundStateError, match=f"known up to {lead} rounds ahead"):
+        planner.plan(lead + 1)
+
+
+def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
+    planner = Planner(BSP(), 2, 80)
+    round_of(planner, limit=[0, 15])
+    assert planner.plan().samples == (40, 40)
+    assert planner.plan().micro_batches == (1, 3)
+
+
+def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
+    planner = Planner(LBBSP(), 2, 80)
+    planner.set_lead(2)
+    planner.renegotiate(17, [300.0, 100.0], [25, 0])
+    assert planner.rounds == 17
+    assert {(planner.plan(a).samples, planner.plan(a).micro_batches) for a in range(3)} == {((60, 20), (3, 1))}
+
+
+def test_a_state_goes_on_with_the_very_same_plans():
+    planner, again = Planner(NonBlocking(4), 2, 80), Planner(NonBlocking(4), 2, 80)
+    for each in (planner, again):
+        each.set_lead(1)
+    round_of(planner)
+    state = json.loads(json.dumps(planner.state_dict()))
+    assert again.fits(state)
+    again.load_state_dict(state)
+    assert again.state_dict() == planner.state_dict()
+    assert math.isfinite(state["expects"]), "what is expected of the end of a round goes on, too"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Planner(BSP(), 2, 80), "'policy': 'bsp'"),
+        (Planner(LBBSP(), 4, 80), "'workers': 4"),
+        (Planner(LBBSP(), 2, 60), "'global_batch': 60"),
+    ],
+)
+def test_a_state_of_another_training_is_refused_by_name(other, message):
+    planner = Planner(LBBSP(), 2, 80)
+    assert not planner.fits(other.state_dict())
+    with pytest.raises(ValueError, match=message):
+        planner.load_state_dict(other.state_dict())
