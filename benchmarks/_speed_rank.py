@@ -65,7 +65,7 @@ class Job:
                     pace.gradient(model, x, y)
                     optimizer.step()
                     if balance.rounds > done:
-                        yield [int(x) for x in balance.balancer.finished.table.figures("samples")]
+                        yield [int(x) for x in balance.session.balancer.finished.table.figures("samples")]
 
         return rounds(), balance
 
@@ -219,9 +219,9 @@ def stability(job: Job, epochs: int) -> dict:
     ran: list[int] = []
     while len(path) <= epochs:
         ran = next(rounds)
-        if balance.balancer.finished.epoch == len(path):
+        if balance.session.balancer.finished.epoch == len(path):
             # The first round of an epoch settles what the epoch before has shown.
-            path.append({"counts": list(balance.balancer.plan().micro_batches), "stable": policy.stable})
+            path.append({"counts": list(balance.session.balancer.plan().micro_batches), "stable": policy.stable})
             say("stability")
     return {"path": path, "division": ran}
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.session import Session, Wire
+from hvd_hetero.communication.wire import Wire
+from hvd_hetero.session import Session
 
 __all__ = ["Member", "Survival"]
 

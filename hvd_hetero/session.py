@@ -7,10 +7,12 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.signals import SignalChannel
+from hvd_hetero.communication.threads import Crew, SharedSignals
+from hvd_hetero.communication.wire import Wire
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy, resolve_policy
@@ -18,7 +20,7 @@ from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
 from hvd_hetero.watchdog import Patience, Watchdog
 
-__all__ = ["Session", "Wire"]
+__all__ = ["Session"]
 
 # Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
 # in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
@@ -26,21 +28,12 @@ __all__ = ["Session", "Wire"]
 _numbers = itertools.count()
 
 
-class Wire(Protocol):
-    """What of Horovod the core needs while a training is set up; each adapter gives its own."""
-
-    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
-        """Rank ``root_rank``'s object, on every rank."""
-
-    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
-        """Every rank's object, in order of rank."""
-
-
 class Session:
     """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
 
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
-    ranks: anywhere, and once its row of the table has left.
+    ranks: anywhere, and once its row of the table has left. Ranks that are threads of one process have a ``crew``,
+    which carries their signals; no watchdog looks after them, for it would end the process of them all.
     """
 
     goes_on: ClassVar[bool] = False
@@ -59,6 +52,7 @@ class Session:
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
+        crew: Crew | None = None,
     ) -> None:
         if not isinstance(patience, Patience | None):
             raise TypeError(
@@ -94,15 +88,18 @@ class Session:
         if mixing is not None and wire is not None:
             # Rank 0's, for all: its probabilities are floating-point results of an optimisation.
             self.mixing = wire.broadcast_object(mixing, root_rank=0, name=f"{self.prefix}.mixing")
-        self._channel: SignalChannel | None = None
+        self._channel: SignalChannel | SharedSignals | None = None
         if self.balancer.plan().ends == "first" and wire is not None:
-            name = f"{self.prefix}.signals"
-            self._channel = SignalChannel(
-                rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
-            )
+            if crew is None:
+                name = f"{self.prefix}.signals"
+                self._channel = SignalChannel(
+                    rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
+                )
+            else:
+                self._channel = crew.signals(number)
             self.balancer.signals = self._channel
         self._watchdog: Watchdog | None = None
-        if wire is not None:
+        if wire is not None and crew is None:
             told = f"{self.prefix}.watchdog"
             self._watchdog = Watchdog(
                 self.balancer,

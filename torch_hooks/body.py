@@ -16,22 +16,24 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from horovod.torch import mpi_ops
 
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.watchdog.whereabouts import locate
+from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Body", "Differs", "another_batch"]
+__all__ = ["Body", "Differs", "Watched", "another_batch"]
 
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
 _CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters.broadcast")
+_BETWEEN = (__name__, "horovod.", "torch_hooks.wires.", "hvd_hetero.communication.")
+"""Modules between the wire and what calls it."""
 _COLLECTIVE = (
     "call collectives after the loop (average_by_samples for what was added up in it), or in "
     "optimizer.register_step_post_hook(…), which runs on every rank"
@@ -56,6 +58,26 @@ class Differs(NamedTuple):
     """whether a collective in this body would not be met by all ranks in this very round"""
 
 
+class Watched(Protocol):
+    """What is asked of an optimizer whose loop is looked at."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Its parameters and hyper-parameters."""
+
+    @property
+    def common(self) -> bool:
+        """Whether all ranks hold the same parameters after each round."""
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a gradient scaler changes its gradients, on every rank."""
+
+
 class _Look(NamedTuple):
     """What no body may change, in the order of the messages."""
 
@@ -68,12 +90,13 @@ class _Look(NamedTuple):
 class Body:
     """The body of one loader's loop, from ``enter`` to ``leave``, without what is done in ``step()``."""
 
-    def __init__(self, *, wanted: bool) -> None:
+    def __init__(self, wire: TorchWire, *, wanted: bool) -> None:
+        self._wire = wire
         self.watching = False
         """whether the body runs, and is looked at"""
         self._wanted = wanted
         self._differs: Differs | None = None
-        self._optimizers: Sequence[Any] = ()
+        self._optimizers: Sequence[Watched] = ()
         self._round = -1
         self._rounds: set[int] = set()
         self._first_found: dict[str, int] = {}
@@ -89,13 +112,13 @@ class Body:
         self._rounds.add(round)
         return True
 
-    def enter(self, round: int, optimizers: Sequence[Any], differs: Differs) -> None:
+    def enter(self, round: int, optimizers: Sequence[Watched], differs: Differs) -> None:
         """The body begins, in this round."""
         self._round, self._optimizers, self._differs = round, optimizers, differs
         self._stepping, self._thread = False, threading.get_ident()
         self.watching = True
         _open.append(self)
-        _listen()
+        self._wire.listen(_hear)
         self.note()
 
     def leave(self) -> None:
@@ -177,25 +200,16 @@ def another_batch(own: Body) -> None:
             body.heard(collective=False)
 
 
-class _UnderWay(dict[int, Any]):
-    """Horovod's record of the collectives under way, which tells of each that begins."""
-
-    def __setitem__(self, handle: int, tensors: Any) -> None:
-        super().__setitem__(handle, tensors)
-        for body in _open.copy():
-            body.heard()
-
-
-def _listen() -> None:
-    # All of Horovod's functions for PyTorch come through here, and hvd.init() makes a plain one.
-    if not isinstance(mpi_ops._handle_map, _UnderWay):
-        mpi_ops._handle_map = _UnderWay(mpi_ops._handle_map)
+def _hear() -> None:
+    """A collective begins in this process."""
+    for body in _open.copy():
+        body.heard()
 
 
 def _ours() -> bool:
-    """Whether what calls Horovod now is this package, for the round at hand."""
+    """Whether what uses the wire now is this package, for the round at hand."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and _module(frame).startswith(("horovod.", __name__)):
+    while frame.f_back is not None and _module(frame).startswith(_BETWEEN):
         frame = frame.f_back
     module = _module(frame)
     return module.startswith("torch_hooks.") and module not in _CALLED_BY_USERS
@@ -205,7 +219,7 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _parameters(optimizers: Iterable[Any]) -> list[torch.Tensor]:
+def _parameters(optimizers: Iterable[Watched]) -> list[torch.Tensor]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-__all__ = ["CudaStopwatch"]
+from hvd_hetero.measurement.speed_meter import SpeedMeter
+from hvd_hetero.policies import Policy
+
+__all__ = ["CudaStopwatch", "DeviceTimes"]
 
 
 class CudaStopwatch:
@@ -56,3 +59,29 @@ class CudaStopwatch:
         event = self._spare.pop() if self._spare else self._new()
         event.record(stream)
         return event
+
+
+class DeviceTimes:
+    """Sees to it that work on a device is timed there, if its time matters to the policy."""
+
+    def __init__(self, policy: Policy, meter: SpeedMeter) -> None:
+        self._policy = policy
+        self._meter = meter
+        self._device: torch.device | None = None
+
+    def include(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Parameters are trained: have a stopwatch for the device that they are on."""
+        for parameter, name in names.items():
+            device = parameter.device
+            self._meter.queued |= device.type != "cpu"
+            if device.type == "cpu" or not self._policy.measures:
+                continue
+            if device.type != "cuda" or self._device not in (None, device):
+                where = device if device.type != "cuda" else f"several devices ({self._device}, {device})"
+                raise ValueError(
+                    f"policy {self._policy.name!r} cannot time {where}, where {name!r} is, but only the CPU and one "
+                    "CUDA device per rank; use policy='bsp' or StaticAllocation([…]) there"
+                )
+            if self._device is None:
+                self._device = device
+                self._meter.stopwatch = CudaStopwatch(device)

@@ -41,6 +41,8 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_state, suitable
+from torch_hooks.session import TorchSession
+from torch_hooks.wires.horovod import HorovodWire
 
 __all__ = ["TorchState"]
 
@@ -112,7 +114,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer, **own}
         for name, value in own.items():
             setattr(self, name, value)
-        self._balance: LoadBalance | None = None
+        self._session: TorchSession | None = None
         self._loader: BalancedLoader | None = None
         self._committed = 0
         self._inside = False
@@ -132,11 +134,12 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
-        self._check_new(balance, hvd.rank(), hvd.size())
+        session, wire = balance.session, HorovodWire()
+        self._check_new(session, wire.rank, wire.size)
         self._leave()
-        self._balance, self._loader = balance, loader
-        self._scale_rates(self._survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate))
-        self._survival.take_up(balance.balancer, hvd, balance.prefix)
+        self._session, self._loader = session, loader
+        self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
+        self._survival.take_up(session.balancer, wire, session.prefix)
         if loader is not None:
             if self._survival.place is not None:
                 loader.go_on(self._survival.place)
@@ -154,10 +157,10 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
-        if (balance := self._balance) is not None:
+        if (session := self._session) is not None:
             place = None if self._loader is None else self._loader.state_dict()
-            self._survival.keep(balance.balancer, place, mixes=balance.mixing is not None)
-            self._committed = balance.rounds
+            self._survival.keep(session.balancer, place, mixes=session.mixing is not None)
+            self._committed = session.balancer.rounds
         self._save_parts()
         super().save()
         self._save_values()
@@ -174,12 +177,13 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
         self._leave()
-        shared = self._survival.share(hvd)
+        wire = HorovodWire()
+        shared = self._survival.share(wire)
         if shared.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            average_everywhere(parameters, "elastic", counts=self._survival.has_taken_part)
+            average_everywhere(wire, parameters, "elastic", counts=self._survival.has_taken_part)
         for name, part in self._parts.items():
-            broadcast_state(part, f"elastic.{name}")
+            broadcast_state(wire, part, f"elastic.{name}")
         self._forget_gradients()
         super().sync()
         self._survival.accept(shared)
@@ -187,8 +191,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._save_values()
 
     def _commit_if_due(self) -> None:
-        assert self._balance is not None, "its loader has called"
-        if self.rounds_per_commit is None or self._balance.rounds - self._committed < self.rounds_per_commit:
+        assert self._session is not None, "its loader has called"
+        done = self._session.balancer.rounds - self._committed
+        if self.rounds_per_commit is None or done < self.rounds_per_commit:
             return
         self._inside = True
         try:
@@ -198,16 +203,16 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
 
     def _leave(self) -> None:
         """Let go of the former membership's objects: hooks on parameters, signals, files."""
-        balance, self._balance = self._balance, None
+        session, self._session = self._session, None
         if self._loader is not None:
             self._loader.between_rounds = None
             self._loader = None
-        if balance is not None:
-            for optimizer in balance.optimizers:
+        if session is not None:
+            for optimizer in session.optimizers:
                 with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
                     optimizer.close()
-            balance.close()
-            self._former = weakref.ref(balance)
+            session.close()
+            self._former = weakref.ref(session)
 
     def _scale_rates(self, factor: float) -> None:
         optimizers = [part for part in self._parts.values() if hasattr(part, "param_groups")]

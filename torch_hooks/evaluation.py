@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
+from torch_hooks.wires.choice import wire_here
 
 __all__ = ["average_by_samples"]
 
@@ -44,9 +44,10 @@ def average_by_samples(values: Values, samples: int) -> Values:
     )
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
     head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64)
-    found = hvd.allreduce(torch.cat([head, sums.double()]), op=hvd.Sum, name="hetero.average_by_samples")
+    wire = wire_here()
+    found = wire.result(wire.start_sum(torch.cat([head, sums.double()]), "hetero.average_by_samples"))
     total, *of_shapes = found[:3].tolist()
-    if of_shapes != [shapes * hvd.size(), float(shapes) ** 2 * hvd.size()]:
+    if of_shapes != [shapes * wire.size, float(shapes) ** 2 * wire.size]:
         raise HeteroError(
             f"the ranks average values of different names or shapes, here {sorted(named)}; give the same on every rank"
         )

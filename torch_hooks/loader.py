@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Si
 from dataclasses import replace
 from typing import Any, Literal
 
-import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.balancer import MicroBatch
@@ -109,7 +108,8 @@ class BalancedLoader:
     ) -> None:
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write BalancedLoader(dataset, balance)")
-        balance.require_first("BalancedLoader(dataset, balance)")
+        session = self._session = balance.session
+        session.require_first("BalancedLoader(dataset, balance)")
         streams = isinstance(dataset, IterableDataset)
         if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
             raise ValueError(
@@ -137,7 +137,7 @@ class BalancedLoader:
                 "shuffle=True needs a dataset with __len__ and __getitem__; shuffle inside the stream, and a whole "
                 "stream alike on every rank"
             )
-        if samples_of is not None and balance.balancer.plan().ends == "first":
+        if samples_of is not None and session.balancer.plan().ends == "first":
             raise ValueError(
                 f"samples_of does not go with policy {balance.policy.name!r}, which tells by the number of samples "
                 "done where a rank has stopped; let the dataset return another sample in the place of one that it "
@@ -151,10 +151,10 @@ class BalancedLoader:
             draw = None if given is None else drawn_by(given, seed, in_batches=sampler is None)
             self._order = SharedPermutation(self._length, shuffle=shuffle, seed=seed, draw=draw)
             self._length = self._order.size
-        if drop_last and self._length is not None and self._length < balance.balancer.global_batch:
+        if drop_last and self._length is not None and self._length < session.balancer.global_batch:
             raise ValueError(
                 f"drop_last leaves no round at all: an epoch has {self._length} samples and global_batch is "
-                f"{balance.balancer.global_batch}; lower global_batch, or leave drop_last out"
+                f"{session.balancer.global_batch}; lower global_batch, or leave drop_last out"
             )
         self.epoch = 0
         self.drop_last = drop_last
@@ -163,7 +163,6 @@ class BalancedLoader:
         self.iterating = False
         """whether an iteration is under way"""
         self.stop_at = stop_at
-        self._balance = balance
         self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
         self._resumes = False
         self._settled = 0
@@ -175,13 +174,13 @@ class BalancedLoader:
         loader_options |= {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
         if isinstance(dataset, IterableDataset):
             pinned = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
-            self._order = stream_order(dataset, balance, stream, rounds_per_epoch, self._least, loader_options)
+            self._order = stream_order(dataset, session.wire, stream, rounds_per_epoch, self._least, loader_options)
             self._dataset: Dataset[Any] = ReadSamples()
             loader_options = pinned
         else:
             self._dataset = dataset
             if num_workers > 0:
-                balance.balancer.set_lead(num_workers * (prefetch_factor or 2))
+                session.balancer.set_lead(num_workers * (prefetch_factor or 2))
         self._loader: DataLoader[Any] = DataLoader(
             self._dataset,
             batch_sampler=_SampleLists(self._sample_lists),
@@ -196,7 +195,7 @@ class BalancedLoader:
             self._length = self._order.size  # samplers may draw more in one epoch than in another
         if self._length is None:
             raise TypeError("the length of this loader is not known, for its stream has no __len__")
-        rounds = self._length / self._balance.balancer.global_batch
+        rounds = self._length / self._session.balancer.global_batch
         return math.floor(rounds) if self.drop_last else math.ceil(rounds)
 
     def set_epoch(self, epoch: int) -> None:
@@ -225,7 +224,7 @@ class BalancedLoader:
 
         Load the state of the ``LoadBalance``, too.
         """
-        self.go_on(hvd.broadcast_object(state, root_rank=0, name=f"{self._balance.prefix}.loader"))
+        self.go_on(self._session.wire.broadcast_object(state, root_rank=0, name=f"{self._session.prefix}.loader"))
 
     def go_on(self, state: Mapping[str, Any]) -> None:
         """The same without a collective, from a state that is the same on every rank."""
@@ -238,7 +237,7 @@ class BalancedLoader:
     @property
     def _least(self) -> int:
         """The samples that a round needs."""
-        return self._balance.balancer.global_batch if self.drop_last else 1
+        return self._session.balancer.global_batch if self.drop_last else 1
 
     def __iter__(self) -> Iterator[Any]:
         self.iterating = True
@@ -248,8 +247,8 @@ class BalancedLoader:
             self.iterating = False
 
     def _epoch(self) -> Iterator[Any]:
-        balance = self._balance
-        balance.abandon_round()  # in case the last iteration was left inside one
+        session = self._session
+        session.abandon_round()  # in case the last iteration was left inside one
         self._require_the_same_data()
         if self._resumes:
             self._resumes = False  # in the epoch that the state was in the middle of
@@ -258,7 +257,7 @@ class BalancedLoader:
             self._require_a_round()
             self.epoch += 1
         self._require_data_on_all()
-        self._order.lead = balance.balancer.lead
+        self._order.lead = session.balancer.lead
         while self._order.holds(self._least):
             over = yield from self._pass()
             if not over:
@@ -278,11 +277,11 @@ class BalancedLoader:
 
     def _require_the_same_data(self) -> None:
         """Once, as far as data are told: parts of equal length, cut by hand, would be cut again by the plan."""
-        balance, compares, self._compares = self._balance, self._compares, False
-        if not compares or balance.balancer.workers == 1:
+        session, compares, self._compares = self._session, self._compares, False
+        if not compares or session.balancer.workers == 1:
             return
         mine = show(len(self._dataset), columns_of(self._dataset))  # type: ignore[arg-type]
-        told = hvd.allgather_object(mine, name=f"{balance.prefix}.contents")
+        told = session.wire.allgather_object(mine, name=f"{session.prefix}.contents")
         if ranks := ranks_apart(told):
             raise PlanMismatchError(
                 f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
@@ -297,16 +296,16 @@ class BalancedLoader:
         Elsewhere, note if one will.
         """
         self._short = ""
-        balance = self._balance
+        session = self._session
         if self.drop_last or not isinstance(self._order, SharedPermutation):
             return
-        workers = balance.balancer.workers
-        whole, short = divmod(self._order.remaining, balance.balancer.global_batch)
-        reached = self.stop_at is None or self.stop_at > balance.rounds + whole
+        workers = session.balancer.workers
+        whole, short = divmod(self._order.remaining, session.balancer.global_batch)
+        reached = self.stop_at is None or self.stop_at > session.balancer.rounds + whole
         if reached and 0 < short < workers:
             samples = f"{short} sample{'s' * (short > 1)}"
             self._short = f"the last round of this epoch has {samples} for {workers} ranks"
-            if balance.waits_in_layers:
+            if session.waits_in_layers:
                 raise ValueError(
                     f"{self._short}, and SyncBatchNorm needs one on every rank; give the loader drop_last=True, or "
                     "another global_batch"
@@ -314,7 +313,7 @@ class BalancedLoader:
 
     def _bodies_differ(self, work: MicroBatch) -> Differs | None:
         """Why the loop's body does not run equally often on all ranks, in this round or later; None: it does."""
-        policy, plan = self._balance.policy, work.plan
+        policy, plan = self._session.policy, work.plan
         if plan.ends == "first":
             return Differs("in each round it runs as often as a rank gets to", now=not work.last)
         if len(set(plan.micro_batches)) > 1:
@@ -342,13 +341,13 @@ class BalancedLoader:
 
         Whether it got there: ``stop_at`` may come first.
         """
-        balance = self._balance
+        session = self._session
         self._pending.clear()
         batches = iter(self._loader)
-        self._settled = balance.rounds
+        self._settled = session.balancer.rounds
         skipped_s = 0.0
-        while self.stop_at is None or balance.rounds < self.stop_at:
-            balance.balancer.expect_next()
+        while self.stop_at is None or session.balancer.rounds < self.stop_at:
+            session.balancer.expect_next()
             asked_at = time.perf_counter() - skipped_s
             skipped_s = 0.0
             try:
@@ -356,46 +355,46 @@ class BalancedLoader:
             except StopIteration:
                 return True
             work, indices = self._pending.popleft()
-            if work.round < balance.rounds:
+            if work.round < session.balancer.rounds:
                 continue  # fetched ahead for a round that has ended early
             if work.samples:
-                if (samples := self._count(batch, work.samples, required=balance.waits_in_layers)) != work.samples:
+                if (samples := self._count(batch, work.samples, required=session.waits_in_layers)) != work.samples:
                     work = replace(work, samples=samples)
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
-            if self.between_rounds is not None and not balance.balancer.in_round:
+            if self.between_rounds is not None and not session.balancer.in_round:
                 self.between_rounds()
-            limit = balance.balancer.meter.limit
+            limit = session.meter.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
                 yield from self._in_parts(work, indices, limit, asked_at)
                 self._settle()
                 continue
-            balance.begin(work, time.perf_counter() - asked_at)
+            session.begin(work, time.perf_counter() - asked_at)
             if work.samples:
-                if balance.body.is_new(balance.rounds) and (differs := self._bodies_differ(work)):
-                    balance.enter_body(differs)
+                if session.body.is_new(session.balancer.rounds) and (differs := self._bodies_differ(work)):
+                    session.enter_body(differs)
                 try:
                     yield batch
-                    balance.body.leave()
+                    session.body.leave()
                 except GeneratorExit:
-                    balance.body.close()
-                    balance.left()
+                    session.body.close()
+                    session.shortage.left()
                     self._settle()
                     self._settled = _NEVER  # what another loader does from now on is none of this one's rounds
                     raise
-                if parts := balance.take_parts():
+                if parts := session.shortage.take_parts():
                     del batch
                     yield from self._in_parts(work, indices, parts, time.perf_counter(), _FEW)
             else:
-                balance.idle_round()
+                session.idle_round()
             self._settle()
         return False
 
     def _settle(self) -> None:
         """Note what was done of the round that has just finished, if one has."""
-        finished = self._balance.balancer.finished
+        finished = self._session.balancer.finished
         if finished is not None and finished.round == self._settled and self._order.in_flight:
             # Whoever was to do all samples has done with all, also with those that collate_fn has left out.
             all_done = finished.plan.ends == "all"
@@ -412,7 +411,7 @@ class BalancedLoader:
         began to wait for them.
         """
         waiting = deque([indices])
-        while waiting and work.round == self._balance.rounds:
+        while waiting and work.round == self._session.balancer.rounds:
             part = waiting.popleft()
             size = min(parts, few) if few else -(-len(part) // -(-len(part) // parts))
             if len(part) > size:
@@ -420,18 +419,18 @@ class BalancedLoader:
                 part = part[:size]
             last = work.last and not waiting
             batch = self._collate(self._fetch(part))
-            samples = self._count(batch, len(part), required=self._balance.waits_in_layers)
+            samples = self._count(batch, len(part), required=self._session.waits_in_layers)
             if not (samples or last):
                 continue
             waited_s = time.perf_counter() - asked_at
-            self._balance.begin(replace(work, samples=samples, last=last), waited_s, cramped=few is not None)
+            self._session.begin(replace(work, samples=samples, last=last), waited_s, cramped=few is not None)
             if not samples:
-                self._balance.idle_round()
+                self._session.idle_round()
                 return
             few = None
             yield batch
             del batch
-            if smaller := self._balance.take_parts():
+            if smaller := self._session.shortage.take_parts():
                 waiting.appendleft(part)
                 parts, few = smaller, _FEW
             asked_at = time.perf_counter()
@@ -448,7 +447,7 @@ class BalancedLoader:
         Runs in the main process, ahead of the training by the lead at most: every round yields at least one list here,
         so a prefetch of L lists is never more than L rounds ahead.
         """
-        balancer = self._balance.balancer
+        balancer = self._session.balancer
         upcoming = balancer.rounds
         while self._order.remaining >= self._least:
             place = self._order.place

@@ -12,12 +12,11 @@ import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.arguments import OPTIMIZER, refuse
-from torch_hooks.cuda_stopwatch import CudaStopwatch
+from torch_hooks.cuda_stopwatch import DeviceTimes
 from torch_hooks.gradients.allreduce import Allreduce
-from torch_hooks.gradients.attempt import Attempt
 from torch_hooks.gradients.compression import compressor
-from torch_hooks.gradients.gathered import Gathered
 from torch_hooks.gradients.hooks import Listener
+from torch_hooks.gradients.round import RoundGradients
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser
 from torch_hooks.load_balance import LoadBalance
@@ -30,6 +29,7 @@ from torch_hooks.parameters.broadcast import (
     suitable,
 )
 from torch_hooks.parameters.made_state import MadeState, only_zeros
+from torch_hooks.session import TorchSession
 from torch_hooks.wrapped_optimizer import WrappedOptimizer
 
 __all__ = ["DistributedOptimizer"]
@@ -38,17 +38,6 @@ _STOCK_SCALER = (
     "torch.amp.GradScaler would unscale gradients that are still on their way to the other ranks; use "
     "torch_hooks.GradScaler(…, optimizer=optimizer), or call optimizer.synchronize() first and scaler.step(optimizer) "
     "under optimizer.skip_synchronize() if it returns True"
-)
-_WITHOUT_A_BATCH = (
-    "a gradient came without a batch: iterate over a BalancedLoader, or announce your own batch with "
-    "balance.batch(samples) before its forward pass. If this model has a new optimizer now, close() the former one; if "
-    "another optimizer's loss reaches this model, give that one balance.also(), or freeze this one meanwhile by "
-    "requires_grad_(False)"
-)
-_IN_TURN = (
-    "a gradient came after step() of an optimizer whose round goes on: optimizers that step in turn need rounds of one "
-    "micro-batch, for the first of them updates only at the end of the round; use a policy without max_micro_batch, "
-    "such as policy='lb-bsp' or 'bsp', or compute all losses before the first step()"
 )
 _OUT_OF_TURN = (
     "step() came before that of an optimizer whose LoadBalance was made earlier, and a rank without data would take "
@@ -119,111 +108,75 @@ class DistributedOptimizer(WrappedOptimizer):
                 f"balance must be the LoadBalance of this training, got {type(balance).__name__}; write "
                 "DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
             )
-        if balance.optimizer is not None:
+        session = balance.session
+        if session.optimizer is not None:
             raise ValueError(
                 "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
                 "rounds (in the order of the steps), or close() that one between rounds"
             )
         super().__init__(optimizer)
-        self._balancer = balance.balancer
+        self._balancer = session.balancer
+        self._wire = session.wire
+        self._prefix = session.prefix
         self._names = named_groups(optimizer, named_parameters)
-        self._prefix = balance.prefix
         self._synchronised = False
         self._declined = False
         self._skip = False
         self._closed = False
-        self._attempt = Attempt()
-        # Whether each gradient leaves as it comes, with nothing gathered before it: nothing else is to be looked after.
-        self._straight = False
-        self._timed: torch.device | None = None
         self._scaler: Any = None
-        self._gathered = Gathered()
         self._made: MadeState | None = None
         packed = compressor(compression)
-        self._sync = self._synchroniser(balance, packed, sparse_as_dense)
-        for parameter in self._names:
-            self._check_device(parameter)
-        self._listener = Listener(self, DistributedOptimizer._on_gradient, self._sync.note_of)
+        self._sync = self._synchroniser(session, packed, sparse_as_dense)
+        self._times = DeviceTimes(session.policy, session.meter)
+        self._times.include(self._names)
+        serves = self._serves = weakref.ref(session)  # which holds this one
+        self._round = RoundGradients(self._balancer, self._names, self._sync, lambda: _at_work(serves()))
+        self._listener = Listener(self._round, RoundGradients.arrived, self._sync.note_of)
         self._listener.listen(self._names)
         weakref.finalize(self, self._listener.close).atexit = False
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
-        require_alike(f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}", f"{self._prefix}.wire")
-        broadcast_parameters(self._names, self._prefix)
-        broadcast_state(optimizer, self._prefix)
-        balance.optimizer = self
-        self._serves = weakref.ref(balance)
-        self._earlier = balance.earlier
-        self._body = balance.body
+        options = f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}"
+        require_alike(self._wire, options, f"{self._prefix}.wire")
+        broadcast_parameters(self._wire, self._names, self._prefix)
+        broadcast_state(self._wire, optimizer, self._prefix)
+        session.optimizer = self
+        self._earlier = session.earlier
+        self._body = session.body
 
-    def _synchroniser(self, balance: LoadBalance, compression: Any, sparse_as_dense: bool) -> Synchroniser:
-        about = (self._balancer, self._inner, self._names, self._prefix)
-        if balance.mixing is None and not balance.policy.updates_locally:
+    def _synchroniser(self, session: TorchSession, compression: Any, sparse_as_dense: bool) -> Synchroniser:
+        about = (self._balancer, self._inner, self._names, self._prefix, self._wire)
+        if session.mixing is None and not session.policy.updates_locally:
             return Allreduce(*about, compression=compression, sparse_as_dense=sparse_as_dense)
         if compression is not None or sparse_as_dense:
             raise ValueError(
                 "compression and sparse_as_dense are for gradients that are summed over the ranks, and this training "
                 "sends parameters instead; leave them out, or use sync='allreduce' with a policy without local updates"
             )
-        return LocalUpdates(*about) if balance.mixing is None else NeighbourAverage(*about, balance.mixing)
+        return LocalUpdates(*about) if session.mixing is None else NeighbourAverage(*about, session.mixing)
 
     # What a round asks of it.
 
     def begin_micro_batch(self) -> None:
-        """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``).
-
-        What an earlier round has left is cleared, in whatever order the loop calls ``zero_grad()`` and ``step()``: its
-        body, which does so, does not run on a rank without data.
-        """
+        """A micro-batch begins."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._declined = False
-        self._attempt.begin()
-        accumulating = self._accumulating
-        self._straight = self._gradients_leave and not (accumulating or self._attempt.left)
         if self._made is not None:
             self._made.forget_unless_received()
             self._made = None
-        if not accumulating:
-            self._gathered.forget()
-            for parameter in self._names:
-                parameter.grad = None
-            return
-        self._gathered.begin(self._names, self._balancer.rescale)
-
-    @property
-    def _accumulating(self) -> bool:
-        return self._balancer.accumulating and not self._sync.updates_locally
+        self._round.begin_micro_batch()
 
     def guard_micro_batch(self) -> None:
         """The micro-batch that has begun may run out of memory: be able to undo it."""
-        if self._accumulating:
-            self._attempt.guard(self._names)
+        self._round.guard_micro_batch()
 
     def undo_micro_batch(self) -> bool:
         """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
-        if not self._attempt.open:
-            return False
-        self._straight = False
-        left = self._sync.set_aside()
-        undone = self._attempt.undo(self._names, left, self._accumulating)
-        self._gathered.renew(self._names)
-        return undone
-
-    @property
-    def _gradients_leave(self) -> bool:
-        return self._balancer.closing and self._sync.overlaps
+        return self._round.undo_micro_batch()
 
     def abandon_round(self) -> None:
         """Forget what an unfinished round has gathered."""
         if self._balancer.in_round:
-            if self._sync.gradients_left:
-                raise RoundStateError(
-                    "the loop was left between backward() and step(), with gradients on their way to the other ranks; "
-                    "call optimizer.step() before leaving it, or give the loader stop_at=rounds"
-                )
-            self._straight = False
-            self._balancer.abandon()
-            self._sync.forget()
-            self._attempt.round_over()
+            self._round.abandon()
             self._inner.zero_grad()
 
     def idle_round(self) -> None:
@@ -245,20 +198,14 @@ class DistributedOptimizer(WrappedOptimizer):
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
         # What is done again in parts is done to the end: gradients of the whole micro-batch have left already.
-        if not (self._balancer.closing or (not self._attempt.left and self._balancer.stop_early())):
+        if not (self._balancer.closing or (not self._round.done_in_parts and self._balancer.stop_early())):
             # Until the next micro-batch: step() must not find out otherwise, without the clipping.
             self._declined = True
             return False
-        self._straight = False
-        self._attempt.over()
-        if self._sync.overlaps:  # else the gradient is this rank's own, to do with as it likes
-            self._gathered.require_unchanged(self._names)
-        self._gathered.forget()
-        self._sync.finish()
+        self._round.finish()
         if self._sync.rearranged:
             self._sync.rearranged = False
             self._listener.listen(self._names)  # to those that have been thawed
-        self._attempt.round_over()
         self._synchronised = True
         if self._body.watching:
             self._body.note()
@@ -333,7 +280,7 @@ class DistributedOptimizer(WrappedOptimizer):
             self._step_locally()
             return
         if not (self._synchronised or self.synchronize()):
-            self._attempt.over()
+            self._round.applied()
             balancer.pause()
             return
         self._synchronised = False
@@ -344,7 +291,7 @@ class DistributedOptimizer(WrappedOptimizer):
 
     def _step_locally(self) -> None:
         self._synchronised = False
-        self._attempt.over()
+        self._round.applied()
         if self._balancer.work.samples:
             for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
                 if parameter.requires_grad and parameter.grad is None:
@@ -385,17 +332,17 @@ class DistributedOptimizer(WrappedOptimizer):
         """
         if self._balancer.in_round:
             raise RoundStateError("average_parameters() in the middle of a round; call it between rounds")
-        average_everywhere(self._names, self._prefix)
+        average_everywhere(self._wire, self._names, self._prefix)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if self._sync.under_way and not self._attempt.left:
+        if self._sync.under_way and not self._round.done_in_parts:
             raise RoundStateError(
                 "zero_grad() came after backward() and before step(): it would race with what is under way. "
                 "Call it before backward(). If another optimizer's loss has brought the gradient, let this one step "
                 "first, or freeze its parameters meanwhile by requires_grad_(False)"
             )
-        if self._accumulating:
+        if self._round.accumulating:
             return
         self._inner.zero_grad(set_to_none=set_to_none)
 
@@ -408,11 +355,11 @@ class DistributedOptimizer(WrappedOptimizer):
         self._closed = True
         self._remove_hooks()
         self._listener.close()
-        balance = self._serves()
-        if balance is not None and balance.optimizer is self and not self._sync.gradients_left:
+        session = self._serves()
+        if session is not None and session.optimizer is self and not self._sync.gradients_left:
             self.abandon_round()
             self._sync.release()
-            balance.optimizer = None
+            session.optimizer = None
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the wrapped optimizer's state; between rounds only, on every rank."""
@@ -430,48 +377,10 @@ class DistributedOptimizer(WrappedOptimizer):
         added = {p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])}
         self._names.update(added)
         self._sync.extend(added)
-        for parameter in added:
-            self._check_device(parameter)
+        self._times.include(added)
         self._listener.listen(added)
-        broadcast_parameters(added, f"{self._prefix}.group{group}")
+        broadcast_parameters(self._wire, added, f"{self._prefix}.group{group}")
 
-    def _on_gradient(self, parameter: torch.Tensor, note: Any) -> None:
-        if self._straight:
-            self._sync.arrived(note)
-            return
-        if not self._balancer.at_work:
-            self._after_its_step()
-            return
-        if not self._attempt.touch(parameter):
-            return
-        if not self._sync.updates_locally:
-            self._gathered.added(parameter, complete=self._balancer.closing)
-        if self._gradients_leave:
-            self._sync.arrived(note)
 
-    def _after_its_step(self) -> None:
-        """A gradient came between two batches: no matter if another optimizer's loss has brought it in its own time.
-
-        It is cleared when the next round begins.
-        """
-        balance = self._serves()
-        if balance is None or not balance.at_work:
-            raise RoundStateError(_WITHOUT_A_BATCH)
-        if self._balancer.in_round:
-            raise RoundStateError(_IN_TURN)
-
-    def _check_device(self, parameter: torch.Tensor) -> None:
-        """Have a stopwatch for the device of this parameter, if its work is queued and its time matters."""
-        policy, device = self._balancer.policy, parameter.device
-        self._balancer.meter.queued |= device.type != "cpu"
-        if device.type == "cpu" or not policy.measures:
-            return
-        if device.type != "cuda" or self._timed not in (None, device):
-            where = device if device.type != "cuda" else f"several devices ({self._timed}, {device})"
-            raise ValueError(
-                f"policy {policy.name!r} cannot time {where}, where {self._names[parameter]!r} is, but only the CPU "
-                "and one CUDA device per rank; use policy='bsp' or StaticAllocation([…]) there"
-            )
-        if self._timed is None:
-            self._timed = device
-            self._balancer.meter.stopwatch = CudaStopwatch(device)
+def _at_work(session: TorchSession | None) -> bool:
+    return session is not None and session.at_work

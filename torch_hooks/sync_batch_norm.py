@@ -23,18 +23,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import horovod.torch as hvd
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from torch_hooks.load_balance import LoadBalance
-from torch_hooks.wires.waiting import wait
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["SyncBatchNorm"]
 
-_NOT_KNOWN_S = float("nan")
 # Policies under which ranks do different numbers of micro-batches, so that some would wait for ever.
 _UNEVEN = ("non-blocking", "elastic-bsp", "self-adaptive")
 _WAY_OUT = (
@@ -75,13 +73,14 @@ class SyncBatchNorm(_BatchNorm):
         name: str,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        balance.require_first("SyncBatchNorm")
-        policy, plan = balance.policy, balance.balancer.plan()
+        session = balance.session
+        session.require_first("SyncBatchNorm")
+        policy, plan = session.policy, session.balancer.plan()
         if policy.name in _UNEVEN or len(set(plan.micro_batches)) > 1 or not all(plan.micro_batches):
             raise ValueError(f"policy {policy.name!r} does not go with SyncBatchNorm: {_WAY_OUT}")
-        balance.waits_in_layers = hvd.size() > 1
-        self._balance = balance
-        self._name = f"{balance.prefix}.{name}"
+        session.waits_in_layers = session.wire.size > 1
+        self._session = session
+        self._name = f"{session.prefix}.{name}"
 
     @classmethod
     def convert_sync_batchnorm(
@@ -117,13 +116,13 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalise."""
         batch_statistics = self.training or not self.track_running_stats
-        if not batch_statistics or hvd.size() == 1:
+        if not batch_statistics or self._session.wire.size == 1:
             return super().forward(input)
         self._check_input_dim(input)
         samples = self._samples()
         rows = input if input.dtype == torch.float64 else input.float()
         out, mean, variance, count = _Normalise.apply(  # type: ignore[no-untyped-call]
-            rows, samples, self.eps, self._name, self._balance.balancer.meter
+            rows, samples, self.eps, self._name, self._session.meter, self._session.wire
         )
         if self.training and self.track_running_stats:
             self._track(mean, variance, float(count))
@@ -134,8 +133,8 @@ class SyncBatchNorm(_BatchNorm):
 
     def _samples(self) -> int:
         """Of the micro-batch at hand, once it is clear that all ranks have one."""
-        balancer = self._balance.balancer
-        if not self._balance.at_work:
+        balancer = self._session.balancer
+        if not self._session.at_work:
             raise RoundStateError(
                 "SyncBatchNorm ran in training mode outside of a batch, where other ranks may not follow; call "
                 "model.eval() to evaluate, and iterate over a BalancedLoader to train"
@@ -144,7 +143,7 @@ class SyncBatchNorm(_BatchNorm):
         if plan.ends == "first" or plan.local or len(set(plan.micro_batches)) > 1:
             raise HeteroError(
                 f"round {balancer.rounds} has {', '.join(map(str, plan.micro_batches))} micro-batches under policy "
-                f"{self._balance.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
+                f"{self._session.policy.name!r}, and SyncBatchNorm would wait for ever: {_WAY_OUT}"
             )
         return balancer.work.samples
 
@@ -164,7 +163,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, samples: int, eps: float, name: str, pace: SpeedMeter
+        ctx: Any, x: torch.Tensor, samples: int, eps: float, name: str, meter: SpeedMeter, wire: TorchWire
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         dims = [d for d in range(x.dim()) if d != 1]
         here = x.numel() // x.size(1)
@@ -172,8 +171,8 @@ class _Normalise(torch.autograd.Function):
         if here:
             variance, mean = torch.var_mean(x, dims, correction=0)
             row = torch.cat([mean, variance * here, row.new_tensor([here])])
-        with pace.held_up():
-            table = wait(hvd.allgather_async(row[None], name=f"{name}.statistics"), _NOT_KNOWN_S, _NOT_KNOWN_S)
+        with meter.held_up():
+            table = wire.wait(wire.start_gather(row[None], f"{name}.statistics"))
         means, squares = table[:, :-1].chunk(2, dim=1)
         counts = table[:, -1:]
         count = counts.sum()
@@ -182,12 +181,12 @@ class _Normalise(torch.autograd.Function):
         scale = torch.rsqrt(variance + eps)
         y = (x - _along(mean, x)) * _along(scale, x)
         ctx.save_for_backward(y, scale, count)
-        ctx.dims, ctx.samples, ctx.name, ctx.meter = dims, samples, name, pace
+        ctx.dims, ctx.samples, ctx.name, ctx.meter, ctx.wire = dims, samples, name, meter, wire
         ctx.mark_non_differentiable(mean, variance, count)
         return y, mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, None, None, None, None, None]:
         y, scale, count = ctx.saved_tensors
         g = gradients[0]
         assert g is not None
@@ -195,10 +194,9 @@ class _Normalise(torch.autograd.Function):
         # A mean over no samples is NaN; it must not reach the others.
         sums = sums * ctx.samples if ctx.samples else torch.zeros_like(sums)
         with ctx.meter.held_up():
-            handle = hvd.allreduce_async(sums, name=f"{ctx.name}.gradient", op=hvd.Sum)
-            sums = wait(handle, _NOT_KNOWN_S, _NOT_KNOWN_S)
+            sums = ctx.wire.wait(ctx.wire.start_sum(sums, f"{ctx.name}.gradient"))
         mean, mean_y = (sums / (count * max(ctx.samples, 1))).chunk(2)
-        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None, None
+        return (g - _along(mean, y) - y * _along(mean_y, y)) * _along(scale, y), None, None, None, None, None
 
 
 def _along(per_channel: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

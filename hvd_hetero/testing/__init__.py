@@ -8,6 +8,7 @@ from hvd_hetero.testing.memory import KEEP_MEMORY
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
+from hvd_hetero.testing.threads import ThreadHangError, ThreadRankError, run_on_threads
 
 __all__ = [
     "KEEP_MEMORY",
@@ -24,10 +25,13 @@ __all__ = [
     "QuotaUnavailableError",
     "RankError",
     "SlowDown",
+    "ThreadHangError",
+    "ThreadRankError",
     "launch",
     "pin_to_core",
     "quota_available",
     "remove_stale_groups",
     "report",
+    "run_on_threads",
     "slow_down",
 ]

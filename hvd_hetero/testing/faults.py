@@ -106,7 +106,7 @@ class Faults:
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
         next commit is surely the one.
         """
-        balancer = self._balancer = balance.balancer
+        balancer = self._balancer = getattr(balance, "session", balance).balancer
         self._state = state
         pace = balancer.meter
         begin, done, row = pace.begin, pace.done, pace.row

@@ -6,11 +6,10 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
-import horovod.torch as hvd
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hvd_hetero.data.streams import ShardStream, SharedStream
-from torch_hooks.load_balance import LoadBalance
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["ReadSamples", "stream_order"]
 
@@ -31,7 +30,7 @@ class ReadSamples(Dataset[Any]):
 
 def stream_order(
     dataset: IterableDataset[Any],
-    balance: LoadBalance,
+    wire: TorchWire,
     stream: str | None,
     rounds_per_epoch: int | None,
     least: int,
@@ -60,7 +59,7 @@ def stream_order(
 
     if rounds_per_epoch is None:
         return SharedStream(read, least, reader.num_workers)
-    return ShardStream(read, rounds_per_epoch, hvd.rank(), hvd.size(), reader.num_workers)
+    return ShardStream(read, rounds_per_epoch, wire.rank, wire.size, reader.num_workers)
 
 
 def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:

@@ -21,17 +21,17 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable, checksum
-from torch_hooks.gradients.buckets import Bucket, Gradient, buckets_of, flat
+from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, buckets_of, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser
 from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Allreduce"]
 
@@ -62,15 +62,16 @@ class Allreduce(Synchroniser):
         optimizer: torch.optim.Optimizer,
         names: dict[torch.Tensor, str],
         prefix: str,
+        wire: TorchWire,
         *,
         compression: Any = None,
         sparse_as_dense: bool = False,
     ) -> None:
-        super().__init__(balancer, optimizer, names, prefix)
+        super().__init__(balancer, optimizer, names, prefix, wire)
         self._sketch: ParameterNorm = ParameterNorm(names)
         self._gradients = {p: Gradient(p) for p in names}
         self._compression = compression
-        self._layouts = Layouts(names, prefix, optimizer, as_dense=sparse_as_dense)
+        self._layouts = Layouts(names, prefix, optimizer, wire, as_dense=sparse_as_dense)
         self._pattern = b""  # which parameters are trained, as the buckets are formed
         self._told = b""  # and as the latest table says
         self._buckets: list[Bucket] = []
@@ -177,7 +178,7 @@ class Allreduce(Synchroniser):
         self._aside = []
         self._some_arrived = self._some_wait = False
         for bucket in self._buckets:
-            if bucket.handle is None:
+            if bucket.under_way is None:
                 bucket.forget()
                 bucket.release()  # memory is short
             else:
@@ -204,7 +205,7 @@ class Allreduce(Synchroniser):
             self._arrange()
         if self._some_wait:  # without buckets formed anew: thawed, and frozen again since
             self._require_a_bucket()
-        held_back = [bucket for bucket in self._buckets if bucket.handle is None]
+        held_back = [bucket for bucket in self._buckets if bucket.under_way is None]
         changed = [*self._altered, *(m for b in held_back for m in b.members if m.arrived and m.changed)]
         self._altered.clear()
         if self._table is None and self._carrier is None:
@@ -214,7 +215,7 @@ class Allreduce(Synchroniser):
         changed += self._collect([b for b in self._under_way if b is not self._carrier and b.summed])
         if not heard:
             self._await_table(self._last_but_one_has_come)
-        changed += self._collect([bucket for bucket in self._under_way if bucket.handle is not None])
+        changed += self._collect([bucket for bucket in self._under_way if bucket.under_way is not None])
         summed, self._under_way = self._under_way, []
         self._some_arrived = False
         correction = self._agree()
@@ -235,7 +236,7 @@ class Allreduce(Synchroniser):
         if len(self._under_way) < 2:
             return False
         bucket = self._under_way[-2]
-        return bucket.handle is None or bucket.summed
+        return bucket.under_way is None or bucket.summed
 
     def _expect(self, filled: int) -> None:
         """How many buckets are likely to fill by themselves: fewer than before only if that was so twice.
@@ -256,14 +257,10 @@ class Allreduce(Synchroniser):
                 assert sent is not None, "it was sent with its bucket"
                 if member.parameter.grad is not sent or sent._version != member.version:
                     changed.append(member)
-            if type(bucket.handle) is int:
-                hvd.synchronize(bucket.handle)
-            elif isinstance(bucket.handle, Gather):
-                members[0].parameter.grad = bucket.handle.result()
-            else:
-                bucket.handle.finish()
+            assert bucket.under_way is not None, "it was sent"
+            bucket.under_way.finish()
             changed += bucket.moved()
-            bucket.handle = None
+            bucket.under_way = None
             for member in members:
                 member.sent = None
             bucket.forget()
@@ -286,7 +283,7 @@ class Allreduce(Synchroniser):
         self._layouts.agree()
         self._pattern = self._told
         kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
-        self._altered += [m for b in self._buckets if b not in kept and b.handle is None for m in b.moved()]
+        self._altered += [m for b in self._buckets if b not in kept and b.under_way is None for m in b.moved()]
         for gradient in self._gradients.values():
             if gradient.bucket not in kept:
                 gradient.bucket = gradient.place = None  # its hook stays, and must not fill what is not there any more
@@ -364,29 +361,31 @@ class Allreduce(Synchroniser):
         elif all(map(_TRAINED, carrier.parameters)):
             self._send(carrier)
         else:
-            wire = carrier.nothing()
+            zeros = carrier.nothing()
             row = self._row()
-            table = wire[-len(row) :].copy_(row)
-            self._table = hvd.allreduce_async_(wire, name=carrier.name, op=hvd.Sum), table.numpy()
+            table = zeros[-len(row) :].copy_(row)
+            self._table = self._wire.start_sum(zeros, carrier.name), table.numpy()
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
         row = self._row() if bucket is self._carrier and self._table is None else None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
-            bucket.handle = Gather(gradients[0], self._balancer.weight, bucket.name, self._compression)
+            rows = self._wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
+            bucket.under_way = Gather(*rows, self._compression)
         else:
             self._altered += [member for member in members if member.weighed and member.changed]
-            gradients, wire = bucket.fill(self._balancer.weight)
+            gradients, whole = bucket.fill(self._balancer.weight)
             if row is not None:
                 bucket.room.copy_(row)
             if self._compression is not None:
                 # One by one, as in stock scripts: a compressor may look at shapes.
-                bucket.handle = Compressed(list(map(flat, gradients)), bucket.name, self._compression)
+                sent = list(map(flat, gradients))
+                bucket.under_way = Compressed(self._wire, sent, bucket.name, self._compression)
             else:
-                bucket.handle = hvd.allreduce_async_(wire, name=bucket.name, op=hvd.Sum)
-            if row is not None:
-                self._table = bucket.handle, bucket.room.numpy()
+                bucket.under_way = dense = Dense(self._wire, whole, bucket.name)
+                if row is not None:
+                    self._table = dense.handle, bucket.room.numpy()
         for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above
             member.sent = gradient
             member.version = gradient._version
@@ -401,4 +400,4 @@ class Allreduce(Synchroniser):
 
 def _is_held_back(carrier: Bucket) -> bool:
     """Whether it is full and has not left."""
-    return carrier.handle is None and not carrier.waits_for
+    return carrier.under_way is None and not carrier.waits_for

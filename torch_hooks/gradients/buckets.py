@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Protocol
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.communication.buckets import divide
@@ -13,8 +12,9 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.gathered import norm_of
 from torch_hooks.gradients.places import Places, address
 from torch_hooks.gradients.shared_memory import shares_memory
+from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Bucket", "Gradient", "buckets_of", "flat"]
+__all__ = ["Bucket", "Dense", "Gradient", "buckets_of", "flat"]
 
 # What is done right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
 # At 256 KiB it gained 1 % of a step; the bound is arbitrary.
@@ -84,10 +84,40 @@ class Gradient:
         self.tensor = None
 
 
+class UnderWay(Protocol):
+    """The gradients of a bucket on their way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the sums are there, as far as that is known."""
+
+    def finish(self) -> None:
+        """Wait for the sums, which become the gradients."""
+
+
+class Dense:
+    """One tensor of all gradients of a bucket on its way."""
+
+    __slots__ = ("_wire", "handle")
+
+    def __init__(self, wire: TorchWire, tensor: torch.Tensor, name: str) -> None:
+        self._wire = wire
+        self.handle = wire.start_sum(tensor, name)
+
+    @property
+    def done(self) -> bool:
+        """Whether the sums are there."""
+        return self._wire.done(self.handle)
+
+    def finish(self) -> None:
+        """Wait for the sums, which are in the place of what was sent."""
+        self._wire.result(self.handle)
+
+
 class Bucket:
     """Gradients that leave together: from places next to each other, unless it is one alone."""
 
-    __slots__ = ("_address", "_opened", "_places", "_room", "handle", "members", "name", "parameters", "waits_for")
+    __slots__ = ("_address", "_opened", "_places", "_room", "members", "name", "parameters", "under_way", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
@@ -95,8 +125,7 @@ class Bucket:
         self.parameters = [member.parameter for member in members]
         self._room = 0
         self.waits_for = len(members)
-        self.handle: Any = None
-        """of the collective under way: Horovod's number, a ``Gather`` or a ``Compressed``"""
+        self.under_way: UnderWay | None = None
         self._address: int | None = None
         """of a gradient that has left alone"""
         for member in members:
@@ -133,7 +162,7 @@ class Bucket:
     @property
     def summed(self) -> bool:
         """Whether the sums are there, so that nobody need wait for them."""
-        return type(self.handle) is int and hvd.poll(self.handle)
+        return self.under_way is not None and self.under_way.done
 
     def forget(self) -> None:
         """None of its gradients is there."""

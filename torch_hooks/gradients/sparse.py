@@ -17,28 +17,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.errors import HeteroError
-from torch_hooks.wires.waiting import wait
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Gather", "Layouts", "empty_gradient"]
 
 _DENSE = 0
-_NOTHING = -99  # said of a parameter of which a rank has no gradient: below every number of dimensions and its negative
-_NOT_KNOWN_S = float("nan")
+_NOTHING = -1  # said of a parameter of which a rank has no gradient
 
 
 class Layouts:
     """For each parameter: how many of its dimensions the indices of its gradient name; 0 where it is dense."""
 
     def __init__(
-        self, names: dict[torch.Tensor, str], prefix: str, optimizer: torch.optim.Optimizer, *, as_dense: bool = False
+        self,
+        names: dict[torch.Tensor, str],
+        prefix: str,
+        optimizer: torch.optim.Optimizer,
+        wire: TorchWire,
+        *,
+        as_dense: bool = False,
     ) -> None:
         self._names = names
         self._prefix = prefix
         self._optimizer = optimizer
+        self._wire = wire
         self._as_dense = as_dense
         self._known: dict[torch.Tensor, int] = {}
         self._elsewhere: set[torch.Tensor] = set()
@@ -72,27 +77,25 @@ class Layouts:
         return gradient.coalesce()
 
     def agree(self) -> None:
-        """Settle the layouts of parameters that are trained for the first time; a collective call, alike everywhere."""
+        """Agree on the layouts of parameters trained for the first time; a collective call, alike everywhere."""
         asked = [p for p in self._open if p.requires_grad]
         if not asked:
             return
         seen = [_NOTHING if p.grad is None else _row_dimensions(p.grad) for p in asked]
-        # The largest of x and of -x, in one go, and whether a rank has it elsewhere than in the CPU's memory.
         elsewhere = [int(p.device.type != "cpu") for p in asked]
-        both = torch.tensor([*seen, *(x if x == _NOTHING else -x for x in seen), *elsewhere], dtype=torch.int64)
-        answer = wait(
-            hvd.allreduce_async(both, name=f"{self._prefix}.layouts", op=hvd.Max), _NOT_KNOWN_S, _NOT_KNOWN_S
-        ).tolist()
-        n = len(asked)
-        self._elsewhere.update(p for p, somewhere in zip(asked, answer[2 * n :], strict=True) if somewhere)
-        for parameter, largest, smallest in zip(asked, answer[:n], answer[n : 2 * n], strict=True):
-            if largest not in (_NOTHING, -smallest):
+        mine = torch.tensor([[seen, elsewhere]], dtype=torch.int64)
+        everywhere = self._wire.wait(self._wire.start_gather(mine, f"{self._prefix}.layouts"))
+        for parameter, told, somewhere in zip(asked, *everywhere.permute(1, 2, 0).tolist(), strict=True):
+            layouts = set(told) - {_NOTHING}
+            if len(layouts) > 1:
                 raise HeteroError(
                     f"the gradient of {self._names[parameter]!r} is sparse on one rank and dense on another; use the "
                     "parameter alike on all ranks, or DistributedOptimizer(…, sparse_as_dense=True)"
                 )
-            self._known[parameter] = max(largest, _DENSE)
+            self._known[parameter] = layouts.pop() if layouts else _DENSE
             del self._open[parameter]
+            if any(somewhere):
+                self._elsewhere.add(parameter)
 
     def back_to_rows(self) -> None:
         """Give an optimizer that takes nothing but rows the rows that are not zero, once the sums are here."""
@@ -109,7 +112,20 @@ class Layouts:
 class Gather:
     """One sparse gradient on its way."""
 
-    def __init__(self, gradient: torch.Tensor, weight: float, name: str, compression: Any = None) -> None:
+    done = False
+    """Not known: adding up per row is still to come."""
+
+    def __init__(
+        self,
+        wire: TorchWire,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        weight: float,
+        name: str,
+        compression: Any = None,
+    ) -> None:
+        self._wire = wire
+        self._parameter = parameter
         self._gradient = gradient
         self._compression = compression
         indices, values = gradient.indices().t(), gradient.values()
@@ -120,19 +136,21 @@ class Gather:
         if compression is not None:
             values, self._context = compression.compress(values)
         self._handles = (
-            hvd.allgather_async(indices.contiguous(), name=f"{name}.indices"),
-            hvd.allgather_async(values, name=f"{name}.values"),
+            wire.start_gather(indices.contiguous(), f"{name}.indices"),
+            wire.start_gather(values, f"{name}.values"),
         )
 
-    def result(self) -> torch.Tensor:
-        """Wait for it: the sum over all ranks, each row once."""
-        indices, values = (hvd.synchronize(handle) for handle in self._handles)
+    def finish(self) -> None:
+        """Wait for it: the parameter's gradient is the sum over all ranks, each row once."""
+        indices, values = map(self._wire.result, self._handles)
         like = self._gradient
         if self._compression is not None:
             values = self._compression.decompress(values, self._context)
-        if not values.numel():  # Horovod gives nothing of no shape where nobody has sent a row
-            return _no_rows(like, like.sparse_dim())
-        return torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+        if values.numel():
+            total = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False).coalesce()
+        else:  # Horovod gives nothing of no shape where no rank has sent a row
+            total = _no_rows(like, like.sparse_dim())
+        self._parameter.grad = total
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

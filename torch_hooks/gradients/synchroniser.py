@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-import horovod.torch as hvd
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import settings_of
 from torch_hooks.parameters.parameter_norm import ParameterNorm
-from torch_hooks.wires.waiting import wait
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Synchroniser"]
 
@@ -35,13 +35,19 @@ class Synchroniser(ABC):
     """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
 
     def __init__(
-        self, balancer: Balancer, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], prefix: str
+        self,
+        balancer: Balancer,
+        optimizer: torch.optim.Optimizer,
+        names: dict[torch.Tensor, str],
+        prefix: str,
+        wire: TorchWire,
     ) -> None:
         self._balancer = balancer
         self._optimizer = optimizer
         self._names = names
         self._prefix = prefix
-        self._table: tuple[int, npt.NDArray[Any]] | None = None
+        self._wire = wire
+        self._table: tuple[Handle, npt.NDArray[Any]] | None = None
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
         self._sketch: ParameterNorm | None = None
         self._witness = 0.0
@@ -102,7 +108,7 @@ class Synchroniser(ABC):
     def _post_table(self) -> None:
         """By itself, as a collective of its own."""
         row = self._row()
-        self._table = hvd.allreduce_async_(row, name=f"{self._prefix}.table", op=hvd.Sum), row.numpy()
+        self._table = self._wire.start_sum(row, f"{self._prefix}.table"), row.numpy()
 
     def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
         """Wait for the table; ``imminent`` tells that it cannot be far any more."""
@@ -110,7 +116,7 @@ class Synchroniser(ABC):
         expected_s, transfer_s = self._balancer.waiting()
         if self._sketch is not None:
             self._witness = self._sketch.at(self._balancer.rounds + 1)
-        wait(self._table[0], expected_s, transfer_s, imminent)
+        self._wire.wait(self._table[0], expected_s, transfer_s, imminent)
         self._balancer.hear(self._table[1])
 
     def _agree(self) -> float:

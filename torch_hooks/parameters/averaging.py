@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.balancer import Balancer
@@ -14,6 +13,7 @@ from hvd_hetero.topology.mixing import Mixing
 from torch_hooks.gradients.shared_memory import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
 
@@ -34,9 +34,10 @@ class NeighbourAverage(Synchroniser):
         optimizer: torch.optim.Optimizer,
         names: dict[torch.Tensor, str],
         prefix: str,
+        wire: TorchWire,
         mixing: Mixing,
     ) -> None:
-        super().__init__(balancer, optimizer, names, prefix)
+        super().__init__(balancer, optimizer, names, prefix, wire)
         self._mixing = mixing
 
     def arrived(self, note: Any) -> None:
@@ -47,9 +48,7 @@ class NeighbourAverage(Synchroniser):
         balancer = self._balancer
         weights = self._mixing.row(balancer.rank, balancer.rounds)
         exchanges = [
-            _Exchange(
-                same, weights, balancer.rank, balancer.workers, self._mixing.most_neighbours, f"{self._prefix}.{i}"
-            )
+            _Exchange(self._wire, same, weights, self._mixing.most_neighbours, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))
         ]
         share = balancer.weight * balancer.workers  # of the round as planned: n n_last / X
@@ -93,19 +92,21 @@ class LocalUpdates(Synchroniser):
         sent = []
         for i, tensors in enumerate(groups):
             flat = _flatten(tensors).mul_(weight)
-            sent.append((hvd.allreduce_async_(flat, name=f"{self._prefix}.average.{i}", op=hvd.Sum), flat))
+            sent.append((self._wire.start_sum(flat, f"{self._prefix}.average.{i}"), flat))
         self._await_table()
         for handle, _ in sent:
-            hvd.synchronize(handle)
+            self._wire.result(handle)
         correction = self._agree()
         for tensors, (_, flat) in zip(groups, sent, strict=True):
             _unflatten_into(tensors, flat if correction == 1.0 else flat.mul_(correction))
 
 
-def average_everywhere(parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True) -> None:
+def average_everywhere(
+    wire: TorchWire, parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True
+) -> None:
     """Give every rank the mean of the parameters of all ranks that count, if any does; a collective call."""
     share = torch.tensor(float(counts), dtype=torch.float64)
-    ranks = hvd.allreduce(share, name=f"{prefix}.mean.ranks", op=hvd.Sum)
+    ranks = wire.result(wire.start_sum(share.clone(), f"{prefix}.mean.ranks"))
     if ranks == 0:
         return
     share /= ranks
@@ -113,48 +114,33 @@ def average_everywhere(parameters: Iterable[torch.Tensor], prefix: str, *, count
         flat = _flatten(tensors)
         flat = flat * share.item() if counts else torch.zeros_like(flat)  # no product: a newcomer's may hold anything
         with torch.no_grad():
-            _unflatten_into(tensors, hvd.allreduce(flat, name=f"{prefix}.mean.{i}", op=hvd.Sum))
+            _unflatten_into(tensors, wire.result(wire.start_sum(flat, f"{prefix}.mean.{i}")))
 
 
 class _Exchange:
     """One dtype's parameters on their way to and from the neighbours."""
 
     def __init__(
-        self,
-        parameters: list[torch.Tensor],
-        weights: Mapping[int, float],
-        rank: int,
-        workers: int,
-        most: int,
-        name: str,
+        self, wire: TorchWire, parameters: list[torch.Tensor], weights: Mapping[int, float], most: int, name: str
     ) -> None:
         self.parameters = parameters
+        self._wire = wire
         self._weights = weights
-        self._rank = rank
         self._flat = _flatten(parameters)
         size = self._flat.numel()
-        others = [j for j in sorted(weights) if j != rank]
-        splits = torch.zeros(workers, dtype=torch.int32)
-        splits[others] = size
-        splits[rank] = size * (most - len(others))
-        self._from = [j for j in range(workers) if splits[j]]
+        splits = [size if j in weights else 0 for j in range(wire.size)]
+        splits[wire.rank] = size * (most - (len(weights) - 1))
         # A view of the same numbers, repeated: what is sent to each neighbour is the same.
         buffer = self._flat.expand(most, size).reshape(-1) if most else self._flat.new_empty(0)
-        self._handle = hvd.alltoall_async(buffer, splits=splits, name=f"{name}.exchange")
+        self._handle = wire.start_exchange(buffer, splits, f"{name}.exchange")
 
     def mixed(self) -> torch.Tensor:
         """The weighted average of the neighbours' parameters and our own."""
-        received, _ = hvd.synchronize(self._handle)
-        size = self._flat.numel()
-        result = self._flat * self._weights[self._rank]
-        begin = 0
-        kept = len(received) - size * sum(j != self._rank for j in self._from)
-        for j in self._from:
-            if j == self._rank:
-                begin += kept
-            else:
-                result.add_(received[begin : begin + size], alpha=self._weights[j])
-                begin += size
+        received, counts = self._wire.result(self._handle)
+        result = self._flat * self._weights[self._wire.rank]
+        for j, from_j in enumerate(received.split(counts.tolist())):
+            if j != self._wire.rank and len(from_j):
+                result.add_(from_j, alpha=self._weights[j])
         return result
 
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from hvd_hetero.errors import HeteroError
+from torch_hooks.wires.choice import TorchWire
 
 __all__ = [
     "broadcast_parameters",
@@ -70,7 +70,7 @@ def named_groups(
 _AT_ONCE = 32  # tensors of a state that are on their way: one after the other each would take a round trip, all memory
 
 
-def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
+def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
     for name, _, dtype, _, _ in mine:
@@ -79,7 +79,7 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
                 f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
                 "compute under torch.autocast(dtype=torch.bfloat16)"
             )
-    theirs, differ = _compared(mine, f"{prefix}.names")
+    theirs, differ = _compared(wire, mine, f"{prefix}.names")
     if differ:
         other = next(((a, b) for a, b in zip(mine, theirs, strict=False) if a != b), None)
         here = f"{len(mine)} here, {len(theirs)} on rank 0"
@@ -91,17 +91,17 @@ def broadcast_parameters(names: dict[torch.Tensor, str], prefix: str) -> None:
         )
     under_way = []  # all at once: one after the other each would take a round trip
     for parameter, name in names.items():
-        wire = parameter.detach().contiguous()
-        under_way.append((parameter, wire, hvd.broadcast_async_(wire, root_rank=0, name=f"{prefix}.start.{name}")))
-    for parameter, wire, handle in under_way:
-        hvd.synchronize(handle)
-        if hvd.rank() != 0 and wire.data_ptr() != parameter.data_ptr():
-            parameter.data.copy_(wire)
+        sent = parameter.detach().contiguous()
+        under_way.append((parameter, sent, wire.start_broadcast(sent, f"{prefix}.start.{name}")))
+    for parameter, sent, handle in under_way:
+        wire.result(handle)
+        if wire.rank != 0 and sent.data_ptr() != parameter.data_ptr():
+            parameter.data.copy_(sent)
 
 
-def require_alike(mine: str, name: str) -> None:
+def require_alike(wire: TorchWire, mine: str, name: str) -> None:
     """Raise on every rank if one of them says something else than rank 0."""
-    theirs, differ = _compared(mine, name)
+    theirs, differ = _compared(wire, mine, name)
     if differ:
         raise HeteroError(
             f"the ranks do not call DistributedOptimizer alike ({differ} of them differ from rank 0; this rank "
@@ -109,13 +109,13 @@ def require_alike(mine: str, name: str) -> None:
         )
 
 
-def _compared(mine: Any, name: str) -> tuple[Any, int]:
+def _compared(wire: TorchWire, mine: Any, name: str) -> tuple[Any, int]:
     """What rank 0 says, and how many ranks say something else.
 
     All ranks know it, and all stop or none does: a rank that went on alone would wait for the others for ever.
     """
-    theirs = hvd.broadcast_object(mine, root_rank=0, name=name)
-    return theirs, int(hvd.allreduce(torch.tensor(int(mine != theirs)), op=hvd.Sum, name=f"{name}.differ"))
+    theirs = wire.broadcast_object(mine, root_rank=0, name=name)
+    return theirs, int(wire.result(wire.start_sum(torch.tensor(int(mine != theirs)), f"{name}.differ")))
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:
@@ -126,7 +126,7 @@ def _order_in_memory(parameter: torch.Tensor) -> str:
     return f"strides {tuple(stride for size, stride in sizes if size > 1)}"
 
 
-def broadcast_state(holder: Any, prefix: str) -> None:
+def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
     """Give every rank the state that rank 0 has, of an optimizer or of anything else with a ``state_dict``.
 
     Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 tells
@@ -134,22 +134,22 @@ def broadcast_state(holder: Any, prefix: str) -> None:
     """
     state = holder.state_dict()
     tensors: list[torch.Tensor] = []
-    tree = hvd.broadcast_object(_take_out(state, tensors), root_rank=0, name=f"{prefix}.state")
-    if hvd.rank() != 0:
+    tree = wire.broadcast_object(_take_out(state, tensors), root_rank=0, name=f"{prefix}.state")
+    if wire.rank != 0:
         tensors = []
         state = _put_in(tree, tensors)
     for first in range(0, len(tensors), _AT_ONCE):
         some = tensors[first : first + _AT_ONCE]
         # From host memory, as the others receive it: Horovod refuses to mix devices. load_state_dict() moves it back.
         handles = [
-            hvd.broadcast_async(tensor.reshape(-1).cpu(), root_rank=0, name=f"{prefix}.state.{first + i}")
+            wire.start_broadcast(tensor.reshape(-1).to("cpu", copy=True), f"{prefix}.state.{first + i}")
             for i, tensor in enumerate(some)
         ]
         for tensor, handle in zip(some, handles, strict=True):
-            received = hvd.synchronize(handle)
-            if hvd.rank() != 0:
+            received = wire.result(handle)
+            if wire.rank != 0:
                 tensor.copy_(received.reshape(tensor.shape))
-    if hvd.rank() != 0:
+    if wire.rank != 0:
         holder.load_state_dict(state)
 
 

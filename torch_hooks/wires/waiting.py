@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import cast
-
-import horovod.torch as hvd
-import torch
 
 __all__ = ["wait"]
 
@@ -19,8 +15,10 @@ _LONGEST_TRANSFER_S = 50e-3  # 25 ms is the longest that was seen to gain by it;
 _YIELDS = 8  # between two looks: yielding is cheaper than looking, and what gives Horovod its turn
 
 
-def wait(handle: int, expected_s: float, transfer_s: float, imminent: Callable[[], bool] | None = None) -> torch.Tensor:
-    """The result of a collective that is expected to take ``expected_s``, the last ``transfer_s`` of it to move data.
+def wait(
+    done: Callable[[], bool], expected_s: float, transfer_s: float, imminent: Callable[[], bool] | None = None
+) -> None:
+    """Wait until a collective is ``done``, which probably takes ``expected_s``, the last ``transfer_s`` to move data.
 
     Horovod's own ``synchronize`` spins on the processor until the operation is done, which on shared cores takes time
     from the very ranks that are waited for. Sleeping all the while costs too: Horovod's thread moves the data in many
@@ -35,7 +33,7 @@ def wait(handle: int, expected_s: float, transfer_s: float, imminent: Callable[[
     # Comparisons with NaN are false.
     awake_s = 2 * (min(transfer_s, _LONGEST_TRANSFER_S) if transfer_s > 0.0 else _UNKNOWN_TRANSFER_S)
     began = time.perf_counter()
-    while not hvd.poll(handle):
+    while not done():
         waited_s = time.perf_counter() - began
         if imminent is not None and imminent():
             expected_s, imminent = waited_s + awake_s, None
@@ -44,4 +42,3 @@ def wait(handle: int, expected_s: float, transfer_s: float, imminent: Callable[[
                 os.sched_yield()
         else:
             time.sleep(min(_LONGEST_SLEEP_S, waited_s * _SLEEP_SHARE))
-    return cast(torch.Tensor, hvd.synchronize(handle))

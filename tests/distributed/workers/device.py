@@ -23,7 +23,8 @@ from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel, report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, load_balance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks import out_of_memory as shortage
 from torch_hooks.gradients import buckets
 
 # Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
@@ -127,7 +128,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     limits: list[list[int]] = []
     left = 0
     complete_when_struck: set[bool] = set()
-    observer = balance.balancer.observer
+    observer = balance.session.balancer.observer
 
     def observe(finished) -> None:
         epochs.append(finished.epoch)
@@ -135,7 +136,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
         if observer is not None:
             observer(finished)
 
-    balance.balancer.observer = observe
+    balance.session.balancer.observer = observe
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
@@ -182,11 +183,11 @@ def train(policy: Policy, shortage: Shortage) -> dict:
 
 def later(balance: LoadBalance, size: int) -> bool:
     """Not in the first micro-batch of a round: others have been accumulated."""
-    return balance.rounds >= 3 and balance.balancer.accumulating and not balance.balancer.closing
+    return balance.rounds >= 3 and balance.session.balancer.accumulating and not balance.session.balancer.closing
 
 
 def last_of_several(balance: LoadBalance, size: int) -> bool:
-    return balance.rounds >= 3 and balance.balancer.accumulating and balance.balancer.closing
+    return balance.rounds >= 3 and balance.session.balancer.accumulating and balance.session.balancer.closing
 
 
 def at_any(balance: LoadBalance, size: int) -> bool:
@@ -234,14 +235,14 @@ def curves() -> dict:
     loader = BalancedLoader(Indexed(15 * 32 * hvd.size()), balance, shuffle=True, seed=5, stop_at=45)
     optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
     plans: list[tuple[int, ...]] = []
-    observer = balance.balancer.observer
+    observer = balance.session.balancer.observer
 
     def observe(finished) -> None:
         plans.append((finished.plan.total, finished.plan.samples))
         if observer is not None:
             observer(finished)
 
-    balance.balancer.observer = observe
+    balance.session.balancer.observer = observe
     visits: list[list[int]] = []
     while balance.rounds < 45:
         visits.append([])
@@ -259,7 +260,7 @@ def curves() -> dict:
     result = {
         "plans": plans,
         "gammas": gammas,
-        "limit": hvd.broadcast_object(balance.balancer.meter.limit, root_rank=0, name="limit"),
+        "limit": hvd.broadcast_object(balance.session.balancer.meter.limit, root_rank=0, name="limit"),
         "epochs": [sorted(i for of_rank in everyone for i in of_rank[e]) for e in range(len(visits))],
     }
     if hvd.rank() == 0:
@@ -330,19 +331,19 @@ def unprotected() -> None:
         for index in BalancedLoader(Indexed(), balance):
             functional.mse_loss(net(x[index]), y[index])
             if balance.rounds == 4:
-                load_balance._failures = lambda: 1  # what the device's allocator would have counted
+                shortage._failures = lambda: 1  # what the device's allocator would have counted
                 raise OWN("no memory")
             optimizer.zero_grad()
             functional.mse_loss(net(x[index]), y[index]).backward()
             optimizer.step()
 
-    before = load_balance._failures
+    before = shortage._failures
     try:
         loop()
     except OWN:
         pass
     finally:
-        load_balance._failures = before
+        shortage._failures = before
     optimizer.close()
 
 

@@ -133,7 +133,7 @@ def train(
         epochs.append(finished.epoch)
         planned.append(finished.plan.samples)
 
-    balance.balancer.observer = observe
+    balance.session.balancer.observer = observe
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds] += index.tolist()

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import torch_hooks.gradients.synchroniser as wire
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
@@ -322,7 +321,7 @@ def where_the_time_goes(path: str) -> dict:
 def the_table_travels_with_the_last_gradients() -> dict:
     """With a network large enough for two buckets."""
     posted: list[str] = []
-    genuine = {name: getattr(wire.hvd, name) for name in ("allreduce_async_", "grouped_allreduce_async_")}
+    genuine = {name: getattr(hvd, name) for name in ("allreduce_async_", "grouped_allreduce_async_")}
 
     def spy(send: Callable[..., int]) -> Callable[..., int]:
         def spied(tensors: Any, name: str, **options: Any) -> int:
@@ -332,13 +331,13 @@ def the_table_travels_with_the_last_gradients() -> dict:
         return spied
 
     for name, send in genuine.items():
-        setattr(wire.hvd, name, spy(send))
+        setattr(hvd, name, spy(send))
     try:
         layers = (torch.nn.Linear(20, 1200), torch.nn.Linear(1200, 1200), torch.nn.Linear(1200, 1))
         Job(model=torch.nn.Sequential(*layers), stop_at=2).epochs(1)
     finally:
         for name, send in genuine.items():
-            setattr(wire.hvd, name, send)
+            setattr(hvd, name, send)
     return {"posted": posted}
 
 

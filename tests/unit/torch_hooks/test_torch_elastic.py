@@ -15,6 +15,7 @@ from hvd_hetero.errors import RoundStateError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
 from torch_hooks.parameters.averaging import average_everywhere  # noqa: E402
+from torch_hooks.wires.horovod import HorovodWire  # noqa: E402
 
 SAMPLES, BATCH = 22, 4  # six rounds an epoch, the last one short
 X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -203,7 +204,7 @@ def test_a_sync_that_fails_half_way_leaves_the_own_commit_whole(monkeypatch):
 
 def test_a_mean_of_models_of_which_none_counts_is_none():
     parameters = [torch.nn.Parameter(torch.tensor([1.0, 2.0]))]
-    average_everywhere(parameters, "nobody", counts=False)
+    average_everywhere(HorovodWire(), parameters, "nobody", counts=False)
     assert parameters[0].tolist() == [1.0, 2.0]
 
 
@@ -248,7 +249,7 @@ def test_hooks_of_the_former_membership_are_gone():
         state.reset()
     balance, _, optimizer = begun(state)
     assert [len(p._post_accumulate_grad_hooks) for p in state.model.parameters()] == [1, 1]
-    assert balance.optimizer is optimizer
+    assert balance.session.optimizer is optimizer
 
 
 def test_hooks_of_every_optimizer_of_the_loop_are_gone():

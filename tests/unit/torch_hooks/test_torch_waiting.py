@@ -18,9 +18,8 @@ class World:
         self.slept: list[tuple[float, float]] = []
         monkeypatch.setattr(waiting, "time", SimpleNamespace(perf_counter=lambda: self.now_s, sleep=self.sleep))
         monkeypatch.setattr(waiting, "os", SimpleNamespace(sched_yield=self.give_way))
-        monkeypatch.setattr(waiting, "hvd", SimpleNamespace(poll=self.ended, synchronize=lambda handle: handle))
 
-    def ended(self, handle: int) -> bool:
+    def ended(self) -> bool:
         self.now_s += LOOK_S
         return self.now_s >= self.ends_s
 
@@ -37,23 +36,22 @@ class World:
 
 
 @pytest.mark.parametrize("ends_s", [0.02, 0.1, 0.3])
-def test_it_ends_soon_after_the_collective_and_returns_what_that_is(monkeypatch, ends_s):
+def test_it_ends_soon_after_the_collective(monkeypatch, ends_s):
     world = World(monkeypatch, ends_s)
-    assert waiting.wait(7, 0.1, 0.005) == 7
+    waiting.wait(world.ended, 0.1, 0.005)
     assert ends_s <= world.now_s - 100.0 <= ends_s + 0.6e-3
 
 
 def test_awake_it_yields_much_more_often_than_it_looks(monkeypatch):
     world = World(monkeypatch, 0.01)
     looks = []
-    monkeypatch.setattr(waiting.hvd, "poll", lambda handle: looks.append(handle) or world.ended(handle))
-    waiting.wait(7, 0.01, 0.01)
+    waiting.wait(lambda: looks.append(world.now_s) or world.ended(), 0.01, 0.01)
     assert 0.5 * 0.01 / (8 * YIELD_S) < len(looks) < 2 * 0.01 / (8 * YIELD_S)
 
 
 def test_it_is_awake_at_the_beginning_and_about_the_expected_end_and_sleeps_in_between(monkeypatch):
     world = World(monkeypatch, 0.3)
-    waiting.wait(7, 0.1, 0.005)
+    waiting.wait(world.ended, 0.1, 0.005)
     assert world.asleep(0.0, 0.01) == 0.0  # it may be the last to come: nothing but the transfer is left
     assert world.asleep(0.0105, 0.0895) > 0.98
     assert world.asleep(0.0905, 0.1095) == 0.0
@@ -62,14 +60,14 @@ def test_it_is_awake_at_the_beginning_and_about_the_expected_end_and_sleeps_in_b
 
 def test_a_rank_that_waits_for_the_transfer_alone_never_sleeps_however_long_that_takes(monkeypatch):
     world = World(monkeypatch, 0.06)
-    waiting.wait(7, 0.06, 0.06)
+    waiting.wait(world.ended, 0.06, 0.06)
     assert not world.slept
 
 
 @pytest.mark.parametrize("transfer_s", [0.3, math.inf])
 def test_a_long_transfer_counts_as_50_ms(monkeypatch, transfer_s):
     world = World(monkeypatch, 1.0)
-    waiting.wait(7, math.nan, transfer_s)
+    waiting.wait(world.ended, math.nan, transfer_s)
     assert world.asleep(0.0, 0.1) == 0.0
     assert world.asleep(0.101, 1.0) > 0.98
 
@@ -77,14 +75,14 @@ def test_a_long_transfer_counts_as_50_ms(monkeypatch, transfer_s):
 @pytest.mark.parametrize("transfer_s", [math.nan, 0.0, -1.0])
 def test_what_is_not_known_is_taken_to_be_short(monkeypatch, transfer_s):
     world = World(monkeypatch, 0.1)
-    waiting.wait(7, math.nan, transfer_s)
+    waiting.wait(world.ended, math.nan, transfer_s)
     assert world.asleep(0.0, 0.004) == 0.0
     assert world.asleep(0.005, 0.1) > 0.95
 
 
 def test_it_wakes_when_the_end_is_imminent_and_sleeps_again_when_it_does_not_come(monkeypatch):
     world = World(monkeypatch, 0.6)
-    waiting.wait(7, math.nan, 0.005, lambda: world.now_s >= 100.25)
+    waiting.wait(world.ended, math.nan, 0.005, lambda: world.now_s >= 100.25)
     assert world.asleep(0.0105, 0.25) > 0.98
     assert world.asleep(0.251, 0.27) == 0.0
     assert world.asleep(0.272, 0.6) > 0.98

@@ -1,0 +1,188 @@
+"""Ranks that are threads of one process: a crew, whose members meet by name.
+
+Each brings a value, the last to come computes the results of all, and each takes its own away. Everything is computed
+in the order of ranks, so that a sum has the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hvd_hetero.errors import HeteroError
+
+__all__ = ["Crew", "Meeting", "PeerLostError", "SharedSignals", "ThreadWire", "become", "here"]
+
+Combine = Callable[[Sequence[Any]], Sequence[Any]]
+"""From the values of all ranks to the results of all ranks."""
+
+
+class PeerLostError(HeteroError):
+    """Another rank has failed or has returned, so that this one would wait for it for ever."""
+
+
+class Meeting:
+    """One call of all ranks under one name."""
+
+    def __init__(self, name: str, kind: object) -> None:
+        self.name = name
+        self.kind = kind
+        self.brought: dict[int, Any] = {}
+        self.results: Sequence[Any] | None = None
+        self.error = ""
+
+
+class SharedSignals:
+    """Tells the ranks of a crew that one of them has finished the round (``hvd_hetero.balancer.Signals``)."""
+
+    def __init__(self) -> None:
+        self._latest = -1
+
+    def raise_signal(self, round: int) -> None:
+        """Tell the others that this rank has finished the round."""
+        self._latest = round  # no rank is further than the round that all ranks are in
+
+    def raised(self, round: int) -> bool:
+        """Return whether any rank has finished the round."""
+        return self._latest == round
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Crew:
+    """What ranks that are threads have in common."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.tell: Callable[[], None] = lambda: None
+        """Called in the thread of a rank that comes to a meeting."""
+        self._changed = threading.Condition()
+        self._meetings: dict[str, Meeting] = {}
+        self._gone: dict[int, str] = {}
+        self._signals: dict[int, SharedSignals] = {}
+
+    def signals(self, number: int) -> SharedSignals:
+        """Return the signals of the training with this number, the same object for all ranks."""
+        with self._changed:
+            return self._signals.setdefault(number, SharedSignals())
+
+    def come(self, rank: int, name: str, kind: object, value: Any, combine: Combine) -> Meeting:
+        """Bring a value to the meeting of this name. ``kind`` must be the same on all ranks."""
+        with self._changed:
+            meeting = self._meetings.setdefault(name, Meeting(name, kind))
+            if rank in meeting.brought:
+                raise HeteroError(f"{name!r} is under way already; wait for its result before using the name again")
+            if kind != meeting.kind:
+                meeting.error = f"the ranks do not agree on {name!r}: {meeting.kind} and, on rank {rank}, {kind}"
+            meeting.brought[rank] = value
+            if len(meeting.brought) == self.size:
+                del self._meetings[name]
+                self._conclude(meeting, combine)
+        self.tell()
+        return meeting
+
+    def _conclude(self, meeting: Meeting, combine: Combine) -> None:
+        try:
+            if not meeting.error:
+                meeting.results = combine([meeting.brought[rank] for rank in range(self.size)])
+        except Exception as error:
+            meeting.error = f"what the ranks brought to {meeting.name!r} does not go together: {error}"
+            raise
+        finally:
+            meeting.brought = dict.fromkeys(meeting.brought)  # the values are their owners' again
+            self._changed.notify_all()
+
+    def is_over(self, meeting: Meeting) -> bool:
+        """Return whether all have come."""
+        return len(meeting.brought) == self.size
+
+    def result(self, rank: int, meeting: Meeting) -> Any:
+        """Wait until all have come, and return this rank's part."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_over(meeting) or self._missing(meeting))
+        if not self.is_over(meeting):
+            missing = self._missing(meeting)[0]
+            raise PeerLostError(f"{meeting.name!r} waits for rank {missing}, which {self._gone[missing]}")
+        if meeting.error:
+            raise HeteroError(meeting.error)
+        assert meeting.results is not None, "the meeting is over"
+        return meeting.results[rank]
+
+    def leave(self, rank: int, why: str) -> None:
+        """Wake all that wait for this rank; it comes to no meeting any more."""
+        with self._changed:
+            self._gone[rank] = why
+            self._changed.notify_all()
+
+    def _missing(self, meeting: Meeting) -> list[int]:
+        return [rank for rank in self._gone if rank not in meeting.brought]
+
+
+class ThreadWire:
+    """The wire of one thread: objects travel as deep copies, as if between processes."""
+
+    failure = PeerLostError
+    waits_in: tuple[str, ...] = (__name__,)
+
+    def __init__(self, crew: Crew, rank: int) -> None:
+        self.crew = crew
+        self.rank = rank
+        self.size = crew.size
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Return rank ``root_rank``'s object, on every rank."""
+
+        def copies(objects: Sequence[Any]) -> list[Any]:
+            return [copy.deepcopy(objects[root_rank]) for _ in objects]
+
+        return self.result(self._come("an object of one rank", name, obj, copies))
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Return every rank's object, in order of rank."""
+
+        def copies(objects: Sequence[Any]) -> list[Any]:
+            return [copy.deepcopy(objects) for _ in objects]
+
+        gathered: Sequence[Any] = self.result(self._come("an object of each rank", name, obj, copies))
+        return gathered
+
+    def done(self, handle: Meeting) -> bool:
+        """Return whether the result is there."""
+        return self.crew.is_over(handle)
+
+    def result(self, handle: Meeting) -> Any:
+        """Return the result, once all ranks have come."""
+        return self.crew.result(self.rank, handle)
+
+    def wait(
+        self,
+        handle: Meeting,
+        expected_s: float = float("nan"),
+        transfer_s: float = float("nan"),
+        imminent: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Return the result, once all ranks have come: a thread that waits needs no processor."""
+        return self.result(handle)
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` from now on whenever a rank starts a call."""
+        self.crew.tell = tell
+
+    def _come(self, kind: object, name: str, value: Any, combine: Combine) -> Meeting:
+        return self.crew.come(self.rank, name, kind, value, combine)
+
+
+_of_this_thread = threading.local()
+
+
+def here() -> ThreadWire | None:
+    """Return the wire of this thread, if it is a rank."""
+    return getattr(_of_this_thread, "wire", None)
+
+
+def become(wire: ThreadWire) -> None:
+    """Make this thread the rank that the wire is of."""
+    _of_this_thread.wire = wire

@@ -1,0 +1,92 @@
+"""The one wire: whatever travels between ranks goes through it, and it alone knows what carries it.
+
+Every call has a name, the same on all ranks, by which the ranks' calls find each other. So ranks may make their calls
+in different orders, and from any thread; a name is free again once its result was fetched on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from hvd_hetero.communication.threads import Crew
+
+__all__ = ["Handle", "TensorWire", "Wire"]
+
+Tensor = TypeVar("Tensor")
+Handle = Any
+"""What stands for something under way. Each wire has a kind of its own."""
+
+
+class Wire(Protocol):
+    """Carries objects while a training is set up: slow, and never used in a round."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank, counted from 0."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Return rank ``root_rank``'s object, on every rank."""
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Return every rank's object, in order of rank."""
+
+
+class TensorWire(Wire, Protocol[Tensor]):
+    """Carries tensors, too. ``start_…`` returns at once, with a handle for ``result`` or ``wait``."""
+
+    @property
+    def failure(self) -> type[Exception]:
+        """What ``result`` and ``wait`` raise if another rank has failed or is gone."""
+
+    @property
+    def waits_in(self) -> tuple[str, ...]:
+        """Beginnings of the names of modules in which a thread waits for other ranks (``hvd_hetero.watchdog``)."""
+
+    @property
+    def crew(self) -> Crew | None:
+        """What ranks that are threads of one process share; None if each is a process."""
+
+    def start_sum(self, tensor: Tensor, name: str) -> Handle:
+        """Sum a tensor over all ranks, in place. Do not touch it before the result is there."""
+
+    def start_sums(self, tensors: list[Tensor], name: str) -> Handle:
+        """Sum each of these tensors over all ranks. The result is a sequence of new tensors."""
+
+    def start_gather(self, rows: Tensor, name: str) -> Handle:
+        """Lay the rows of all ranks end to end. Ranks may have different numbers of rows, also none."""
+
+    def start_exchange(self, numbers: Tensor, splits: Sequence[int], name: str) -> Handle:
+        """Send the first ``splits[0]`` numbers to rank 0, the next to rank 1, and so on.
+
+        The result is two tensors: what came, in order of rank, and how many numbers came from each.
+        """
+
+    def start_broadcast(self, tensor: Tensor, name: str) -> Handle:
+        """Give all ranks what rank 0's tensor holds, in place."""
+
+    def done(self, handle: Handle) -> bool:
+        """Return whether the result is there, so that ``result`` does not wait."""
+
+    def result(self, handle: Handle) -> Any:
+        """Return the result, which is there or about to come: waiting may keep the processor busy."""
+
+    def wait(
+        self,
+        handle: Handle,
+        expected_s: float = ...,
+        transfer_s: float = ...,
+        imminent: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Return the result, and leave the processor to others meanwhile.
+
+        It takes ``expected_s``, as far as is known, the last ``transfer_s`` of it to move data; ``imminent`` says
+        whether the end is near.
+        """
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` from now on whenever this process starts a call, also one of the user's own."""

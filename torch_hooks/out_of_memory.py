@@ -1,0 +1,123 @@
+"""What is done about a micro-batch that does not fit in memory: it is undone, and done again in parts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+
+__all__ = ["Shortage", "Undoes"]
+
+logger = logging.getLogger(__name__)
+
+_WAY_OUT = (
+    "and out of memory ends the training on all ranks; to survive it, write: for batch in loader: "
+    "with balance.surviving_out_of_memory(): … (docs/gpu.md), or set max_micro_batch of the policy"
+)
+
+
+class Undoes(Protocol):
+    """What is asked of an optimizer whose micro-batch may be undone."""
+
+    def guard_micro_batch(self) -> None:
+        """Be able to undo the micro-batch that has begun."""
+
+    def undo_micro_batch(self) -> bool:
+        """Undo it; return whether that was possible."""
+
+
+def _failures() -> int:
+    """How often the device's allocator has failed in this process."""
+    if not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.memory_stats().get("num_ooms", 0))
+
+
+class Shortage:
+    """The micro-batches of one rank that did not fit in its memory."""
+
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+        self._parts = 0
+        self._cramped = False
+        self._survives = False
+        self._micro_batches = 0
+        self._failures_seen = _failures()
+
+    def begins(self, *, cramped: bool) -> None:
+        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        self._micro_batches += 1
+        if self._micro_batches == 2 and not self._survives and self._balancer.meter.profile is not None:
+            policy = self._balancer.policy.name
+            logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
+        self._cramped = cramped
+        self._parts = 0  # of one that failed, and was abandoned
+
+    @contextmanager
+    def survived(self, optimizers: Sequence[Undoes]) -> Iterator[None]:
+        """Around the body of the loop: undo the micro-batch if it runs out of memory."""
+        self._survives = True
+        try:
+            for optimizer in optimizers:
+                optimizer.guard_micro_batch()
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._parts = self._undo(optimizers, error)
+            traceback.clear_frames(error.__traceback__)  # of functions that have ended: they hold activations
+
+    def take_parts(self) -> int:
+        """How large the parts may be in which the micro-batch just yielded is to be done again; 0: it is done."""
+        parts, self._parts = self._parts, 0
+        if parts:
+            # Only now has the loop let go of the exception, whose traceback holds tensors of the failed attempt.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        return parts
+
+    def left(self) -> None:
+        """The loop's body was left while it computed: say what could have been done, if memory was short."""
+        balancer = self._balancer
+        if balancer.computing and _failures() > self._failures_seen:
+            logger.error(
+                "round %d: rank %d has run out of memory with %d samples, %s", balancer.rounds, balancer.rank,
+                balancer.work.samples, _WAY_OUT,
+            )  # fmt: skip
+
+    def _undo(self, optimizers: Sequence[Undoes], error: Exception) -> int:
+        """Forget the micro-batch at hand, which has run out of memory. Returns how large its parts may be."""
+        balancer, work = self._balancer, self._balancer.work
+        if len(optimizers) > 1:
+            raise self._fatal("with several optimizers, whose batches are not done again") from error
+        if not (balancer.computing and optimizers):
+            raise self._fatal("after its last gradient had left, which is not done again") from error
+        if work.round < 0:
+            raise self._fatal("with a batch of your own, which only a BalancedLoader could cut") from error
+        if not optimizers[0].undo_micro_batch():
+            raise self._fatal("while its gradients were summed or applied") from error
+        parts = balancer.out_of_memory(cramped=self._cramped)
+        self._failures_seen = _failures()
+        logger.warning(
+            "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
+            "micro-batches hold at most %d from now on", balancer.rounds, balancer.rank, work.samples, parts,
+            balancer.meter.limit,
+        )  # fmt: skip
+        return parts
+
+    def _fatal(self, when: str) -> HeteroError:
+        balancer = self._balancer
+        return HeteroError(
+            f"round {balancer.rounds}: rank {balancer.rank} ran out of memory {when}; set max_micro_batch of the "
+            f"policy below {balancer.work.samples}, or free memory"
+        )

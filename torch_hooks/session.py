@@ -1,0 +1,146 @@
+"""A round as PyTorch runs it: where loader, optimizers and layers meet, which know nothing of each other.
+
+Each optimizer of a training loop has a session. The first one's is the loader's too, and leads the others'
+(``LoadBalance.also``): they take part in each of its rounds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.consistency import WaysOut
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.session import Session
+from torch_hooks.body import Body, Differs, Watched
+from torch_hooks.out_of_memory import Shortage, Undoes
+from torch_hooks.wires.choice import TorchWire
+
+__all__ = ["RoundOptimizer", "TorchSession"]
+
+_WAYS_OUT = WaysOut(
+    fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
+    "num_workers and prefetch_factor, let them leave an epoch at the same round (stop_at of the loader), and freeze "
+    "parameters on all of them at once",
+    settings="The body of the loop runs once per micro-batch, and not at all on a rank without data: do what belongs "
+    "to an update, such as scheduler.step(), in optimizer.register_step_post_hook(…), or once per epoch",
+    witness="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
+    "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
+    unused="Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
+    "max_micro_batch of the policy",
+    waiting="The body of the loop runs once per micro-batch, and not at all on a rank without data: call no collective "
+    "in it, but once after the loop (average_by_samples), and leave the loop on all ranks alike (stop_at of the "
+    "loader)",
+)
+
+
+class RoundOptimizer(Undoes, Watched, Protocol):
+    """What a session asks of an optimizer."""
+
+    def begin_micro_batch(self) -> None:
+        """A micro-batch begins."""
+
+    def idle_round(self) -> None:
+        """End a round without data."""
+
+    def abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+
+    def close(self) -> None:
+        """Let go of the parameters and of the session."""
+
+
+class TorchSession:
+    """The rounds of one optimizer of this rank, and of those that it leads."""
+
+    def __init__(self, core: Session, wire: TorchWire, *, check_body: bool) -> None:
+        self.wire = wire
+        self.policy = core.policy
+        self.balancer = core.balancer
+        self.balancer.ways_out = _WAYS_OUT
+        self.meter = core.meter
+        self.prefix = core.prefix
+        self.mixing = core.mixing
+        self.body = Body(wire, wanted=check_body and wire.size > 1)
+        """Of the loop: what it does beside its batch."""
+        self.shortage = Shortage(self.balancer)
+        self.optimizer: RoundOptimizer | None = None
+        self.earlier: tuple[Balancer, ...] = ()
+        """Of the optimizers that step before this one in the same loop."""
+        self.waits_in_layers = False
+        """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
+        self._core = core
+        self._others: list[TorchSession] = []
+        self._leader: weakref.ref[TorchSession] | None = None
+
+    @property
+    def optimizers(self) -> list[RoundOptimizer]:
+        """Those of the loop that are wrapped by now."""
+        return [each.optimizer for each in (self, *self._others) if each.optimizer is not None]
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any optimizer of the loop has still to step for the batch at hand."""
+        first = self if self._leader is None else self._leader()
+        return first is not None and any(each.balancer.at_work for each in (first, *first._others))
+
+    def require_first(self, what: str) -> None:
+        """Raise if this was made by ``also()``: its batches are those of another."""
+        if self._leader is not None:
+            raise ValueError(
+                f"{what} of a LoadBalance that was made by also(), which has the batches of the first one; use that one"
+            )
+
+    def require_leadable(self) -> None:
+        """Raise if other optimizers cannot take part in the rounds of this one."""
+        if self._leader is not None:
+            raise ValueError("this LoadBalance was made by also(); call also() of the one that the loader has")
+        plan = self.balancer.plan()
+        if plan.ends == "first" or plan.local or self.mixing is not None:
+            what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
+            raise ValueError(
+                "several optimizers need gradients that are summed over the ranks, and rounds that end when all ranks "
+                f"are done, which {what} has not; use sync='allreduce' and policy='lb-bsp' or 'bsp'"
+            )
+        if self.balancer.in_round:
+            raise RoundStateError("also() in the middle of a round; call it between rounds")
+
+    def lead(self, other: TorchSession) -> None:
+        """Have the other one take part in each round of this one, after those that do so already."""
+        other.body = self.body
+        other.earlier = (self.balancer, *(former.balancer for former in self._others))
+        other._leader = weakref.ref(self)
+        self._others.append(other)
+
+    def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
+        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        if self.optimizer is None:
+            raise ValueError(
+                "no optimizer synchronises this LoadBalance, so the ranks would drift apart in silence; wrap yours: "
+                "optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
+            )
+        self.shortage.begins(cramped=cramped)
+        self.balancer.begin(work, input_s)
+        self.optimizer.begin_micro_batch()
+        for other in self._others:
+            other.begin(work)
+
+    def enter_body(self, differs: Differs) -> None:
+        """The loop's body begins, and is looked at; ``differs``: why it does not run equally often on all ranks."""
+        self.body.enter(self.balancer.rounds, self.optimizers, differs)
+
+    def idle_round(self) -> None:
+        """End a round without data, in which the loop's body does not run."""
+        for optimizer in self.optimizers:
+            optimizer.idle_round()
+
+    def abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+        for optimizer in self.optimizers:
+            optimizer.abandon_round()
+
+    def close(self) -> None:
+        """Finish the telemetry, the signals and the watchdog."""
+        for each in (self, *self._others):
+            each._core.close()

@@ -1,0 +1,108 @@
+"""Horovod's wire: the one file that calls ``horovod.torch``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch import mpi_ops
+
+from torch_hooks.wires.waiting import wait
+
+__all__ = ["HorovodWire"]
+
+
+class HorovodWire:
+    """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number.
+
+    Sums are never scaled by Horovod: its factors must be equal on all ranks, and one that changes misses its cache.
+    """
+
+    failure = HorovodInternalError
+    waits_in = ("horovod.", "torch_hooks.wires.waiting")
+    crew = None
+
+    def __init__(self) -> None:
+        if not hvd.is_initialized():
+            raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Return rank ``root_rank``'s object, on every rank."""
+        return hvd.broadcast_object(obj, root_rank=root_rank, name=name)
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Return every rank's object, in order of rank."""
+        gathered: Sequence[Any] = hvd.allgather_object(obj, name=name)
+        return gathered
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> int:
+        """Sum a tensor over all ranks, in place."""
+        handle: int = hvd.allreduce_async_(tensor, name=name, op=hvd.Sum)
+        return handle
+
+    def start_sums(self, tensors: list[torch.Tensor], name: str) -> int:
+        """Sum each of these tensors over all ranks."""
+        handle: int = hvd.grouped_allreduce_async(tensors, name=name, op=hvd.Sum)
+        return handle
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> int:
+        """Lay the rows of all ranks end to end; of no shape where no rank has sent any."""
+        handle: int = hvd.allgather_async(rows, name=name)
+        return handle
+
+    def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> int:
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; tell what came, and how much from each.
+
+        Splits may change from call to call, but Horovod caches by the size of what is sent.
+        """
+        handle: int = hvd.alltoall_async(numbers, splits=torch.tensor(splits, dtype=torch.int32), name=name)
+        return handle
+
+    def start_broadcast(self, tensor: torch.Tensor, name: str) -> int:
+        """Give all ranks what rank 0's tensor holds, in place."""
+        handle: int = hvd.broadcast_async_(tensor, root_rank=0, name=name)
+        return handle
+
+    def done(self, handle: int) -> bool:
+        """Return whether the result is there."""
+        there: bool = hvd.poll(handle)
+        return there
+
+    def result(self, handle: int) -> Any:
+        """Return the result. Horovod spins on the processor until it is there."""
+        return hvd.synchronize(handle)
+
+    def wait(
+        self,
+        handle: int,
+        expected_s: float = math.nan,
+        transfer_s: float = math.nan,
+        imminent: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Return the result, asleep while others compute and awake while the data moves."""
+        wait(partial(hvd.poll, handle), expected_s, transfer_s, imminent)
+        return hvd.synchronize(handle)
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own."""
+        # All of Horovod's functions for PyTorch come through here, and hvd.init() makes a plain one.
+        if not isinstance(mpi_ops._handle_map, _UnderWay):
+            mpi_ops._handle_map = _UnderWay(mpi_ops._handle_map)
+        mpi_ops._handle_map.tell = tell
+
+
+class _UnderWay(dict[int, Any]):
+    """Horovod's record of the collectives under way, which tells of each that begins."""
+
+    tell: Callable[[], None]
+
+    def __setitem__(self, handle: int, tensors: Any) -> None:
+        super().__setitem__(handle, tensors)
+        self.tell()

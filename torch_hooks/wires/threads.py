@@ -1,0 +1,68 @@
+"""The wire of ranks that are threads of one process (``hvd_hetero.testing.run_on_threads``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_hetero.communication.threads import Meeting, ThreadWire
+
+__all__ = ["TorchThreadWire"]
+
+
+class TorchThreadWire(ThreadWire):
+    """Adds tensors (``hvd_hetero.communication.wire.TensorWire``), with sums in the order of ranks."""
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> Meeting:
+        """Sum a tensor over all ranks, in place."""
+
+        def in_place(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            total = _total(tensors)
+            for each in tensors:
+                each.data.copy_(total)  # raises no version: what changes on the wire is nobody's change
+            return tensors
+
+        return self._come(("sum", tensor.shape, tensor.dtype), name, tensor, in_place)
+
+    def start_sums(self, tensors: list[torch.Tensor], name: str) -> Meeting:
+        """Sum each of these tensors over all ranks."""
+
+        def sums(lists: Sequence[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+            totals = [_total(same) for same in zip(*lists, strict=True)]
+            return [[total.clone() for total in totals] for _ in lists]
+
+        return self._come(("sums", [(t.shape, t.dtype) for t in tensors]), name, tensors, sums)
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> Meeting:
+        """Lay the rows of all ranks end to end."""
+
+        def gathered(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [torch.cat([part.detach() for part in parts]) for _ in parts]
+
+        return self._come(("gather", rows.shape[1:], rows.dtype), name, rows, gathered)
+
+    def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> Meeting:
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; tell what came, and how much from each."""
+
+        def received(sent: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+            return [(torch.cat(to_one), torch.tensor(list(map(len, to_one)))) for to_one in zip(*sent, strict=True)]
+
+        return self._come(("exchange", numbers.dtype), name, torch.split(numbers.detach(), list(splits)), received)
+
+    def start_broadcast(self, tensor: torch.Tensor, name: str) -> Meeting:
+        """Give all ranks what rank 0's tensor holds, in place."""
+
+        def in_place(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            for each in tensors[1:]:
+                each.data.copy_(tensors[0])
+            return tensors
+
+        return self._come(("broadcast", tensor.shape, tensor.dtype), name, tensor, in_place)
+
+
+def _total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = tensors[0].detach().clone()
+    for tensor in tensors[1:]:
+        total += tensor.detach()
+    return total
