@@ -2,31 +2,26 @@
 
 A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
 a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
-buckets (``communication.buckets``), each of which is one tensor to Horovod (``gradients.places``), one call and one
+buckets (``communication.buckets``), each of which is one tensor to Horovod (``gradients.memory``), one call and one
 wait; what is known of a gradient is found once, when its hook is made.
 
-Which gradients form a bucket is fixed, the last parameters first as the backward pass brings them: buckets must be the
-same on all ranks, and ranks may differ in what arises first.
-
-**The carrier.** One bucket has room for the table behind its gradients, and leaves last. So agreeing costs no
-collective of its own. It is the smallest one, which is copied and held back at the least cost. In a round that begins
-to train other parameters, the ranks must agree on these before a bucket is formed anew. The table then travels with the
-former carrier, whose gradients are zeros if they will leave with other buckets. The table travels by itself in the very
-first round, and where no bucket is like it: all are of another type, on another device, compressed, or by rows.
+The table travels with the carrier (``gradients.arrangement``). In a round that begins to train other parameters, the
+ranks must agree on these before a bucket is formed anew. The table then travels with the former carrier, whose
+gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
+bucket can carry it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.rounds import RoundTable, checksum
-from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, buckets_of, flat
+from torch_hooks.gradients.arrangement import Arrangement
+from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser
@@ -35,7 +30,6 @@ from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Allreduce"]
 
-_TRAINED = attrgetter("requires_grad")
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
@@ -69,14 +63,10 @@ class Allreduce(Synchroniser):
     ) -> None:
         super().__init__(balancer, optimizer, names, prefix, wire)
         self._sketch: ParameterNorm = ParameterNorm(names)
-        self._gradients = {p: Gradient(p) for p in names}
         self._compression = compression
         self._layouts = Layouts(names, prefix, optimizer, wire, as_dense=sparse_as_dense)
-        self._pattern = b""  # which parameters are trained, as the buckets are formed
-        self._told = b""  # and as the latest table says
-        self._buckets: list[Bucket] = []
-        """the carrier, if there is one, being the last"""
-        self._carrier: Bucket | None = None
+        able = self._table_type if compression is None else None
+        self._arrangement = Arrangement(names, prefix, self._layouts, balancer.workers, able)
         self._under_way: list[Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
@@ -106,12 +96,11 @@ class Allreduce(Synchroniser):
 
     def note_of(self, parameter: torch.Tensor) -> Gradient:
         """The record of its gradient."""
-        return self._gradients[parameter]
+        return self._arrangement.of(parameter)
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
         """These are trained, too."""
-        for parameter in parameters:
-            self._gradients[parameter] = Gradient(parameter)
+        self._arrangement.extend(parameters)
         self._layouts.extend(parameters)
         self._sketch.extend(parameters)
 
@@ -136,12 +125,16 @@ class Allreduce(Synchroniser):
             self._is_full(bucket)
 
     def _is_full(self, bucket: Bucket) -> None:
-        carrier = self._carrier
+        carrier = self._arrangement.carrier
         if bucket is not carrier:
             if carrier is None and len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
-        if carrier is not None and _is_held_back(carrier) and len(self._under_way) + 1 >= self._expected:
+        if (
+            carrier is not None
+            and self._arrangement.carrier_is_held_back
+            and len(self._under_way) + 1 >= self._expected
+        ):
             self._send(carrier)
 
     def _arrived_again(self, note: Gradient) -> None:
@@ -163,27 +156,27 @@ class Allreduce(Synchroniser):
         self._some_arrived = self._some_wait = False
         self._altered.clear()
         self._aside.clear()
-        for gradient in self._gradients.values():
+        for gradient in self._arrangement.gradients:
             gradient.forget()
-        for bucket in self._buckets:
+        for bucket in self._arrangement.buckets:
             bucket.forget()
 
     def release(self) -> None:
         """Let go of memory that is kept from round to round."""
-        for bucket in self._buckets:
+        for bucket in self._arrangement.buckets:
             bucket.release()
 
     def set_aside(self) -> Iterable[torch.Tensor]:
         """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
         self._aside = []
         self._some_arrived = self._some_wait = False
-        for bucket in self._buckets:
+        for bucket in self._arrangement.buckets:
             if bucket.under_way is None:
                 bucket.forget()
                 bucket.release()  # memory is short
             else:
                 self._aside += bucket.members
-        for gradient in self._gradients.values():
+        for gradient in self._arrangement.gradients:
             if gradient.sent is None:
                 gradient.forget()
         return [gradient.parameter for gradient in self._aside]
@@ -195,24 +188,28 @@ class Allreduce(Synchroniser):
         self._aside.clear()
         if self._some_arrived:
             self._first_batch, self._at_the_end = False, self._several_passes
-        if filled := len(self._under_way) + (self._carrier is not None and _is_held_back(self._carrier)):
+        if filled := len(self._under_way) + self._arrangement.carrier_is_held_back:
             self._expect(filled)
-        if self._table is None and self._pattern_now() != self._pattern:
+        arrangement = self._arrangement
+        if self._table is None and arrangement.outdated:
             self._post_table()  # first: what follows waits for the others, which is not computing
-        heard = self._table is not None and self._told != self._pattern
+        heard = self._table is not None and arrangement.told
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
-            self._arrange()
-        if self._some_wait:  # without buckets formed anew: thawed, and frozen again since
-            self._require_a_bucket()
-        held_back = [bucket for bucket in self._buckets if bucket.under_way is None]
+            self._altered += arrangement.renew(self._balancer.weight)
+            self._expected = len(arrangement.buckets)
+            self.rearranged = True
+        elif self._some_wait:  # thawed, and frozen again since
+            arrangement.require_a_bucket()
+        self._some_wait = False
+        held_back = [bucket for bucket in arrangement.buckets if bucket.under_way is None]
         changed = [*self._altered, *(m for b in held_back for m in b.members if m.arrived and m.changed)]
         self._altered.clear()
-        if self._table is None and self._carrier is None:
+        if self._table is None and arrangement.carrier is None:
             self._post_table()
         for bucket in held_back:
             self._send(bucket)
-        changed += self._collect([b for b in self._under_way if b is not self._carrier and b.summed])
+        changed += self._collect([b for b in self._under_way if b is not arrangement.carrier and b.summed])
         if not heard:
             self._await_table(self._last_but_one_has_come)
         changed += self._collect([bucket for bucket in self._under_way if bucket.under_way is not None])
@@ -226,7 +223,7 @@ class Allreduce(Synchroniser):
             torch._foreach_mul_([m.parameter.grad for m in members if m.parameter.grad is not None], correction)
         self._layouts.back_to_rows()
         if heard:
-            self._choose_carrier(self._buckets)
+            arrangement.choose_carrier(arrangement.buckets)
 
     def _last_but_one_has_come(self) -> bool:
         """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
@@ -266,99 +263,15 @@ class Allreduce(Synchroniser):
             bucket.forget()
         return changed
 
-    def _pattern_now(self) -> bytes:
-        return bytes(map(_TRAINED, self._names))
-
     def _trained(self) -> int:
-        self._told = self._pattern_now()
-        return checksum(self._told)
-
-    def _arrange(self) -> None:
-        """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
-
-        A bucket stays if all of it is still trained. Of the others none has left on any rank that froze before its
-        backward pass, for a frozen parameter has no gradient that would fill its bucket. Who freezes later may do so
-        with all of a bucket that has left, as its sum is under way in any case.
-        """
-        self._layouts.agree()
-        self._pattern = self._told
-        kept = [b for b in self._buckets if all(m.parameter.requires_grad for m in b.members)]
-        self._altered += [m for b in self._buckets if b not in kept and b.under_way is None for m in b.moved()]
-        for gradient in self._gradients.values():
-            if gradient.bucket not in kept:
-                gradient.bucket = gradient.place = None  # its hook stays, and must not fill what is not there any more
-        held = {member for bucket in kept for member in bucket.members}
-        free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
-        by_rows = self._layouts.known_rows
-        new = [Bucket(self._name(members[0]), members) for members in buckets_of(free[::-1], by_rows)]
-        self._require_a_bucket()
-        if any(g.sent is not None for g in free):  # the others of its bucket would leave twice
-            self._refuse_frozen(p for p, g in self._gradients.items() if g.sent is not None and not p.requires_grad)
-        self._buckets = kept + new
-        self._choose_carrier(new)
-        self._weigh_anew(new)
-        self._expected = len(self._buckets)
-        self.rearranged = True
-
-    def _require_a_bucket(self) -> None:
-        """All that has arrived leaves with one."""
-        self._refuse_frozen(p for p, g in self._gradients.items() if g.bucket is None and g.arrived and g.sent is None)
-        self._some_wait = False
-
-    def _refuse_frozen(self, parameters: Iterable[torch.Tensor]) -> None:
-        for parameter in parameters:
-            raise RoundStateError(
-                f"{self._names[parameter]!r} was frozen between backward() and step(), while its gradient waited to be "
-                "summed; call requires_grad_(False) before backward() or after step()"
-            )
-
-    def _name(self, first: Gradient) -> str:
-        return f"{self._prefix}.gradient.{self._names[first.parameter]}"
-
-    def _choose_carrier(self, among: list[Bucket]) -> None:
-        """Unless the one that there was stays: of new ones, or of all once these are summed.
-
-        Before, others than new ones may have left already, on this rank or on another.
-        """
-        if self._carrier not in self._buckets:
-            able = filter(self._can_carry, reversed(among))
-            self._carrier = min(able, key=attrgetter("size"), default=None)
-            if self._carrier is not None:
-                self._carrier.carry(RoundTable.length(self._balancer.workers))
-        if self._carrier is not None:
-            self._buckets.remove(self._carrier)
-            self._buckets.append(self._carrier)
-
-    def _can_carry(self, bucket: Bucket) -> bool:
-        """Whether its gradients are of the table's kind."""
-        if self._compression is not None or bucket.dtype != self._table_type:
-            return False
-        return not any(
-            self._layouts.elsewhere(p) or getattr(p, "grad_dtype", p.dtype) != p.dtype or self._layouts.known_rows(p)
-            for p in bucket.parameters
-        )
-
-    def _weigh_anew(self, buckets: list[Bucket]) -> None:
-        """What was weighed on its arrival has another place now."""
-        for bucket in buckets:
-            bucket.open()
-            for member in bucket.members:
-                if not member.weighed:
-                    continue
-                if member.changed:  # which is refused, once it is sent
-                    member.weighed = False
-                    continue
-                bucket.take(member, self._balancer.weight)
-                gradient = member.parameter.grad
-                assert gradient is not None, "it has arrived"
-                member.note(gradient)
+        return self._arrangement.tell()
 
     def _post_table(self) -> None:
         """By itself, or with the former carrier: before buckets are formed anew, or where none can carry it."""
-        carrier = self._carrier
+        carrier = self._arrangement.carrier
         if carrier is None:
             super()._post_table()
-        elif all(map(_TRAINED, carrier.parameters)):
+        elif self._arrangement.carrier_is_whole:
             self._send(carrier)
         else:
             zeros = carrier.nothing()
@@ -368,7 +281,7 @@ class Allreduce(Synchroniser):
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
-        row = self._row() if bucket is self._carrier and self._table is None else None
+        row = self._row() if bucket is self._arrangement.carrier and self._table is None else None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
             rows = self._wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
@@ -396,8 +309,3 @@ class Allreduce(Synchroniser):
         gradient = self._layouts.nothing(parameter) if parameter.grad is None else parameter.grad
         gradient = parameter.grad = self._layouts.rows(parameter, gradient)
         return gradient
-
-
-def _is_held_back(carrier: Bucket) -> bool:
-    """Whether it is full and has not left."""
-    return carrier.under_way is None and not carrier.waits_for

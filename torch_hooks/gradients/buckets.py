@@ -10,7 +10,7 @@ import torch
 from hvd_hetero.communication.buckets import divide
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.gathered import norm_of
-from torch_hooks.gradients.places import Places, address
+from torch_hooks.gradients.memory import BucketMemory, address
 from torch_hooks.gradients.shared_memory import shares_memory
 from torch_hooks.wires.choice import TorchWire
 
@@ -24,7 +24,7 @@ _AT_ONCE = 2**17
 class Gradient:
     """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
 
-    __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "place", "sent", "tensor", "version", "weighed")
+    __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "sent", "slot", "tensor", "version", "weighed")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
@@ -34,7 +34,7 @@ class Gradient:
         """whether it was multiplied by the weight of this rank, and lies where it leaves from"""
         self.at_once = False
         """whether it is to be weighed as soon as it has arrived"""
-        self.place: torch.Tensor | None = None
+        self.slot: torch.Tensor | None = None
         """from where it leaves, unless it leaves alone"""
         self.tensor: torch.Tensor | None = None
         self.version = 0
@@ -110,14 +110,14 @@ class Dense:
         return self._wire.done(self.handle)
 
     def finish(self) -> None:
-        """Wait for the sums, which are in the place of what was sent."""
+        """Wait for the sums, which take the place of what was sent."""
         self._wire.result(self.handle)
 
 
 class Bucket:
-    """Gradients that leave together: from places next to each other, unless it is one alone."""
+    """Gradients that leave together: from slots next to each other, unless it is one alone."""
 
-    __slots__ = ("_address", "_opened", "_places", "_room", "members", "name", "parameters", "under_way", "waits_for")
+    __slots__ = ("_address", "_memory", "_opened", "_room", "members", "name", "parameters", "under_way", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
@@ -143,21 +143,21 @@ class Bucket:
         return sum(member.size for member in self.members)
 
     def carry(self, numbers: int) -> None:
-        """Have room for so many numbers that travel along, from now on; before anything is in its place."""
+        """Have room for so many numbers that travel along, from now on; before anything is in its slot."""
         self._room = numbers
         self.release()
 
     @property
     def room(self) -> torch.Tensor:
         """Where they lie, once the bucket is open."""
-        assert self._places is not None, "a bucket that carries something has places"
-        return self._places.room
+        assert self._memory is not None, "a bucket that carries something has slots"
+        return self._memory.room
 
     def nothing(self) -> torch.Tensor:
-        """Zeros in the place of all that would travel, in a memory of their own."""
+        """Zeros instead of all that would travel, in a memory of their own."""
         self.open()
-        assert self._places is not None, "a bucket that carries something has places"
-        return torch.zeros_like(self._places.whole)
+        assert self._memory is not None, "a bucket that carries something has slots"
+        return torch.zeros_like(self._memory.whole)
 
     @property
     def summed(self) -> bool:
@@ -172,17 +172,17 @@ class Bucket:
             member.forget()
 
     def release(self) -> None:
-        """Let go of its places; what has left is kept by its parameters and by Horovod."""
-        self._places: Places | None = None
+        """Let go of its slots; what has left is kept by its parameters and by the wire."""
+        self._memory: BucketMemory | None = None
         self._opened = False
         for member in self.members:
-            member.place = None
+            member.slot = None
 
     def open(self) -> None:
-        """Have a place for each gradient, before the first is touched."""
+        """Have a slot for each gradient, before the first is touched."""
         if self._opened:
             return
-        if (self._room or len(self.members) > 1) and not (self._places and self._places.serve(self.parameters)):
+        if (self._room or len(self.members) > 1) and not (self._memory and self._memory.serve(self.parameters)):
             self.release()
             if len({(p.dtype, p.device) for p in self.parameters}) > 1:
                 raise RoundStateError(
@@ -190,35 +190,35 @@ class Bucket:
                     "different devices, which was not so when their buckets were formed; convert the model before the "
                     "first round, or all of it"
                 )
-            self._places = Places(self.parameters, self._room)
-            for member, place in zip(self.members, self._places.of, strict=True):
-                member.place = place
-            del place
-            self._places.handed_out()
+            self._memory = BucketMemory(self.parameters, self._room)
+            for member, slot in zip(self.members, self._memory.slots, strict=True):
+                member.slot = slot
+            del slot
+            self._memory.handed_out()
         self._opened = True
 
     def take(self, member: Gradient, weight: float) -> None:
-        """Put a gradient that is here into its place, weighed; nobody else may touch it from now on."""
-        place = member.place
-        if place is None:
+        """Put a gradient that is here into its slot, weighed; nobody else may touch it from now on."""
+        slot = member.slot
+        if slot is None:
             if not member.weighed:
                 _weigh([member.dense()], weight)
         else:
             assert member.parameter.grad is not None, "it is here"
             gradient = _whole(member.parameter.grad)
             if member.weighed:
-                place.copy_(gradient)
-            elif gradient is place or weight == 0.0:
-                _weigh([place], weight)
+                slot.copy_(gradient)
+            elif gradient is slot or weight == 0.0:
+                _weigh([slot], weight)
             else:
-                torch.mul(gradient, weight, out=place)
-            member.parameter.grad = place
+                torch.mul(gradient, weight, out=slot)
+            member.parameter.grad = slot
         member.weighed = True
 
     def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
         self.open()
-        if self._places is None:
+        if self._memory is None:
             alone = self.members[0].dense()
             if not self.members[0].weighed:
                 _weigh([alone], weight)
@@ -230,26 +230,26 @@ class Bucket:
         gradients: list[torch.Tensor] = []
         for member in self.members:
             if not member.weighed:
-                gradient, place = member.parameter.grad, member.place
-                assert place is not None, "the bucket is open"
-                light.append(place)
+                gradient, slot = member.parameter.grad, member.slot
+                assert slot is not None, "the bucket is open"
+                light.append(slot)
                 if gradient is None:
-                    place.zero_()
-                elif gradient is not place:
-                    to.append(place)
+                    slot.zero_()
+                elif gradient is not slot:
+                    to.append(slot)
                     gradients.append(_whole(gradient))
-                member.parameter.grad = place
+                member.parameter.grad = slot
                 member.weighed = True
         if to:
             torch._foreach_copy_(to, gradients)
         if light:
-            _weigh(light if len(light) < len(self.members) else [self._places.whole], weight)
-        return self._places.of, self._places.whole
+            _weigh(light if len(light) < len(self.members) else [self._memory.whole], weight)
+        return self._memory.slots, self._memory.whole
 
     def moved(self) -> list[Gradient]:
-        """Those that lie elsewhere than they did when they were put in their places, or left alone."""
-        if self._places is not None:
-            return [self.members[number] for number in self._places.moved()] if self._opened else []
+        """Those that lie elsewhere than they did when they were put in their slots, or left alone."""
+        if self._memory is not None:
+            return [self.members[number] for number in self._memory.moved()] if self._opened else []
         sent = self.members[0].sent
         return self.members if None not in (sent, self._address) and address(sent) != self._address else []
 

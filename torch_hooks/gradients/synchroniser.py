@@ -90,7 +90,7 @@ class Synchroniser(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Everything is computed: exchange what is not on its way, wait, agree."""
+        """Everything is computed: send what is not on its way, wait, agree."""
 
     def _trained(self) -> int:
         """A checksum of which parameters are trained, where ranks would wait for each other's gradients."""

@@ -44,7 +44,7 @@ class NeighbourAverage(Synchroniser):
         """Nothing to send: gradients stay here."""
 
     def finish(self) -> None:
-        """Exchange parameters with the neighbours of this round, and the table with all."""
+        """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
         balancer = self._balancer
         weights = self._mixing.row(balancer.rank, balancer.rounds)
         exchanges = [

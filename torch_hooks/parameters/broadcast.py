@@ -42,11 +42,11 @@ def named_groups(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.Tensor, str]:
     """Every parameter of the optimizer with its name, which must be unique and the same on every rank."""
-    by_place = {
+    by_position = {
         p: f"group{g}.{i}" for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
     }
     if named_parameters is None:
-        return by_place
+        return by_position
     pairs = list(named_parameters)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
@@ -59,12 +59,12 @@ def named_groups(
             "prefix the names of each model when you chain several"
         )
     names: dict[torch.Tensor, str] = {p: name for name, p in pairs}
-    if missing := [tuple(p.shape) for p in by_place if p not in names]:
+    if missing := [tuple(p.shape) for p in by_position if p not in names]:
         raise ValueError(
             f"named_parameters must name every parameter of the optimizer, {len(missing)} are not named (their shapes: "
             f"{missing[:5]}); pass the named_parameters() of every model that the optimizer trains"
         )
-    return {p: names[p] for p in by_place}
+    return {p: names[p] for p in by_position}
 
 
 _AT_ONCE = 32  # tensors of a state that are on their way: one after the other each would take a round trip, all memory

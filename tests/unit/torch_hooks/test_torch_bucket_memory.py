@@ -8,7 +8,7 @@ import torch
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.buckets import Bucket, Gradient
-from torch_hooks.gradients.places import Places
+from torch_hooks.gradients.memory import BucketMemory
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -45,21 +45,21 @@ def a_round(bucket: Bucket, parameters: list[torch.nn.Parameter], value: float, 
 
 def test_each_lies_as_its_parameter_does_and_none_in_the_place_of_another():
     given = parameters()
-    places = Places(given)
-    for number, (parameter, place) in enumerate(zip(given, places.of, strict=True), start=1):
-        assert place.shape == parameter.shape
-        assert place.stride() == parameter.stride()
-        place.fill_(number)
+    memory = BucketMemory(given)
+    for number, (parameter, slot) in enumerate(zip(given, memory.slots, strict=True), start=1):
+        assert slot.shape == parameter.shape
+        assert slot.stride() == parameter.stride()
+        slot.fill_(number)
     for number, parameter in enumerate(given, start=1):
-        assert int((places.whole == number).sum()) == parameter.numel()
-    assert int((places.whole == 0).sum()) == places.whole.numel() - sum(p.numel() for p in given)
+        assert int((memory.whole == number).sum()) == parameter.numel()
+    assert int((memory.whole == 0).sum()) == memory.whole.numel() - sum(p.numel() for p in given)
 
 
 def test_a_change_of_one_is_not_a_change_of_another():
-    places = Places(parameters())
-    before = [place._version for place in places.of]
-    places.of[1].add_(1)
-    assert [place._version - was for place, was in zip(places.of, before, strict=True)] == [0, 1, 0, 0, 0]
+    memory = BucketMemory(parameters())
+    before = [slot._version for slot in memory.slots]
+    memory.slots[1].add_(1)
+    assert [slot._version - was for slot, was in zip(memory.slots, before, strict=True)] == [0, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.25, 0.0])
@@ -239,7 +239,7 @@ def test_places_for_which_there_was_no_memory_are_asked_for_again(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr("torch_hooks.gradients.buckets.Places", fails)
+        patched.setattr("torch_hooks.gradients.buckets.BucketMemory", fails)
         with pytest.raises(MemoryError):
             a_round(bucket, given, 2.0)
     assert int((a_round(bucket, given, 2.0) == 2.0).sum()) == sum(p.numel() for p in given)

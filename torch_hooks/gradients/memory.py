@@ -20,7 +20,7 @@ import torch
 
 from torch_hooks.gradients.shared_memory import users
 
-__all__ = ["Places", "address"]
+__all__ = ["BucketMemory", "address"]
 
 _kind = attrgetter("shape", "dtype", "device")
 _strides = methodcaller("stride")
@@ -30,7 +30,7 @@ _COUNTED = hasattr(torch.Tensor, "_use_count")  # older versions of PyTorch have
 _ALIGNMENT = 64  # bytes
 
 
-class Places:
+class BucketMemory:
     """Where the gradients of these parameters, of one type and on one device, lie next to each other.
 
     Each lies as its parameter does: fused optimizers walk through both in the order of their addresses. And each is a
@@ -46,42 +46,42 @@ class Places:
         self.whole = torch.empty(starts[-1] + room, dtype=first.dtype, device=first.device)
         self.room = self.whole[starts[-1] :].zero_()
         storage = self.whole.untyped_storage()
-        self.of: list[torch.Tensor] = []
+        self.slots: list[torch.Tensor] = []
         for parameter, start, next_start in zip(parameters, starts, starts[1:], strict=False):
             contiguous = parameter.is_contiguous()
             strides = (parameter if contiguous else torch.empty_like(parameter, device="meta")).stride()
-            place = torch.empty(0, dtype=first.dtype, device=first.device)
-            self.of.append(place.set_(storage, start, parameter.shape, strides))
+            slot = torch.empty(0, dtype=first.dtype, device=first.device)
+            self.slots.append(slot.set_(storage, start, parameter.shape, strides))
             if (end := start + parameter.numel()) < next_start:
                 self.whole[end:next_start] = 0  # and stays so, whatever is added
-        self._addresses = list(map(address, self.of))
+        self._addresses = list(map(address, self.slots))
         self._lay = _lie(parameters)
         self._unused = 0, 0, 0
 
     def handed_out(self) -> None:
         """Note how many references there are while nobody else has any."""
-        uses = max(map(_uses, self.of)) if _COUNTED else 0
-        self._unused = max(map(getrefcount, self.of)), uses, users(self.whole.untyped_storage())
+        uses = max(map(_uses, self.slots)) if _COUNTED else 0
+        self._unused = max(map(getrefcount, self.slots)), uses, users(self.whole.untyped_storage())
 
     def serve(self, parameters: Sequence[torch.Tensor]) -> bool:
         """Whether they can be used again: both lie as they did, and nobody else refers to what is not still a gradient.
 
-        What is one, because the user has put it back, was added to in its place already, for all to see.
+        What is one, because the user has put it back, was added to in place already, for all to see.
         """
         if _lie(parameters) != self._lay or self.moved():
             return False
         most_references, most_uses, all_users = self._unused
-        references, alone = list(map(getrefcount, self.of)), users(self.whole.untyped_storage()) == all_users
-        uses = list(map(_uses, self.of)) if _COUNTED else [most_uses + 1] * len(self.of)
+        references, alone = list(map(getrefcount, self.slots)), users(self.whole.untyped_storage()) == all_users
+        uses = list(map(_uses, self.slots)) if _COUNTED else [most_uses + 1] * len(self.slots)
         if alone and max(references) <= most_references and max(uses) <= most_uses:
             return True
-        each = zip(parameters, self.of, references, uses, strict=True)
-        others = [(r, u) for parameter, place, r, u in each if parameter.grad is not place]
+        each = zip(parameters, self.slots, references, uses, strict=True)
+        others = [(r, u) for parameter, slot, r, u in each if parameter.grad is not slot]
         return not others or (alone and all(r <= most_references and u <= most_uses for r, u in others))
 
     def moved(self) -> list[int]:
         """The numbers of those that lie elsewhere now: ``gradient.data = …`` takes one away, which no version tells."""
-        now = list(map(address, self.of))
+        now = list(map(address, self.slots))
         return [] if now == self._addresses else [n for n, at in enumerate(now) if at != self._addresses[n]]
 
 
