@@ -322,6 +322,8 @@ def the_table_travels_with_the_last_gradients() -> dict:
     """With a network large enough for two buckets."""
     posted: list[str] = []
     genuine = {name: getattr(hvd, name) for name in ("allreduce_async_", "grouped_allreduce_async_")}
+    layers = (torch.nn.Linear(20, 1200), torch.nn.Linear(1200, 1200), torch.nn.Linear(1200, 1))
+    job = Job(model=torch.nn.Sequential(*layers), stop_at=2)
 
     def spy(send: Callable[..., int]) -> Callable[..., int]:
         def spied(tensors: Any, name: str, **options: Any) -> int:
@@ -333,8 +335,7 @@ def the_table_travels_with_the_last_gradients() -> dict:
     for name, send in genuine.items():
         setattr(hvd, name, spy(send))
     try:
-        layers = (torch.nn.Linear(20, 1200), torch.nn.Linear(1200, 1200), torch.nn.Linear(1200, 1))
-        Job(model=torch.nn.Sequential(*layers), stop_at=2).epochs(1)
+        job.epochs(1)
     finally:
         for name, send in genuine.items():
             setattr(hvd, name, send)

@@ -1,0 +1,232 @@
+"""Trainings under every policy, beside what one process makes of the same samples: for ranks of any kind.
+
+Every sample is its own index, so what was visited is written down from the batches themselves. The oracle shares no
+code with the project: it repeats the training on the union of the indices that the ranks really saw, round by round,
+with plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+CLIP = 0.5
+GLOBAL_BATCH = 12
+SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
+FEATURES = 6
+_SEEDING = threading.Lock()  # ranks that are threads share PyTorch's generator
+
+
+class EveryRoundAnother(Policy):
+    """Splits that change every round, several micro-batches, and now and then a rank without data."""
+
+    name = "every-round-another"
+
+    def __init__(self) -> None:
+        self.round = 0
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return self._plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        self.round += 1
+        return self._plan(plan.workers, plan.total)
+
+    def _plan(self, workers: int, total: int) -> RoundPlan:
+        rng = np.random.default_rng(self.round)
+        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
+        samples = np.diff(cuts, prepend=0, append=total)
+        return RoundPlan(
+            tuple(int(x) for x in samples), tuple(int(rng.integers(1, min(x, 4) + 1)) if x else 0 for x in samples)
+        )
+
+
+class Indexed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Net(torch.nn.Module):
+    """Dense layers around a convolution, one parameter that no loss reaches, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(FEATURES, 8)
+        self.convolution = torch.nn.Conv1d(1, 2, 3)
+        self.outer = torch.nn.Linear(12, 1)
+        self.unused = torch.nn.Parameter(torch.ones(3))
+        self.frozen = torch.nn.Parameter(torch.full((8,), 0.5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.inner(x) + self.frozen)
+        return self.outer(torch.tanh(self.convolution(hidden[:, None])).flatten(1))
+
+
+ZERO_GRAD_FIRST = "zero_grad first"
+OTHER_ORDERS = ("zero_grad last", "zero_grad of the model last", "zero_grad in the middle, in place", "no zero_grad")
+OPTIMIZERS: dict[str, Callable] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    policy: str
+    optimizer: str = "momentum"
+    dtype: torch.dtype = torch.float64
+    order: str = ZERO_GRAD_FIRST
+
+
+@dataclass
+class Outcome:
+    """What one rank did."""
+
+    parameters: torch.Tensor
+    seen: list[list[int]]
+    """its samples, per round"""
+    epochs: list[int]
+    """of each round"""
+    planned: list[tuple[int, ...]]
+    """of each round: every rank's samples"""
+    sizes: list[int]
+
+
+def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
+    return {
+        "bsp": BSP,
+        "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
+        "lb-bsp": LBBSP,
+        "static": lambda: StaticAllocation([3, 1, 2, 1][:ranks]),
+        "static, one rank without data": lambda: StaticAllocation([0, 3, 1, 1][:ranks]),
+        "every round another": EveryRoundAnother,
+        "self-adaptive": lambda: SelfAdaptive(total=3 * ranks),
+        "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // ranks),
+        "elastic-bsp": lambda: ElasticBSP(lookahead=4),
+    }
+
+
+def cases(ranks: int) -> list[Case]:
+    made = [Case(policy) for policy in policies(ranks)]
+    made += [Case("every round another", "adam")]
+    float32 = ("bsp", "static", "every round another", "non-blocking")
+    made += [Case(policy, dtype=torch.float32) for policy in float32]
+    orders = [("bsp", order) for order in OTHER_ORDERS]
+    orders += [("every round another", order) for order in OTHER_ORDERS if "model" not in order]  # in rounds of several
+    orders += [(policy, "zero_grad last") for policy in ("lb-bsp", "bsp in micro-batches", "elastic-bsp")]
+    return made + [Case(policy, order=order) for policy, order in orders]
+
+
+def samples(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+    return x.to(dtype), torch.sin(x.sum(1, keepdim=True)).to(dtype)
+
+
+def clip(parameters: list[torch.nn.Parameter]) -> None:
+    torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+
+
+def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[float], None], pause_s: float) -> Outcome:
+    """Train on this rank. ``pass_s`` moves its clock; ``pause_s`` is real time, for signals are real.
+
+    The pause is a micro-batch's, times the rank, and lets non-blocking rounds end early.
+    """
+    with _SEEDING:
+        torch.manual_seed(100 + rank)  # ranks start apart: the broadcast has something to do
+        net = Net().to(case.dtype)
+    x, y = samples(case.dtype)
+    balance = LoadBalance(policies(ranks)[case.policy](), global_batch=GLOBAL_BATCH)
+    loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=5, stop_at=rounds)
+    optimizer = DistributedOptimizer(OPTIMIZERS[case.optimizer](net.parameters()), balance, net.named_parameters())
+    optimizer.register_step_pre_hook(lambda *_: clip(list(net.parameters())))
+    seen: list[list[int]] = [[] for _ in range(rounds)]
+    sizes = set()
+    epochs: list[int] = []
+    planned: list[tuple[int, ...]] = []
+
+    def observe(finished: FinishedRound) -> None:
+        epochs.append(finished.epoch)
+        planned.append(finished.plan.samples)
+
+    balance.session.balancer.observer = observe
+    while balance.rounds < rounds:
+        for index in loader:
+            seen[balance.rounds] += index.tolist()
+            sizes.add(len(index))
+            pass_s(1e-3 * len(index) * (1 + 2 * rank))
+            if balance.policy.name == "non-blocking":
+                time.sleep(pause_s * rank)
+            body(net, optimizer, case.order, x[index], y[index])
+    balance.close()
+    return Outcome(flat(net), seen, epochs, planned, sorted(sizes))
+
+
+def body(net: Net, optimizer: DistributedOptimizer, order: str, x: torch.Tensor, y: torch.Tensor) -> None:
+    if order == ZERO_GRAD_FIRST:
+        optimizer.zero_grad()
+    loss = functional.mse_loss(net(x), y)
+    if order == "zero_grad in the middle, in place":
+        optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()
+    if order == "zero_grad last":
+        optimizer.zero_grad()
+    elif order == "zero_grad of the model last":
+        net.zero_grad()
+
+
+def reference(rounds: list[list[int]], case: Case) -> torch.Tensor:
+    """The parameters of one process that does all samples of each round at once."""
+    with _SEEDING:
+        torch.manual_seed(100)
+        net = Net().to(case.dtype)
+    x, y = samples(case.dtype)
+    optimizer = OPTIMIZERS[case.optimizer](net.parameters())
+    net.unused.grad = torch.zeros_like(net.unused)  # ranks agree on zero where gradients are summed
+    for index in rounds:
+        optimizer.zero_grad(set_to_none=False)
+        functional.mse_loss(net(x[index]), y[index]).backward()
+        clip(list(net.parameters()))
+        optimizer.step()
+    return flat(net)
+
+
+def flat(net: Net) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def compared(case: Case, outcomes: list[Outcome]) -> dict[str, Any]:
+    """What all ranks did, in order of rank, beside the single process."""
+    together = list(zip(*(outcome.seen for outcome in outcomes), strict=True))
+    rounds = [[i for part in parts for i in part] for parts in together]
+    first, expected = outcomes[0], reference(rounds, case)
+    return {
+        "policy": case.policy,
+        "optimizer": case.optimizer,
+        "dtype": str(case.dtype),
+        "order": case.order,
+        # Relative to the largest parameter: a tensor that happens to be near zero has no digits to lose.
+        "difference": float((first.parameters - expected).abs().max() / expected.abs().max()),
+        "between_ranks": max(float((o.parameters - first.parameters).abs().max()) for o in outcomes),
+        "rounds": [sorted(r) for r in rounds],
+        "epochs": first.epochs,
+        "planned": first.planned,
+        "shares": [list(map(len, parts)) for parts in together],
+        "idle": [sum(not of_round for of_round in outcome.seen) for outcome in outcomes],
+        "sizes": [outcome.sizes for outcome in outcomes],
+    }

@@ -1,0 +1,138 @@
+"""Ranks as threads: results in order of rank, and an end in any case."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hvd_hetero.communication.threads import PeerLostError, here
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
+
+
+def test_results_come_in_order_of_rank():
+    def case(rank):
+        time.sleep(0.02 * (2 - rank))
+        return rank, here().rank, here().size
+
+    assert run_on_threads(case, ranks=3) == [(0, 0, 3), (1, 1, 3), (2, 2, 3)]
+    assert here() is None, "the caller is no rank"
+
+
+def test_objects_travel_as_copies():
+    def case(rank):
+        mine = [rank]
+        gathered = here().allgather_object(mine, name="all")
+        first = here().broadcast_object(mine, root_rank=0, name="first")
+        for received in (*gathered, first):
+            received.append("changed")
+        here().allgather_object(None, name="all have changed theirs")
+        return mine, gathered, first
+
+    for rank, (mine, gathered, first) in enumerate(run_on_threads(case, ranks=2)):
+        assert mine == [rank]
+        assert gathered == [[0, "changed"], [1, "changed"]]
+        assert first == [0, "changed"]
+
+
+def test_a_name_serves_again_once_all_have_come():
+    def case(rank):
+        return [here().allgather_object((rank, i), name="again") for i in range(3)]
+
+    assert run_on_threads(case, ranks=2) == [[[(0, i), (1, i)] for i in range(3)]] * 2
+
+
+def test_the_first_failure_is_raised_with_its_rank_and_ends_the_others_waiting():
+    caught = []
+
+    def case(rank):
+        if rank == 1:
+            raise KeyError("lost")
+        try:
+            here().allgather_object(rank, name="never")
+        except PeerLostError as error:
+            caught.append(str(error))
+            raise
+
+    started = time.monotonic()
+    with pytest.raises(ThreadRankError, match=r"rank 1: KeyError: 'lost'") as error:
+        run_on_threads(case, ranks=3)
+    assert error.value.rank == 1
+    assert isinstance(error.value.__cause__, KeyError)
+    assert time.monotonic() - started < 5
+    assert caught == ["'never' waits for rank 1, which has failed (KeyError: 'lost')"] * 2
+
+
+def test_a_rank_that_returns_is_not_waited_for():
+    def case(rank):
+        if rank == 0:
+            here().allgather_object(rank, name="never")
+
+    with pytest.raises(ThreadRankError, match=r"rank 0: PeerLostError: 'never' waits for rank 1, which has returned"):
+        run_on_threads(case, ranks=2)
+
+
+def test_ranks_that_call_unlike_things_under_one_name_are_told():
+    def case(rank):
+        if rank:
+            here().allgather_object(rank, name="same")
+        else:
+            here().broadcast_object(rank, root_rank=0, name="same")
+
+    with pytest.raises(ThreadRankError, match="the ranks do not agree on 'same': an object of"):
+        run_on_threads(case, ranks=2)
+
+
+def test_a_name_under_way_is_not_taken_again():
+    def case(rank):
+        if rank == 0:
+            wire = here()
+            wire.crew.come(0, "busy", "kind", None, list)
+            with pytest.raises(HeteroError, match="'busy' is under way already"):
+                wire.crew.come(0, "busy", "kind", None, list)
+
+    run_on_threads(case, ranks=2)
+
+
+HANGS = """
+import threading
+from hvd_hetero.testing import ThreadHangError, run_on_threads
+
+def sleeps_in_here(rank):
+    if rank == 1:
+        threading.Event().wait(30)
+
+try:
+    run_on_threads(sleeps_in_here, ranks=2, timeout_s=0.3)
+except ThreadHangError as error:
+    print(error)
+"""
+
+
+def test_at_the_time_limit_all_stacks_are_printed():
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ranks [1] were still at work after 0.3 s; their stacks are above\n"
+    assert "in sleeps_in_here" in done.stderr
+
+
+def test_ranks_that_wait_for_one_that_hangs_end_with_it():
+    ended = []
+
+    def case(rank):
+        if rank == 0:
+            time.sleep(1.0)
+            return
+        try:
+            here().allgather_object(rank, name="waits")
+        finally:
+            ended.append(rank)
+
+    with pytest.raises(ThreadHangError, match=r"ranks \[0, 1\] were still at work"):
+        run_on_threads(case, ranks=2, timeout_s=0.2)
+    deadline = time.monotonic() + 5
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == [1]
