@@ -1,4 +1,4 @@
-"""Records of a run: written by rank 0, a line for each round, and read back."""
+"""Records of a run: rank 0 writes a line per round, `read_run` reads them back."""
 
 from hvd_hetero.telemetry.records import SCHEMA, VERSION, Run, TelemetryWriter, read_run
 

@@ -1,4 +1,4 @@
-"""Open files that users name: what is no file, or never ends, is an error instead of a wait."""
+"""Open files that users name; a path that is no file or never ends is an error, not a wait."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _KINDS = {
 
 
 def named(path: str | Path) -> str:
-    """Return a path as an error shows it: on one line."""
+    """Return a path as errors show it, on one line."""
     return str(path) if str(path).isprintable() else ascii(str(path))
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading; a device has no end, and a pipe may have no writer."""
+    """Open a regular file for reading: a device has no end, and a pipe may have no writer."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
         if kind != stat.S_IFREG:
@@ -34,9 +34,9 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """Return the whole of a text file that holds so many bytes at most."""
+    """Return the content of a text file of at most ``most_bytes``."""
     with open_file(path) as file:
-        content = file.read(most_bytes + 1)  # some files do not tell their size
+        content = file.read(most_bytes + 1)  # some files do not show their size
     if len(content) > most_bytes:
         raise ValueError(
             f"{named(path)} holds more than {most_bytes} bytes, which is the limit; is it the file you mean?"

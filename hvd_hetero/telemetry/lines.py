@@ -1,6 +1,6 @@
-"""Read the lines of a run strictly: whatever a file holds, it is a run, or one error with the line and the key.
+"""Read the lines of a run strictly: a file is a run, or one error that names the line and the key.
 
-Columns are gathered as plain machine numbers, so a file takes no more memory than the arrays that come of it.
+Columns are gathered as plain machine numbers, so reading takes no more memory than the resulting arrays.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from hvd_hetero.telemetry.files import named, open_file
 __all__ = ["LONGEST_LINE", "MOST_FIGURES", "read_lines"]
 
 LONGEST_LINE = 2**24
-"""Bytes: a round of ten thousand ranks takes two million."""
+"""Most bytes of a line; a round of ten thousand ranks takes two million."""
 
 MOST_FIGURES = 2**24
-"""Rounds times ranks, of which some 150 bytes each are held."""
+"""Most rounds times ranks; each takes some 150 bytes."""
 
 _RULES = {
     (True, False): "a whole number, 0 or more",
     (True, True): "whole numbers, 0 or more",
     (False, False): "a number",
-    (False, True): "numbers, or null where one is not known",
+    (False, True): "numbers, or null for an unknown one",
 }
 _LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
 
@@ -44,8 +44,7 @@ def read_lines(
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Return the header and the columns: (rounds,) of each ``per_round``, (rounds, ranks) of each ``per_rank``.
 
-    What is ``optional`` may be missing, and is 0 then. A line cut short at the very end, of a run that was killed, is
-    left out.
+    A missing ``optional`` key counts as 0. A last line cut short, as a killed run leaves it, is ignored.
     """
     lines, path = _lines(Path(path)), named(path)
     first = next(lines, None)
@@ -81,7 +80,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             if line.endswith(b"\n"):
                 yield line
             elif len(line) == LONGEST_LINE:
-                raise ValueError(f"{named(path)} has a line of more than {LONGEST_LINE} bytes, which no telemetry has")
+                raise ValueError(f"{named(path)} has a line of more than {LONGEST_LINE} bytes, as no telemetry has")
 
 
 def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]:

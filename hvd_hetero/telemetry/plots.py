@@ -1,4 +1,4 @@
-"""Pictures of recorded runs. Needs matplotlib, the extra ``hvd-hetero[report]``."""
+"""Pictures of recorded runs; needs matplotlib (``hvd-hetero[report]``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["rounds_figure"]
 
-# Okabe and Ito's palette, which people who confuse red and green can tell apart.
+# Okabe and Ito's palette: people who confuse red and green can tell it apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0) -> Figure:
-    """Batch sizes and waiting times over the rounds: one column per run, one line per rank, shared scales.
+    """Draw batch sizes and waiting times over the rounds: a column per run, a line per rank, shared scales.
 
-    Curves show all rounds. Samples per second and shares of waiting leave out the first ``warm_up``, and round 0.
+    Curves show all rounds. Samples per second and waiting shares leave out the first ``warm_up`` rounds, and round 0.
     """
     from matplotlib.figure import Figure  # not pyplot: no window system, no global state
 
@@ -50,7 +50,7 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0)
     axes[0, 0].set_ylabel("samples per round")
     axes[0, 0].set_ylim(bottom=0)
     axes[1, 0].set_ylabel("waiting, ms per round")
-    # The first rounds pay for start-up; a scale that shows them hides all the others.
+    # The first rounds pay for start-up; a scale that shows them would hide the others.
     settled = [1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])] for run in runs.values()]
     top = max((float(np.percentile(s, 99)) for s in settled if s.size), default=1.0)
     axes[1, 0].set_ylim(0, 1.3 * top)

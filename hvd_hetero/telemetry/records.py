@@ -1,7 +1,7 @@
-"""One JSON line per round, written by rank 0 from the table that it holds anyway. Schema: ``docs/telemetry.md``.
+"""One JSON line per round, written by rank 0 from the table that it has anyway. Schema: ``docs/telemetry.md``.
 
-The waiting time of a round travels with the table of the round after it, so the writer holds one round back and fills
-it in; the last round of a run has no waiting time (``null``).
+A round's waiting time travels with the next round's table, so the writer holds one round back and fills it in. The
+last round of a run has no waiting time (``null``).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ VERSION = 1
 
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
-# Written only in rounds where some rank has them, so that runs without them have short lines; 0 where one has not.
+# Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
 _SOMETIMES = ("uncertainty", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
 
 logger = logging.getLogger(__name__)
 
 
 def _plain(values: Iterable[float]) -> list[float | None]:
-    """Numbers for JSON, which has no NaN: seven digits, as many as a float32 carries."""
+    """Return numbers for JSON, which has no NaN, with the seven digits of a float32."""
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values]
 
 
 class TelemetryWriter:
-    """Writes a run to a file, which is made anew; a former file of that name is kept under another.
+    """Write a run to a new file; an earlier file of that name gets another name.
 
-    Trouble with the file ends the telemetry, with one warning, and never the training. A path that cannot be written
-    from the start is an error, unless the training ``goes_on`` from before.
+    If the file fails, the telemetry ends with one warning, and the training goes on. At the start a path that cannot
+    be written is an error, unless the training ``goes_on`` from before.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TelemetryWriter:
             _keep_former(self._path)
             self._file = self._path.open("w", encoding="utf-8")
         except OSError as error:
-            if not goes_on:  # the user's mistake, which is told at once
+            if not goes_on:  # a mistake of the user, who should hear of it at once
                 raise
             self._warn(error)
         self._write(
@@ -74,7 +74,7 @@ class TelemetryWriter:
         )
 
     def __call__(self, finished: FinishedRound) -> None:
-        """Take a finished round; the one before it is now complete and is written."""
+        """Take a finished round, and write the previous one, which is now complete."""
         self._release(_plain(finished.table.figures("wait_s")))
         self._held = {
             "round": finished.round,
@@ -87,14 +87,14 @@ class TelemetryWriter:
         }
 
     def close(self) -> None:
-        """Write the last round and close the file. May be called twice."""
+        """Write the last round and close the file; a second call does nothing."""
         if self._file is not None:
             self._release([None] * (len(self._held["plan"]) if self._held else 0))
         if self._file is not None:
             file, self._file = self._file, None
             try:
                 file.close()
-            except OSError as error:  # some file systems tell only now that the disk is full
+            except OSError as error:  # some file systems report a full disk only now
                 self._warn(error)
 
     def _release(self, wait_s: list[float | None]) -> None:
@@ -106,13 +106,13 @@ class TelemetryWriter:
         if self._file is None:
             return
         try:
-            # Flushed line by line, so that a killed run keeps what it had.
+            # Each line is flushed, so that a killed run keeps its rounds.
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
             self._warn(error)
             file, self._file = self._file, None
-            with contextlib.suppress(OSError):  # closing tries to write what is left, on the same full disk
+            with contextlib.suppress(OSError):  # closing tries to write the rest to the same full disk
                 file.close()
 
     def _warn(self, error: OSError) -> None:
@@ -120,20 +120,20 @@ class TelemetryWriter:
 
 
 def _keep_former(path: Path) -> None:
-    """Give what is in the way a name with a number, the next that is free: an earlier run, or one before a restart.
+    """Rename an earlier run at this path to the next free number.
 
-    One file cannot hold both, for the number of ranks may differ.
+    One file cannot hold both runs, because the number of ranks may differ.
     """
     if path.is_file() and path.stat().st_size:
         names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
         kept = next(name for name in names if not name.exists())
         path.rename(kept)
-        logger.warning("%s is there already, and is kept as %s", path, kept.name)
+        logger.warning("%s exists already, and is kept as %s", path, kept.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A recorded run. Arrays are (rounds, workers), or (rounds,) where the figure belongs to the round."""
+    """A recorded run. Arrays are (rounds, workers), or (rounds,) for figures of the whole round."""
 
     policy: str
     workers: int
@@ -151,35 +151,37 @@ class Run:
     cpu: npt.NDArray[np.float64]
     memory: npt.NDArray[np.float64]
     uncertainty: npt.NDArray[np.float64]
-    """0 where a predicted speed was to be taken as it is"""
+    """Share by which ``samples_per_s`` may be off by chance; 0: it is taken as it is."""
     fixed_samples: npt.NDArray[np.float64]
-    """0 where it is not known what a micro-batch costs besides its samples"""
+    """Fixed cost of a micro-batch, in samples that would take as long; 0: not known."""
     limit: npt.NDArray[np.int64]
-    """0 where nothing has failed to fit in memory"""
+    """Largest micro-batch that memory is known to allow; 0: none has failed."""
     slope_s: npt.NDArray[np.float64]
-    """0 where no curve is known, as the other two"""
+    """Seconds per sample beyond saturation; 0: no curve is known."""
     intercept_s: npt.NDArray[np.float64]
+    """Seconds of a micro-batch besides its samples; 0: no curve is known."""
     saturation: npt.NDArray[np.int64]
+    """Samples below which a micro-batch takes no less time; 0: no curve is known."""
 
     def after(self, rounds: int) -> Run:
-        """The same run without its first rounds."""
+        """Return the run without its first ``rounds``."""
         per_round = {n: getattr(self, n)[rounds:] for n in (*_PER_ROUND, *_PER_RANK)}
         return Run(self.policy, self.workers, self.global_batch, **per_round)
 
     @property
     def throughput(self) -> float:
-        """Samples per second, without round 0, which pays for the start."""
+        """Samples per second, leaving out round 0, which pays for the start."""
         counted = self._without_start(np.ones(len(self.round), bool))
         return float(self.samples[counted].sum() / self.elapsed_s[counted].sum())
 
     @property
     def waiting_share(self) -> npt.NDArray[np.float64]:
-        """Per rank: the share of the time spent waiting for the others or for the network, without round 0."""
+        """Each rank's share of time spent waiting for others or for the network, leaving out round 0."""
         known = self._without_start(np.asarray(np.isfinite(self.wait_s).all(axis=1)))
         return np.asarray(self.wait_s[known].sum(axis=0) / self.elapsed_s[known].sum())
 
     def _without_start(self, rounds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """These rounds but round 0, unless it is the only one."""
+        """Leave out round 0, unless it is the only one."""
         later = rounds & (self.round > 0)
         return later if later.any() else rounds
 
@@ -194,6 +196,6 @@ _PER_RANK: dict[str, type] = {
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a file of telemetry. A line cut short at the very end, of a run that was killed, is left out."""
+    """Read a telemetry file. A last line cut short, as a killed run leaves it, is ignored."""
     header, columns = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES))
     return Run(policy=header["policy"], workers=header["workers"], global_batch=header["global_batch"], **columns)

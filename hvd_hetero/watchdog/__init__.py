@@ -1,4 +1,4 @@
-"""Ranks that wait for one another say so: for whom, and where; and a job that cannot go on ends."""
+"""Report which rank a waiting rank waits for, and where that one is; end a job that cannot go on."""
 
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.watchdog import EXIT_CODE, Watchdog

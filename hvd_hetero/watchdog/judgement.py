@@ -1,4 +1,4 @@
-"""What a rank that waits makes of the others' answers: a pure function."""
+"""Judge from the other ranks' answers why a rank waits: a pure function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_hetero.watchdog.whereabouts import Whereabouts
 
 __all__ = ["Finding", "judge"]
 
-_NAMED = 4  # ranks in a message; of more their number is given (arbitrary)
+_NAMED = 4  # ranks that a message names; it counts the others (arbitrary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,28 +19,28 @@ class Finding:
 
     text: str
     ends: bool
-    """whether the job cannot go on, or not in the time that is given to it"""
+    """True if the job cannot go on, or not within the time it has."""
     speaks: bool
-    """whether it is for this rank to say so, where all see the same"""
+    """True if this rank writes the message, where several see the same."""
 
 
 def judge(
     mine: Whereabouts, others: Sequence[Whereabouts], silent: Mapping[int, float], patience: Patience, way_out: str
 ) -> Finding:
-    """Why this rank waits, by what others answer.
+    """Return why this rank waits, given the others' answers.
 
-    ``silent`` has the ranks that do not answer, with the seconds for which they have not; NaN for those that never
-    have, of which nothing is known: packets may be kept from them.
+    ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
+    the network may keep packets from it.
 
-    Ranks in different collectives cannot go on if *all* wait: a rank at work may yet come. That they have waited for
-    some time, all of them, tells this from ranks that have just met.
+    Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
+    have waited for some time, or they may have just met.
     """
     unheard = [rank for rank, seconds in silent.items() if seconds != seconds]
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
     apart = [other for other in others if other.waits and other.place != mine.place]
     waited = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, "
-    # Those in the same place see the same. The first of them speaks.
+    # Ranks in the same place see the same, so only the first of them speaks.
     speaks = not any(other.rank < mine.rank for other in others if other.waits and other.place == mine.place)
     if lost:
         ends = max(lost.values()) >= patience.silent
@@ -57,7 +57,7 @@ def judge(
         text = f"{waited}and {named} never answered: the network may keep UDP packets from it. "
         return Finding(text + "Look at its stack (py-spy dump --pid …).", False, speaks)
     if apart:
-        # Each must have been there for as long as there was to go on after the warning.
+        # Each must have been there for as long as it takes from the warning to the end.
         ends = mine.for_s >= patience.deadlock and all(
             other.for_s >= min(patience.deadlock - patience.warn, patience.deadlock / 2) for other in apart
         )

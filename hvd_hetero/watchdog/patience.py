@@ -1,4 +1,4 @@
-"""How long a rank waits for others before it says so, and before it ends the job."""
+"""The time a rank waits for others before it reports that, and before it ends the job."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from dataclasses import dataclass, fields
 __all__ = ["VARIABLE", "Patience"]
 
 VARIABLE = "HVD_HETERO_PATIENCE"
-"""the environment variable that changes it, such as ``warn=10,deadlock=20,silent=60,busy=3600``, or ``off``"""
+"""Environment variable that changes the limits: ``warn=10,deadlock=20,silent=60,busy=3600``, or ``off``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a rank waits in one place of one round. ``inf``: for ever.
+    """Seconds that a rank may wait in one place of one round; ``inf`` means for ever.
 
-    Only what cannot go on ends a job by itself. A rank that is at work, if only in a debugger, may need any time.
+    By default only a job that cannot go on ends. A rank at work, even in a debugger, may take any time.
 
     Parameters
     ----------
     warn
-        until it says for which rank it waits, and where that one is; then again each time it has waited twice as long
+        Seconds until a rank reports which rank it waits for, and where that one is; then again whenever the wait has
+        doubled.
     deadlock
-        until the job ends where all ranks wait, for one another
+        Seconds until the job ends if all ranks wait for one another.
     silent
-        until the job ends where a rank does not answer, as it was stopped, or its machine is gone; and where all ranks
-        are in the same collective, which does not end
+        Seconds until the job ends if a rank does not answer (it was stopped, or its machine is gone), or if all ranks
+        are in the same collective and it does not end.
     busy
-        until the job ends where a rank is at work elsewhere: an evaluation, a checkpoint, a compiler
+        Seconds until the job ends if a rank is at work elsewhere: an evaluation, a checkpoint, a compiler.
     """
 
     warn: float = 30.0
@@ -44,12 +45,12 @@ class Patience:
 
     @classmethod
     def off(cls) -> Patience:
-        """Wait for ever, and say nothing."""
+        """Return limits that never warn and never end a job."""
         return cls(math.inf, math.inf, math.inf, math.inf)
 
     @classmethod
     def of_environment(cls) -> Patience:
-        """What ``HVD_HETERO_PATIENCE`` says; where it says nothing, the defaults."""
+        """Return the limits that ``HVD_HETERO_PATIENCE`` sets; the defaults for what it does not set."""
         text = os.environ.get(VARIABLE, "").strip()
         if text == "off":
             return cls.off()

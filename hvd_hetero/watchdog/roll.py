@@ -1,16 +1,16 @@
-"""Asking the other ranks where they are, by packets that need no collective: each answers by itself, or it does not.
+"""Ask the other ranks where they are, by packets that need no collective.
 
 A packet is a header, a body and a tag,
 
     header = version, kind, sender, generation, nonce        tag = M_K(receiver, header, body)
 
-with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. What does not fit is dropped
-without an answer. An answer is for one question, whose fresh nonce it repeats. Questions are answered only to addresses
-that their sender has told by the job's own collective, so one that was recorded and is sent again brings nothing to
-whoever sends it. Not encrypted: an eavesdropper learns names and lines of the program.
+with K the key that all ranks of a membership share, and M_K a keyed BLAKE2b of 24 bytes. A packet that fails a check is
+dropped without an answer. An answer repeats the fresh nonce of its question. A question is answered only to addresses
+that its sender gave through the job's own collective, so replaying one gains nothing. Packets are not encrypted: an
+eavesdropper learns names and lines of the program.
 
-UDP, because nothing has to be kept open for it, and a lost packet is asked for again. Horovod's own collectives cannot
-carry this: they end when every rank has come, so that one that was stopped would stop the answers of all.
+UDP keeps nothing open, and a lost packet is asked for again. Horovod's collectives cannot carry this: they end when
+every rank has come, so one stopped rank would block all answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hvd_hetero.communication.signals.addresses import Address, Directory
 __all__ = ["MOST_BYTES", "Kind", "RollCall"]
 
 MOST_BYTES = 1000
-"""of a body; with the header it passes every network in one piece"""
+"""Longest body of a packet; with its header it passes every network in one piece."""
 
 _VERSION = b"hvW\x01"
 _HEADER = struct.Struct("!4sIIQ16s")
@@ -40,7 +40,7 @@ _TAG_BYTES = 24
 
 
 class Kind(IntEnum):
-    """What a packet is for."""
+    """Purpose of a packet: a question, its answer, or the end of the job."""
 
     WHERE = 1
     HERE = 2
@@ -48,9 +48,9 @@ class Kind(IntEnum):
 
 
 class RollCall:
-    """One rank's end.
+    """One rank's end of the questions and answers.
 
-    ``answer()`` gives what it says of itself; ``ended(rank, text)`` hears that another one ends the job.
+    ``answer()`` returns this rank's answer. ``ended(rank, text)`` is called when another rank ends the job.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class RollCall:
         ended: Callable[[int, str], None],
     ) -> None:
         self.answers: dict[int, bytes] = {}
-        """by rank, of the question that was asked last"""
+        """Answers to the latest question, by rank."""
         self.heard: set[int] = set()
-        """ranks that have ever answered"""
+        """Ranks that have ever answered."""
         self._rank = rank
         self._generation = generation
         self._key = directory.key
@@ -82,7 +82,7 @@ class RollCall:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Those that have not answered: packets may be lost."""
+        """Ask the ranks that have not answered again, because packets may be lost."""
         for rank in range(len(self._addresses)):
             if rank != self._rank and rank not in self.answers:
                 self._tell(rank, Kind.WHERE, b"")
@@ -94,15 +94,15 @@ class RollCall:
                 self._tell(rank, Kind.END, text.encode()[:MOST_BYTES])
 
     def listen(self, seconds: float) -> None:
-        """Wait so long at most for packets, and serve those that come."""
+        """Wait at most ``seconds`` for packets, and serve those that come."""
         ready, _, _ = select.select(self._sockets, [], [], max(0.0, seconds))
         for sock in ready:
-            with suppress(OSError):  # such as the news that nobody listens any more where a packet went
+            with suppress(OSError):  # such as the notice that no process listens where a packet went
                 packet, address = sock.recvfrom(_HEADER.size + MOST_BYTES + _TAG_BYTES)
                 self._take(sock, packet, address[:2])
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         for sock in self._sockets:
             sock.close()
 
@@ -126,7 +126,7 @@ class RollCall:
         for address in self._addresses[rank]:
             for sock in self._sockets:
                 if _reaches(sock, address):
-                    with suppress(OSError):  # no way there, or nobody listens; another address may do
+                    with suppress(OSError):  # no way there, or no listener; another address may work
                         sock.sendto(packet, address)
 
     def _seal(self, receiver: int, kind: Kind, nonce: bytes, body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The thread that looks, now and then, whether this rank gets on, and asks the others if it does not."""
+"""A thread that checks whether this rank makes progress, and asks the others if it does not."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ __all__ = ["EXIT_CODE", "Watchdog"]
 logger = logging.getLogger("hvd_hetero.watchdog")
 
 EXIT_CODE = 75
-"""of a process that the watchdog ends: EX_TEMPFAIL, which nothing else in here uses"""
+"""Exit code of a process that the watchdog ends: EX_TEMPFAIL, which nothing else here uses."""
 
-_LOOKS = 6  # in the time until it warns, so that a warning is a sixth late at most (arbitrary)
+_LOOKS = 6  # looks until the first warning, so that it is a sixth late at most (arbitrary)
 _LONGEST_LOOK_S = 5.0
-_ANSWER_S = 1.0  # in which another rank answers, and after which it is asked again
-_ASKED = 3  # times, before a rank counts as silent
-_STOPPED_S = 2 * _ASKED * _ANSWER_S  # and some looks: longer than this thread itself takes, if it gets to run
-_MANY = 32  # ranks, beyond which each asks the more rarely the more there are
-_FIRST_ASKED = 6  # looks, in which ranks that have not answered yet are asked once, to know whether packets pass
-_ANSWERS_FOR_S = 600.0  # once nobody holds the training any more (arbitrary)
-_SAID = 3  # times, as packets may be lost
-_LAST_RESORT_S = 20.0  # in which all that is to be said is said (arbitrary)
-_LAST_S = 1.0  # in which packets and standard error leave before the process ends
+_ANSWER_S = 1.0  # a rank that has not answered by then is asked again
+_ASKED = 3  # questions before a rank counts as silent
+_STOPPED_S = 2 * _ASKED * _ANSWER_S  # with some looks, longer than this thread takes if it gets to run
+_MANY = 32  # with more ranks than this, each asks less often
+_FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whether packets pass
+_ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
+_SAID = 3  # times the end is announced, because packets may be lost
+_LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
+_LAST_S = 1.0  # time for packets and standard error to leave before the process ends
 
-_balancers: weakref.WeakSet[Balancer] = weakref.WeakSet()  # a rank gets on if any of its trainings does
+_balancers: weakref.WeakSet[Balancer] = weakref.WeakSet()  # a rank makes progress if any of its trainings does
 
 
 class Watchdog:
-    """Says for whom this rank waits, and ends the job if that cannot end. One per training; a daemon thread, asleep.
+    """Report which rank this rank waits for, and end the job if the wait cannot end. One per training.
 
-    Training pays nothing: the thread looks every few seconds at how many rounds and micro-batches are done, and at the
-    stack of the thread that trains. ``exchange`` is an allgather of one object, called once.
+    It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches, and at the
+    stack of the training thread, so training pays nothing. ``exchange`` is an allgather of one object, called once.
 
-    It ends the process by ``os._exit``, once message and stacks are out and ``last_words()`` are said. Rejected: to
-    wake the thread that trains by shutting Horovod down. That does not wake it where a rank was stopped, and the error
-    that it gets is the one by which an elastic job begins anew, to get stuck in the same place.
+    It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
-    Rejected, too: Horovod's own look-out, ``HOROVOD_STALL_CHECK_TIME_SECONDS``. It sits in the negotiation that a
-    stopped rank blocks; and it knows names of tensors, not places in a program.
+    Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
+    error it gets restarts an elastic job, which then gets stuck in the same place. Rejected, too: Horovod's
+    ``HOROVOD_STALL_CHECK_TIME_SECONDS``. A stopped rank blocks the negotiation that makes this check, and it knows
+    names of tensors, not places in a program.
     """
 
     def __init__(
@@ -92,21 +92,21 @@ class Watchdog:
             directory = exchange_directory(
                 balancer.rank, balancer.workers, generation, sockets, troubles, exchange, job_key()
             )
-        except HeteroError as error:  # on all ranks alike, by what all have told
+        except HeteroError as error:  # on all ranks alike, because all have exchanged the same
             for sock in sockets:
                 sock.close()
-            logger.warning("ranks that wait for one another will do so in silence: %s", error)
+            logger.warning("ranks that wait for one another will not be reported: %s", error)
             return
         self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._ended)
         thread = threading.Thread(target=self._run, name=f"hvd-hetero-watchdog-{balancer.rank}", daemon=True)
         thread.start()
 
     def close(self) -> None:
-        """Look and answer no more, at the next look."""
+        """Stop looking and answering, from the next look on."""
         self._closed = True
 
     def where(self) -> Whereabouts:
-        """What this rank says of itself now; notes since when."""
+        """Return where this rank is now, and note since when."""
         balancer = self._balancer()
         if balancer is None:
             waits, _, where = locate(self._trains, self._waits_in)
@@ -118,7 +118,7 @@ class Watchdog:
             place = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
         now = time.monotonic()
         mark = (sum(other.rounds + other.micro_batches_so_far for other in list(_balancers)), place, waits, where)
-        # A long time without a look was one in which this process was stopped, with or without the others.
+        # A long time without a look means that this process was stopped, with or without the others.
         if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
             self._mark, self._since = mark, now
             self._says_at = self.patience.warn
@@ -132,7 +132,7 @@ class Watchdog:
 
     @property
     def _first_s(self) -> float:
-        """Of waiting, before there is something to say or do."""
+        """Seconds of waiting before there is anything to report or do."""
         patience = self.patience
         return min(patience.warn, patience.deadlock, patience.silent, patience.busy)
 
@@ -163,19 +163,19 @@ class Watchdog:
                     roll.ask_again()
         except Exception:
             if not self._closed:
-                logger.exception("rank %d: the watchdog failed; waits are not watched any more", self._rank)
+                logger.exception("rank %d: the watchdog failed; waits are no longer watched", self._rank)
         finally:
             roll.close()
 
     def _listen(self, seconds: float) -> None:
-        """Serve packets for so long."""
+        """Serve packets for ``seconds``."""
         assert self._roll is not None, "its thread runs"
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._closed:
             self._roll.listen(left)
 
     def _inquire(self, mine: Whereabouts) -> None:
-        """Ask all others where they are, and say or do what follows from it."""
+        """Ask all others where they are, and report the finding or end the job."""
         balancer, roll = self._balancer(), self._roll
         if balancer is None or roll is None:
             return
@@ -193,7 +193,7 @@ class Watchdog:
         self._silent_since = {rank: self._silent_since.get(rank, now) for rank in missing}
         silent = {rank: now - since if rank in roll.heard else math.nan for rank, since in self._silent_since.items()}
         if self.where().for_s < mine.for_s:
-            return  # it has got on meanwhile
+            return  # it has made progress meanwhile
         finding = judge(mine, others, silent, self.patience, way_out)
         if finding.ends:
             for _ in range(_SAID):
@@ -215,11 +215,11 @@ class Watchdog:
         self._end_here(f"rank {rank} ends the job: {text} (Rank {self._rank} was at {mine.where}.)")
 
     def _end_here(self, text: str) -> None:
-        """On this rank, with a message, whatever its main thread does."""
+        """End this rank with a message, whatever its main thread does."""
         if self._closed:
             return
         self._closed = True
-        # Whatever is said may wait for a lock that the thread that trains holds; the end must come all the same.
+        # A message may wait for a lock that the training thread holds; the process must end all the same.
         last_resort = threading.Timer(_LAST_RESORT_S, self._end, (EXIT_CODE,))
         last_resort.daemon = True
         last_resort.start()

@@ -1,4 +1,4 @@
-"""Where a rank is: read from its stack when somebody asks, so that training itself pays nothing for it."""
+"""Where a rank is, read from its stack on request, so that training pays nothing."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ __all__ = ["Place", "Whereabouts", "locate"]
 
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
-_LONGEST = 200  # characters of a place in a program, so that an answer fits into one packet (arbitrary)
+_LONGEST = 200  # characters of a place in a program, so that an answer fits one packet (arbitrary)
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What one rank says of itself."""
+    """One rank's answer to where it is."""
 
     rank: int
     round: int
-    """rounds that it has finished, in the training at hand"""
+    """Finished rounds of the current training."""
     place: str
-    """in the training at hand: ranks in different places are in different collectives, if they wait"""
+    """Place in the current training: waiting ranks in different places are in different collectives."""
     waits: bool
-    """whether it waits in a collective"""
+    """True if the rank waits in a collective."""
     where: str
-    """the same for people"""
+    """Place in the user's program, for people."""
     for_s: float
-    """seconds that it has been there without having got on"""
+    """Seconds at this place without progress."""
 
     def encode(self) -> bytes:
-        """As one short packet."""
+        """Return it as one short packet."""
         return json.dumps({**asdict(self), "where": self.where[:_LONGEST]}).encode()
 
     @classmethod
     def decode(cls, packet: bytes) -> Whereabouts | None:
-        """None for what no rank of this version sends."""
+        """Return a packet's content, or None for a packet that no rank of this version sends."""
         try:
             values = json.loads(packet)
         except ValueError:
@@ -52,18 +52,18 @@ class Whereabouts:
 
 
 class Place(NamedTuple):
-    """Where a thread is."""
+    """Place of a thread."""
 
     waits: bool
-    """whether in one of the modules in which it waits for other ranks"""
+    """True if the thread is in a module that waits for other ranks."""
     of_its_own: bool
-    """whether the user's program has called Horovod itself"""
+    """True if the user's program called Horovod itself."""
     where: str
-    """in the user's program, for people"""
+    """Place in the user's program, for people."""
 
 
 def locate(thread: int, waits_in: Sequence[str]) -> Place:
-    """Where a thread is now. ``waits_in`` are beginnings of modules' names. No frame is kept."""
+    """Return where a thread is now, keeping no frame. ``waits_in`` holds beginnings of modules' names."""
     frame: FrameType | None = sys._current_frames().get(thread)
     waits = False
     call = ""
@@ -79,14 +79,14 @@ def locate(thread: int, waits_in: Sequence[str]) -> Place:
                 inside = "" if function == "<module>" else f", {function}()"
                 return Place(waits, outermost == "horovod", f"{call}{at}{inside}")
             innermost = innermost or f"{module}.{frame.f_code.co_name}()"
-            # The last one that is left is what the user's program has called.
+            # The last one that remains is what the user's program called.
             outermost = root = module.partition(".")[0]
             if root == "horovod" or root in _OURS:
                 name = frame.f_code.co_name
                 call = f"{'hvd' if root == 'horovod' else root}.{name}() at " if not name.startswith("_") else call
             frame = frame.f_back
     finally:
-        del frame  # or it would keep what it holds
+        del frame  # a kept frame would keep its variables alive
     return Place(waits, False, innermost or "no place in Python")
 
 
