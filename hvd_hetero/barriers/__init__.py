@@ -1,4 +1,4 @@
-"""When to synchronise next: the barrier that makes the fastest worker wait least (ElasticBSP)."""
+"""The next barrier of ElasticBSP: the one at which the fastest worker waits least."""
 
 from hvd_hetero.barriers.barrier import Barrier
 from hvd_hetero.barriers.ends import predict_ends

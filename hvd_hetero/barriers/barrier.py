@@ -1,4 +1,4 @@
-"""What every barrier search takes, and what it gives back.
+"""The input and the result of every barrier search.
 
 Shapes: n workers, R predicted ends of each; ``ends`` is (n, R).
 """
@@ -17,23 +17,24 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Barrier:
-    """One chosen end per worker: the set Z of the paper.
+    """A barrier: one chosen end per worker, the paper's set Z.
 
-    ``index`` (n,) is the chosen column of each worker, so worker p does ``index[p] + 1`` iterations before the barrier;
-    ``wait`` is d_Z = max Z - min Z, the time that the fastest worker waits; ``time`` is max Z, when the barrier falls.
-    Both are in the unit of the ends.
+    ``wait`` and ``time`` are in the unit of the ends.
     """
 
     index: NDArray[np.intp]
+    """Chosen column of each worker, (n,): worker p does ``index[p] + 1`` iterations before the barrier."""
     wait: float
+    """Time that the fastest worker waits, d_Z = max Z - min Z."""
     time: float
+    """Time of the barrier, max Z."""
 
 
 def checked_ends(ends: ArrayLike) -> NDArray[Any]:
-    """The ends as an (n, R) array of int64 or float64, each row strictly increasing and finite.
+    """Return the ends as an (n, R) array of int64 or float64, each row strictly increasing and finite.
 
-    Integers stay integers: ranks that must agree on a barrier can hand in quantised times (whole microseconds, say),
-    and no rounding of one processor can then differ from another's.
+    Integers stay integers: ranks that must agree on a barrier can pass quantised times, such as whole microseconds, so
+    that no two processors round differently.
     """
     try:
         array = np.asarray(ends)

@@ -1,4 +1,4 @@
-"""Predicted end times: R future iterations of every worker from its recent ones (elastic-bsp, sections II and III).
+"""Predicted end times of every worker's next R iterations, from its recent ones (elastic-bsp, sections II and III).
 
 Model: the cluster is stable for a short while, so every future interval of worker p equals the typical recent one, a_p:
 
@@ -10,7 +10,7 @@ Differences from the paper
 - The paper says "based on their most recent intervals" and leaves the statistic open. The median is used: one hiccup
   would otherwise shift all R ends of a worker by up to R / K of it. Considered: the mean (right for a sum of
   independent intervals, but not for the one-off pauses that real ranks have), the last interval alone (noisy; pass a
-  single column to have it). The median is also a selection, or the mean of two, never a sum whose order is open, so it
+  single column to have it). The median selects a value, or takes the mean of two; it never sums in an open order, so it
   gives the same bits on every processor.
 
 Shapes: n workers, K recent intervals, R = lookahead.
@@ -26,11 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def predict_ends(interval_s: ArrayLike, lookahead: SupportsIndex, last_end_s: ArrayLike = 0.0) -> NDArray[np.float64]:
-    """The (n, R) matrix of predicted ends.
+    """Return the (n, R) matrix of predicted ends.
 
-    ``interval_s`` is (n,) for one interval per worker (a predictor's, say) or (n, K) for the recent ones, where NaN
-    marks a place with no measurement; ``last_end_s`` is when each worker's last iteration ended, one number for all
-    right after a barrier.
+    ``interval_s`` is (n,) for one interval per worker, such as a predictor's, or (n, K) for recent ones, with NaN for a
+    missing measurement. ``last_end_s`` is when each worker's last iteration ended; right after a barrier one number
+    serves for all.
     """
     try:
         ahead = operator.index(lookahead)

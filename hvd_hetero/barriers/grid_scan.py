@@ -6,7 +6,7 @@ For a designated worker b and each of its ends e, every other worker gives its e
 
 GridScan takes for b the worker with the earliest first end and returns the Z(e) of least d(e); FullGridScan lets every
 worker in turn be b. The first of equals is taken throughout: the earlier of two ends equally near, the earlier e, the
-lower b. Both are heuristics: the best window need not consist of the points nearest to one of its own, so
+lower b. Both are heuristics: the best window need not consist of the points nearest to one of its own. Hence
 d(ZipLine) <= d(FullGridScan) <= d(GridScan).
 
 Both neighbours of e in row p come from #{x in row p : x <= e}. One search of all ends in row b says, for each end x,
@@ -15,11 +15,11 @@ how many points of b lie before it; counting those numbers per worker, and summi
 Complexity: GridScan O(nR log R) time, O(nR) space; FullGridScan n times that time.
 
 Differences from the paper
-- The paper looks at all R ends of a worker to find the nearest, O(n R^2) and O(n^2 R^2). Rows are sorted, so a search
-  gives the same.
+- The paper looks at all R ends of a worker to find the nearest, O(n R^2) and O(n^2 R^2). Rows are sorted, so a binary
+  search finds the same.
 - Algorithm 1 adds M_{p,min} to Z inside the loop over i, which would add every end seen on the way to the nearest; its
-  text ("find a point from other rows with the shortest distance") has one per worker, and so has this.
-- "Rotates the designated row in turn" leaves the start open; here from worker 0.
+  text ("find a point from other rows with the shortest distance") has one per worker, as here.
+- "Rotates the designated row in turn" leaves the start open; here it is worker 0.
 
 Shapes: n workers, R predicted ends of each.
 """
@@ -35,20 +35,20 @@ from hvd_hetero.barriers.barrier import Barrier, checked_ends
 
 
 def grid_scan(ends: ArrayLike) -> Barrier:
-    """The best window around an end of the worker that ends its first iteration first."""
+    """Return the best window around an end of the worker that ends its first iteration first."""
     times = checked_ends(ends)
     return _scan(times, int(times[:, 0].argmin()))
 
 
 def full_grid_scan(ends: ArrayLike) -> Barrier:
-    """The best window around any end of any worker."""
+    """Return the best window around any end of any worker."""
     times = checked_ends(ends)
     # min keeps the first of equals, as the strict comparison of Algorithm 1 does
     return min((_scan(times, row) for row in range(len(times))), key=lambda barrier: barrier.wait)
 
 
 def _scan(times: NDArray[Any], row: int) -> Barrier:
-    """Algorithm 1 with worker ``row`` designated."""
+    """Run Algorithm 1 with worker ``row`` designated."""
     workers, lookahead = times.shape
     designated = times[row]
     before = designated.searchsorted(times)  # (n, R): how many designated points lie before each end

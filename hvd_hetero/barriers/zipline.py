@@ -1,8 +1,8 @@
-"""ZipLine: the barrier with the least waiting (elastic-bsp, section IV, Algorithm 2).
+"""ZipLine, the barrier with the least waiting (elastic-bsp, section IV, Algorithm 2).
 
 Objective: pick one end e^p of every worker p such that d_Z = max Z - min Z is smallest; the earliest of equals.
 
-Sort all nR ends into one timeline x_0 <= x_1 <= ... (equal times in the order of the workers) and look at it by places
+Sort all nR ends into one timeline x_0 <= x_1 <= ... (equal times in the order of the workers) and work with places
 instead of times. next(j) is the place of the next end of the worker whose end is at place j; first(p) is the place of
 the first end of p. The shortest stretch of the timeline that starts at place j and holds every worker ends at
 
@@ -19,8 +19,8 @@ Algorithm 2 finds d*, and the set it holds there.
 Complexity: O(nR log nR) time, for the sort, O(nR) space; the paper's is O(R n^2).
 
 Differences from the paper
-- Algorithm 2 keeps the set Z and drops a worker's old end from it by a scan over Z, O(n) per step. Here no set is
-  kept. Considered: a heap of the workers' current ends, O(nR log n), but one Python operation per end.
+- Algorithm 2 keeps the set Z and scans it to drop a worker's old end, O(n) per step. Here no set is kept. Considered: a
+  heap of the workers' current ends, O(nR log n), but one Python operation per end.
 - Algorithm 2 leaves open how equal times sort. Here by worker, then by iteration, so that every rank sorts alike.
 
 Shapes: n workers, R predicted ends of each.
@@ -35,7 +35,7 @@ from hvd_hetero.barriers.barrier import Barrier, checked_ends
 
 
 def zipline(ends: ArrayLike) -> Barrier:
-    """The barrier of least waiting over the (n, R) predicted ends, the earliest of equals."""
+    """Return the barrier of least waiting over the (n, R) predicted ends, the earliest of equals."""
     times = checked_ends(ends)
     order = times.argsort(axis=None, kind="stable")
     timeline = times.ravel()[order]

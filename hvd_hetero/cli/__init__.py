@@ -1,4 +1,4 @@
-"""The command ``hvd-hetero``, one module for each of its subcommands."""
+"""The command ``hvd-hetero``: one module per subcommand."""
 
 from hvd_hetero.cli.commands import main
 

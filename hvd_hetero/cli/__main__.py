@@ -1,4 +1,4 @@
-"""``python -m hvd_hetero.cli``."""
+"""Run ``hvd-hetero`` as ``python -m hvd_hetero.cli``."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""The command ``hvd-hetero``: a table of subcommands, each of them a module that declares its options and runs.
+"""The command ``hvd-hetero``: a table of subcommands, each a module that declares its options and runs.
 
-A command's module must import nothing heavy at its top level, since all of them are imported to write the help.
+A command's module must import nothing heavy at its top level, because writing the help imports all of them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A subcommand: its name, a line of help, its options, and what it does (returning the exit code)."""
+    """A subcommand: its name, a line of help, its options, and a function that returns the exit code."""
 
     name: str
     help: str
@@ -28,13 +28,13 @@ class Command:
 COMMANDS = (
     Command(
         "build-horovod",
-        "build a wheel of Horovod 0.28.1 for the torch and TensorFlow that are installed here",
+        "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
         horovod_build.add_arguments,
         horovod_build.run,
     ),
     Command(
         "profile",
-        "time one training step over batch sizes: when this device is busy, what a sample costs, where memory ends",
+        "time one training step over batch sizes: where this device saturates, what a sample costs, where memory ends",
         profile.add_arguments,
         profile.run,
     ),
@@ -61,7 +61,7 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
-    """Run a command and return its exit code: 0, 1 if it failed, 2 if it was asked wrongly, 130 if interrupted."""
+    """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted."""
     args = make_parser(commands).parse_args(argv)
     try:
         return int(args.run(args))

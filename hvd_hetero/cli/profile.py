@@ -1,4 +1,4 @@
-"""``hvd-hetero profile``: Gamma of this device for a user's step, given as ``module:function`` taking a batch size."""
+"""``hvd-hetero profile``: Gamma of this device for a user's step, a ``module:function`` of a batch size."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "step", metavar="MODULE:FUNCTION", help="a function of a batch size: forward, backward and update with so many"
+        "step",
+        metavar="MODULE:FUNCTION",
+        help="a function of a batch size: forward, backward and update of such a batch",
     )
-    parser.add_argument("--smallest", type=int, default=1, metavar="N", help="the first batch size (%(default)s)")
-    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="no larger batch (%(default)s)")
+    parser.add_argument("--smallest", type=int, default=1, metavar="N", help="first batch size (%(default)s)")
+    parser.add_argument("--largest", type=int, default=65536, metavar="N", help="largest batch size (%(default)s)")
     parser.add_argument(
         "--longest",
         type=float,
         default=2.0,
         metavar="S",
-        help="stop after a size that takes longer (%(default)s)",
+        help="stop after a batch size that takes longer (%(default)s)",
     )
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="times taken of each size (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="measurements of each batch size (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command. Exit code 1 if the times follow no curve."""
+    """Run the command; the exit code is 1 if the times follow no curve."""
     from hvd_hetero.measurement.device_curve import profile_step
 
     step = _function(args.step)
@@ -70,7 +74,7 @@ def _function(name: str) -> Callable[[int], object]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # an import inside it
+            raise  # the module is there, and one that it imports is not
         raise ValueError(f"there is no module {module_name!r} here; run the command in its directory") from error
     step = getattr(module, function_name, None)
     if not callable(step):
@@ -79,7 +83,7 @@ def _function(name: str) -> Callable[[int], object]:
 
 
 def _torch() -> Any:
-    """PyTorch with a CUDA device in use, if the user's step has brought it."""
+    """Return PyTorch if the user's step has imported it and uses a CUDA device, else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 

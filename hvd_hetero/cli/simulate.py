@@ -1,6 +1,6 @@
-"""``hvd-hetero simulate``: what would I gain, on a cluster that I describe or on the machines of a recorded run.
+"""``hvd-hetero simulate``: what each scheme would gain, on a described cluster or a recorded run's machines.
 
-Beside the package ``simulation`` and not in it, since the help of all commands is written without importing that.
+It is not part of the package ``simulation``, because writing the help of all commands must not import that.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policies",
         metavar="NAMES",
-        help="names separated by commas, or a list as in a description, instead of those described",
+        help="names separated by commas, or a list as in a description; replaces the described ones",
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="rounds of the global batch, instead of those described"
+        "--rounds", type=int, metavar="N", help="rounds of the global batch; replaces the described number"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of all draws, instead of the one described")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random draws; replaces the described one")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a picture as well (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw a picture (needs matplotlib)")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -86,7 +86,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
         except ValueError as error:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
         schemes = tuple(choose(name, "--policies") for name in _REPLAYED)
-        # Without an end of an epoch in the recording, ten epochs: for schemes that re-allocate once an epoch.
+        # If the recording holds no end of an epoch, assume ten epochs: some schemes re-allocate once an epoch.
         dataset = machines.dataset or max(machines.rounds * recorded.global_batch // 10, recorded.global_batch)
         dataset = min(dataset, MOST_SAMPLES)
         described = Description(machines.cluster, recorded.global_batch, machines.rounds, schemes, dataset=dataset)
@@ -113,11 +113,13 @@ def _write_table(described: Description, measured: dict[str, float | str] | None
     from rich.table import Table
 
     terminal = Console()
-    console = Console(highlight=False, width=max(terminal.width, _LEAST_WIDTH))  # a cut-off figure is worse than a wrap
+    console = Console(
+        highlight=False, width=max(terminal.width, _LEAST_WIDTH)
+    )  # a cut-off figure is worse than a wrapped line
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
     if measured is not None:
-        # What others have written is no markup.
+        # The policy's name comes from a file, so it is not markup.
         console.print(f"Recorded: {measured['policy']}, {measured['samples_per_s']:.1f} samples/s.", markup=False)
     table = Table()
     table.add_column("scheme", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Predictors that the papers compare with."""
+"""The predictors that the papers compare with."""
 
 from hvd_hetero.prediction.baselines.arima import ARIMA
 from hvd_hetero.prediction.baselines.lstm import LSTM

@@ -1,4 +1,4 @@
-"""ARIMA (2, 2, 1), a baseline (lb-bsp sections 3.2.1 and 5.4): statsmodels estimates, a recurrence forecasts.
+"""ARIMA (2, 2, 1), a baseline (lb-bsp sections 3.2.1 and 5.4); statsmodels estimates, a recurrence forecasts.
 
 With ``z^k = v^k - 2 v^{k-1} + v^{k-2}`` (the second difference) and innovations ``e^k``,
 
@@ -6,12 +6,12 @@ With ``z^k = v^k - 2 v^{k-1} + v^{k-2}`` (the second difference) and innovations
     v̂^{k+1} = 2 v^k - v^{k-1} + φ1 z^k + φ2 z^{k-1} + θ e^k
 
 (φ1, φ2, θ) are estimated by maximum likelihood on the last ``window`` (200) rounds, first at round ``refit_every`` +
-5 and then every ``refit_every`` (50) rounds; in between the recurrence costs O(1). Until the first estimate: the last
-speed. An estimate takes some 50 to 500 milliseconds *inside* ``update``: this predictor is for comparison, not for
-the training path.
+5 and then every ``refit_every`` (50) rounds; in between the recurrence costs O(1). Until the first estimate, the
+forecast is the last speed. An estimate takes some 50 to 500 milliseconds *inside* ``update``: this predictor is for
+comparison, not for training.
 
-A second difference has no memory of a level: a forecast may fall below zero, and is then replaced by the last speed
-(`Predictor.rejected` counts those).
+A second difference has no memory of a level, so a forecast may fall below zero. The last speed then replaces it
+(`Predictor.rejected` counts these cases).
 
 Differences from the paper: the re-fit schedule and the window (not stated there).
 """
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ARIMA(Predictor):
-    """Predicts by an autoregressive integrated moving average of order (2, 2, 1); needs statsmodels."""
+    """Predict by an autoregressive integrated moving average of order (2, 2, 1); needs statsmodels."""
 
     name = "arima"
 
@@ -43,7 +43,7 @@ class ARIMA(Predictor):
         if refit_every < 10:
             raise ValueError(f"refit_every: must be at least 10 rounds, an estimate being slow, got {refit_every!r}")
         try:
-            import statsmodels.tsa.arima.model  # noqa: F401  (here, so that its absence is known before training)
+            import statsmodels.tsa.arima.model  # noqa: F401  (a missing package should show before training)
         except ImportError as error:
             raise ImportError("ARIMA needs statsmodels: pip install 'hvd-hetero[prediction]'") from error
         self._refit_every = refit_every
@@ -79,12 +79,11 @@ class ARIMA(Predictor):
         z = np.diff(speeds, n=2)
         scale = float(np.std(z))
         if scale < 1e-9 * float(np.mean(speeds)):
-            return  # a straight line: its own extrapolation, nothing to estimate
+            return  # a straight line extrapolates itself: nothing to estimate
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # about starting values and convergence; a bad estimate shows in the error
+                # Starting values and convergence; a bad estimate shows in the forecasts' error.
+                warnings.simplefilter("ignore")
                 fitted = model.ARIMA(z / scale, order=(2, 0, 1), trend="n").fit()
         except (np.linalg.LinAlgError, ValueError) as error:
             log.warning("ARIMA keeps its parameters, the estimate failed: %r", error)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LSTM(Recurrent):
-    """Predicts by an LSTM over the last two speeds; needs torch."""
+    """Predict by an LSTM over the last two speeds; needs torch."""
 
     name = "lstm"
 

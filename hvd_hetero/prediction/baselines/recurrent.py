@@ -1,14 +1,14 @@
-"""What SimpleRNN and LSTM share: a small recurrent network over the last two speeds, trained online with torch.
+"""A small recurrent network over the last two speeds, trained online with torch; the base of SimpleRNN and LSTM.
 
     h_1 = cell(u^{k-1}, 0),  h_2 = cell(u^k, h_1),  û^{k+1} = a·h_2 + b,      u = (v - mean) / deviation of the window
 
 Trained by Adam on all pairs (two speeds, the next) of the last ``window`` (200) rounds, ``steps`` (60) full-batch
-steps every ``retrain_every`` (50) rounds, going on from the present weights, with the early stopping of lb-bsp
-section 4.2. EMA (alpha 0.2) until the first training. Training takes some 50 milliseconds *inside* ``update``, a
-forecast about 0.1: baselines for comparison, not for the training path. Random numbers come from the predictor's own
-seed; torch's global generator is left as it is.
+steps every ``retrain_every`` (50) rounds from the present weights, with the early stopping of lb-bsp section 4.2. Until
+the first training, the forecast is an EMA (alpha 0.2). Training takes some 50 milliseconds *inside* ``update``, a
+forecast about 0.1: these are baselines for comparison, not for training. Random numbers come from the predictor's own
+seed, not from torch's global generator.
 
-Differences from the paper: which states neither sizes nor schedule; 4 hidden units are arbitrary.
+Differences from the paper: it states neither sizes nor schedule; 4 hidden units are arbitrary.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Recurrent(Predictor):
     @staticmethod
     @abstractmethod
     def _cell(hidden: int) -> torch.nn.RNNBase:
-        """A recurrent layer from one input to ``hidden`` units, batch first."""
+        """Return a recurrent layer from one input to ``hidden`` units, batch first."""
 
     def _apply(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(N, 2) standardised speeds to (N,) forecasts."""
+        """Return (N,) forecasts for (N, 2) standardised speeds."""
         states, _ = self._net[0](inputs[:, :, None])
         out: torch.Tensor = self._net[1](states[:, -1])[:, 0]
         return out

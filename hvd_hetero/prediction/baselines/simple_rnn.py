@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class SimpleRNN(Recurrent):
-    """Predicts by an Elman network over the last two speeds; needs torch."""
+    """Predict by an Elman network over the last two speeds; needs torch."""
 
     name = "simple_rnn"
 
