@@ -1,4 +1,4 @@
-"""Who talks to whom: graphs, doubly stochastic mixing (D-PSGD), and MATCHA's random matchings."""
+"""Which ranks average with which: graphs, doubly stochastic mixing (D-PSGD), MATCHA's random matchings."""
 
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Graph, complete, from_edges, ring

@@ -1,4 +1,4 @@
-"""How often each matching is used: the most connected expected graph that a budget allows.
+"""Activation probabilities of matchings, for the most connected expected graph that a budget allows.
 
     maximise lambda_2(L(p)),  L(p) = sum_j p_j L_j,    subject to    sum_j p_j = budget * M,    0 <= p_j <= 1
 
@@ -19,7 +19,7 @@ Z_j = S^-1/2 L_j S^-1/2. Then the gradient and the negative Hessian are
 
 and a Newton step moves within sum_j dp_j = 0. -F is self-concordant, so the damped step stays inside 0 < p < 1.
 
-Certificate, which rests on none of this: for every X >= 0 with X 1 = 0 and tr X = 1, and for all feasible q,
+The certificate depends on none of this: for every X >= 0 with X 1 = 0 and tr X = 1, and for all feasible q,
 
     lambda_2(L(q)) <= <X, L(q)> = sum_j q_j <X, L_j>
 
@@ -29,11 +29,11 @@ X = S^-1 / s closes the gap as s grows.
 Complexity: O(M n^3 + M^2 n^2) per Newton step, a few tens of steps.
 
 Differences from the paper
-- MATCHA leaves the method open. Rejected after trials: Kelley's cutting planes, a linear program per
-  eigenvector, 70 to 120 of them on random graphs of 12 to 24 nodes and 25 to 40 times the time of this (it is the
-  oracle of the tests); t as a variable of Newton's method, which loses the digits of l_1 - t. Considered: projected
-  supergradients, which come without a certificate.
-- Of several optimal p this is a central one, so matchings that are alike are used alike.
+- MATCHA leaves the method open. Rejected after trials: Kelley's cutting planes (a linear program per eigenvector, 70 to
+  120 of them on random graphs of 12 to 24 nodes, 25 to 40 times the time of this; the oracle of the tests), and t as a
+  variable of Newton's method, which loses the digits of l_1 - t. Considered: projected supergradients, which have no
+  certificate.
+- Of several optimal p this finds a central one, so similar matchings are used equally often.
 
 Shapes: M matchings, n nodes, k = n - 1.
 """
@@ -48,24 +48,27 @@ from scipy.linalg import null_space
 
 Array = NDArray[np.float64]
 
-# A connectivity within a millionth of the best is the best for any use; eigenvalues of multiplicity ten and more keep
-# double precision from certifying much below a tenth of that.
+# A connectivity within a millionth of the best serves any use. With eigenvalues of multiplicity ten and more, double
+# precision cannot certify much below a tenth of that.
 TOLERANCE = 1e-6
-_SHARPEN = 20.0  # how fast s grows; measured: 10 to 50 take 42 steps in the mean, 3 and 200 about 50
-_MAX_STEPS = 500  # the most ever seen was about 90
+_SHARPEN = 20.0  # growth of s; measured: 10 to 50 take 42 steps on average, 3 and 200 about 50
+_MAX_STEPS = 500  # the most that was seen is about 90
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activation:
-    """``probabilities`` (M,), the ``connectivity`` lambda_2 they reach, and an upper ``bound`` on that of any other."""
+    """Probabilities of the matchings, with a certificate."""
 
     probabilities: Array
+    """Probability that a round uses each matching, (M,)."""
     connectivity: float
+    """lambda_2 of the expected graph."""
     bound: float
+    """Upper bound of lambda_2 for any other probabilities."""
 
 
 def most_connected(laplacians: Array, budget: float) -> Activation:
-    """Probabilities of the greatest connectivity, for (M, n, n) Laplacians whose sum is connected, n >= 2."""
+    """Return the most connected probabilities for (M, n, n) Laplacians whose sum is connected, n >= 2."""
     matchings, nodes, _ = laplacians.shape
     units = budget * matchings
     if budget == 1.0:
@@ -78,7 +81,7 @@ def most_connected(laplacians: Array, budget: float) -> Activation:
     for _ in range(_MAX_STEPS):
         values, vectors = np.linalg.eigh(np.tensordot(p, laplacians, 1))
         values, vectors = values[1:], vectors[:, 1:]
-        barriers = nodes - 1 + 2 * matchings  # at the optimum for s the gap is at most barriers / s
+        barriers = nodes - 1 + 2 * matchings  # at the optimum for s, the gap is at most barriers / s
         sharpest = 2.0 * barriers / (TOLERANCE * values[0])
         sharpness = sharpness or barriers / values[0]
         inverse = _inverse(values - values[0], sharpness)
@@ -103,9 +106,9 @@ def most_connected(laplacians: Array, budget: float) -> Activation:
 
 
 def _inverse(gaps: Array, sharpness: float) -> Array:
-    """1 / (gaps + d) with d > 0 such that the sum is ``sharpness``, for gaps that begin with 0.
+    """Return 1 / (gaps + d) with d > 0 such that the sum is ``sharpness``; the first gap is 0.
 
-    Newton from d = 1 / sharpness, below the root of a convex falling function: it climbs and never passes the root.
+    Newton's method starts at d = 1 / sharpness, below the root of a convex falling function, and never passes the root.
     """
     d = 1.0 / sharpness
     while True:
@@ -117,7 +120,7 @@ def _inverse(gaps: Array, sharpness: float) -> Array:
 
 
 def _knapsack(worth: Array, units: float) -> float:
-    """The maximum of worth . q over 0 <= q <= 1 with sum q = units."""
+    """Return the maximum of worth . q over 0 <= q <= 1 with sum q = units."""
     descending = np.sort(worth)[::-1]
     share = np.clip(units - np.arange(len(worth)), 0.0, 1.0)
     return float(descending @ share)

@@ -1,4 +1,4 @@
-"""The mixing weight: how far to move towards one's partners (MATCHA, Wang et al. 2019).
+"""The mixing weight: how far a rank moves towards its partners (MATCHA, Wang et al. 2019).
 
 In a round each matching j is active, B_j = 1, with probability p_j, independently; the ranks then mix by
 
@@ -12,17 +12,17 @@ With Lbar = E[sum_j B_j L_j] = sum_j p_j L_j and Q = E[(sum_j B_j L_j)^2] = Lbar
 (E[W'W] - J is positive semidefinite, so its norm is its largest eigenvalue.) rho is a maximum of parabolas, hence
 convex; rho(0) = 1, and it falls from there exactly where Lbar is connected, so the minimum is below 1.
 
-Method: each eigenvector v found at some alpha gives one parabola, below rho everywhere and touching it there. Take the
-minimum of the highest of the parabolas so far, find the eigenvector there, and stop when rho there is no more above
-that lower bound than rounding explains. Every minimum of a maximum of two parabolas is a vertex or a crossing.
+Method: the eigenvector v at some alpha gives a parabola that is below rho everywhere and touches it there. Take the
+minimum of the highest of the parabolas so far, find the eigenvector there, and stop when rho exceeds that lower bound
+by no more than rounding explains. A minimum of a maximum of parabolas is a vertex or a crossing.
 
 At budget 1 (p = 1, Q = Lbar^2) this gives alpha = 2 / (l_2 + l_n), rho = ((l_n - l_2) / (l_n + l_2))^2.
 
 Complexity: O(n^3) per parabola, five to ten of them.
 
 Differences from the paper
-- MATCHA states the same minimum as a semidefinite program in alpha and a bound on alpha^2. In one dimension that
-  is not needed.
+- MATCHA states the same minimum as a semidefinite program in alpha and a bound on alpha^2. One dimension does not need
+  that.
 
 Shapes: M matchings, n nodes, c parabolas so far.
 """
@@ -34,17 +34,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_ROUNDING = 1e-13  # of quantities that are of order 1
+_ROUNDING = 1e-13  # for quantities of order 1
 _MAX_PARABOLAS = 100
 
 
 def best_alpha(laplacians: Array, probabilities: Array) -> tuple[float, float]:
-    """(alpha, rho) for (M, n, n) Laplacians, used with these (M,) probabilities, whose mean is connected, n >= 2."""
+    """Return (alpha, rho) for (M, n, n) Laplacians with (M,) probabilities whose mean is connected, n >= 2."""
     mean = np.tensordot(probabilities, laplacians, 1)
     square = mean @ mean + np.tensordot(probabilities * (1.0 - probabilities), laplacians @ laplacians, 1)
     start = np.eye(len(mean)) - 1.0 / len(mean)
 
-    # The slowest falling and the fastest rising parabola; both are below rho, whatever alpha.
+    # The slowest falling and the fastest rising parabola: both are below rho for every alpha.
     cuts = [_parabola(np.linalg.eigh(mean)[1][:, 1], mean, square), _parabola(_top(square)[1], mean, square)]
     while True:
         alpha, lower = _lowest(np.array(cuts))
@@ -55,7 +55,7 @@ def best_alpha(laplacians: Array, probabilities: Array) -> tuple[float, float]:
 
 
 def _parabola(v: Array, mean: Array, square: Array) -> tuple[float, float]:
-    """(a, b) of 1 - 2 a alpha + b alpha^2."""
+    """Return (a, b) of 1 - 2 a alpha + b alpha^2."""
     return float(v @ mean @ v), float(v @ square @ v)
 
 
@@ -65,7 +65,7 @@ def _top(matrix: Array) -> tuple[float, Array]:
 
 
 def _lowest(cuts: Array) -> tuple[float, float]:
-    """Where the highest of the (c, 2) parabolas is lowest, and how low."""
+    """Return where the highest of the (c, 2) parabolas is lowest, and its value there."""
     a, b = cuts.T
     first, second = np.triu_indices(len(cuts), 1)
     rise, bend = a[first] - a[second], b[first] - b[second]

@@ -1,10 +1,10 @@
-"""The edges of a graph as few matchings: edge colouring by Misra and Gries (1992).
+"""Split the edges of a graph into few matchings: edge colouring by Misra and Gries (1992).
 
-A matching is a set of edges of which no two meet, so its pairs can exchange at the same time. Giving each edge a colour
-that no edge it meets has is the same as splitting the edges into matchings. Delta colours are needed (Delta = the
-highest degree); Delta + 1 are always enough (Vizing), and telling whether Delta are is NP-complete (Holyer 1981).
+A matching is a set of edges of which no two meet, so its pairs can exchange at the same time. Matchings are the colours
+of an edge colouring, in which edges that meet have different colours. At least Delta colours are needed (Delta is the
+highest degree) and Delta + 1 are enough (Vizing); deciding whether Delta are enough is NP-complete (Holyer 1981).
 
-With Delta + 1 colours every node has a *free* one, that none of its edges bears. To colour the edge (u, v):
+With Delta + 1 colours every node has a *free* one, which none of its edges bears. To colour the edge (u, v):
 
 1. Fan. From f_0 = v on, append a neighbour f_{k+1} of u whose edge (u, f_{k+1}) bears a colour free on f_k, until there
    is none.
@@ -16,11 +16,11 @@ With Delta + 1 colours every node has a *free* one, that none of its edges bears
 Complexity: O(m n) time (a path has at most n nodes, a fan at most Delta), O(n Delta) space.
 
 Differences from the paper
-- MATCHA (Wang et al. 2019) takes what Misra and Gries give, three matchings for a ring of eight. Here Delta colours are
-  tried first, by Kempe's swap alone: if c is free on u and d on v, swap c and d along the path from v that starts with
-  c; unless that path ends at u, c is now free on both. It never fails on bipartite graphs (Konig), so not on even
-  rings, and seldom on small ones. A matching less is an exchange less in every round at budget 1.
-  Cost of a failed try: O(m n Delta^2), met only by graphs where Delta + 1 follow.
+- MATCHA (Wang et al. 2019) takes the result of Misra and Gries: three matchings for a ring of eight. Here Delta colours
+  are tried first, by Kempe's swap alone: if c is free on u and d on v, swap c and d along the path from v that starts
+  with c; unless that path ends at u, c is now free on both. It never fails on bipartite graphs (Konig), such as even
+  rings, and seldom on small graphs. A matching less saves an exchange in every round at budget 1. A failed try costs
+  O(m n Delta^2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hvd_hetero.topology.graphs import Edge, Graph
 
 
 def matching_decomposition(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
-    """Delta or Delta + 1 matchings that hold each edge of ``graph`` exactly once."""
+    """Return Delta or Delta + 1 matchings that hold each edge of ``graph`` exactly once."""
     degree = int(graph.degrees().max())
     coloring = _Coloring(graph.nodes, degree)
     if not all(coloring.add_by_swap(u, v) for u, v in graph.edges):
@@ -45,7 +45,7 @@ def matching_decomposition(graph: Graph) -> tuple[tuple[Edge, ...], ...]:
 class _Coloring:
     """A proper colouring of the edges added so far, as seen from each node.
 
-    ``at[x]`` maps a colour to the neighbour that the edge of this colour leads to, ``on[x]`` a neighbour to the colour.
+    ``at[x]`` maps a colour to the neighbour at the other end of that edge; ``on[x]`` maps a neighbour to the colour.
     """
 
     def __init__(self, nodes: int, colors: int) -> None:
@@ -54,7 +54,7 @@ class _Coloring:
         self.on: list[dict[int, int]] = [{} for _ in range(nodes)]
 
     def add_by_swap(self, u: int, v: int) -> bool:
-        """Kempe's step; False, with nothing changed, where every path from v ends at u."""
+        """Take Kempe's step; return False and change nothing if every path from v ends at u."""
         free_u, free_v = self._free(u), self._free(v)
         for c in free_u:
             if c in free_v:
@@ -70,7 +70,7 @@ class _Coloring:
         return False
 
     def add_by_fan(self, u: int, v: int) -> None:
-        """The step of Misra and Gries; needs a free colour on every node."""
+        """Take the step of Misra and Gries; needs a free colour on every node."""
         fan = self._fan(u, v)
         c, d = self._free(u)[0], self._free(fan[-1])[0]
         self._swap(self._path(u, d, c), c, d)
@@ -94,7 +94,7 @@ class _Coloring:
             del left[following]
 
     def _path(self, x: int, first: int, second: int) -> list[tuple[int, int, int]]:
-        """The edges (x, y, colour) from x on that bear first, second, first, ...; ``second`` is free on x."""
+        """Return the edges (x, y, colour) from x that bear first, second, first, ...; ``second`` is free on x."""
         path, color = [], first
         while color in self.at[x]:
             y = self.at[x][color]

@@ -3,8 +3,8 @@
 The Laplacian of a graph is L = sum over edges (i, j) of (e_i - e_j)(e_i - e_j)'. It is positive semidefinite, L 1 = 0,
 and its second smallest eigenvalue lambda_2, the algebraic connectivity, is positive exactly for connected graphs.
 
-The base graph of the non-blocking paper (Figure 1a, 8 nodes) is only drawn there, "randomly generated", with no list of
-edges, so it is not offered under a name of its own.
+The non-blocking paper draws its base graph (Figure 1a, 8 nodes, "randomly generated") without a list of edges, so it
+has no name here.
 
 Shapes: n nodes, m edges.
 """
@@ -24,22 +24,24 @@ Edge: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """``nodes`` ranks, 0 ... nodes - 1, and ``edges`` (i, j) with i < j, sorted, each once; ``from_edges`` makes it."""
+    """A graph of ranks 0 ... nodes - 1; ``from_edges`` makes one."""
 
     nodes: int
+    """Number of ranks."""
     edges: tuple[Edge, ...]
+    """Pairs (i, j) with i < j, sorted, each once."""
 
     def degrees(self) -> NDArray[np.int64]:
-        """The number of neighbours of each node, (n,)."""
+        """Return the number of neighbours of each node, (n,)."""
         return np.bincount(np.array(self.edges, dtype=np.int64).ravel(), minlength=self.nodes)
 
     def neighbors(self, node: int) -> tuple[int, ...]:
-        """The ranks that ``node`` exchanges with, in ascending order."""
+        """Return the ranks that ``node`` exchanges with, in ascending order."""
         check_rank("node", node, self.nodes)
         return tuple(sorted(a + b - node for a, b in self.edges if node in (a, b)))
 
     def is_connected(self) -> bool:
-        """Whether a path leads from every node to every other."""
+        """Return True if a path leads from every node to every other."""
         adjacent: list[list[int]] = [[] for _ in range(self.nodes)]
         for i, j in self.edges:
             adjacent[i].append(j)
@@ -53,21 +55,21 @@ class Graph:
 
 
 def ring(nodes: int) -> Graph:
-    """The cycle 0 - 1 - ... - (n-1) - 0; one edge for two nodes, none for one."""
+    """Return the cycle 0 - 1 - ... - (n-1) - 0; one edge for two nodes, none for one."""
     count = _node_count(nodes)
     return from_edges(((i, (i + 1) % count) for i in range(count if count > 2 else count - 1)), nodes=count)
 
 
 def complete(nodes: int) -> Graph:
-    """Every pair of nodes joined."""
+    """Return the graph that joins every pair of nodes."""
     count = _node_count(nodes)
     return from_edges(((i, j) for i in range(count) for j in range(i + 1, count)), nodes=count)
 
 
 def from_edges(edges: Iterable[Sequence[int]], nodes: int | None = None) -> Graph:
-    """The graph of these pairs. ``nodes`` defaults to one more than the largest number that occurs.
+    """Return the graph of these pairs. ``nodes`` defaults to one more than the largest rank in a pair.
 
-    The order of the edges and of the ends of an edge carry no meaning, and an edge given twice counts once.
+    The order of the edges, and of the ends of an edge, means nothing. An edge given twice counts once.
     """
     kept: set[Edge] = set()
     for edge in edges:
@@ -89,7 +91,7 @@ def from_edges(edges: Iterable[Sequence[int]], nodes: int | None = None) -> Grap
 
 
 def laplacian(nodes: int, edges: Sequence[Edge], weights: ArrayLike = 1.0) -> NDArray[np.float64]:
-    """The sum over edges of w_ij (e_i - e_j)(e_i - e_j)', (n, n)."""
+    """Return the sum over edges of w_ij (e_i - e_j)(e_i - e_j)', (n, n)."""
     matrix = np.zeros((nodes, nodes))
     if edges:
         i, j = np.array(edges).T
@@ -99,7 +101,7 @@ def laplacian(nodes: int, edges: Sequence[Edge], weights: ArrayLike = 1.0) -> ND
 
 
 def require_connected(graph: Graph, use: str) -> None:
-    """Refuse a graph whose parts would never learn of each other."""
+    """Refuse a graph in several parts, whose models would never agree."""
     if not graph.is_connected():
         raise ValueError(
             f"graph must be connected for {use}, got {graph.nodes} nodes and {len(graph.edges)} edges in several "
@@ -108,7 +110,7 @@ def require_connected(graph: Graph, use: str) -> None:
 
 
 def check_rank(name: str, rank: int, nodes: int) -> None:
-    """Refuse a rank that the graph has not, which would go without any exchange, and without a word."""
+    """Refuse a rank outside the graph, which would silently exchange with no rank."""
     if not 0 <= rank < nodes:
         raise ValueError(f"{name} must be from 0 to {nodes - 1}, got {rank}; make the graph for all ranks")
 

@@ -8,15 +8,15 @@
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
 share of the time that D-PSGD needs on the same graph.
 
-Agreement. Drawing needs no messages. But p comes out of floating-point eigenvectors, and a p that differs in its last
-digits would, in some rare draw, make two ranks disagree about a matching. Where processors or libraries are not alike,
-compute ``matcha`` on one rank and broadcast the result: it is plain data.
+Agreement. Drawing needs no messages. But p comes from floating-point eigenvectors. If it differs in its last digits,
+two ranks disagree about a matching in some rare draw. If processors or libraries may differ, compute ``matcha`` on one
+rank and broadcast the result: it is plain data.
 
 Differences from the paper
-- One alpha for all edges is the paper's, and is what is used unless D-PSGD's weights (Metropolis-Hastings) contract
-  faster than the best alpha does when all edges are used. That occurs where degrees differ by place, as in two cliques
-  of twelve joined by a path, and in about one of a thousand random graphs. There L_j is built from D-PSGD's weights, in
-  steps 2 to 4. So rho at budget 1 never exceeds D-PSGD's: by that choice, or because alpha = 1 is D-PSGD itself.
+- The paper uses one alpha for all edges, and so does this, unless D-PSGD's weights (Metropolis-Hastings) contract
+  faster when all edges are used. They do if degrees differ by place, as in two cliques of twelve joined by a path, and
+  in about one of a thousand random graphs. L_j is then built from D-PSGD's weights in steps 2 to 4. So rho at budget 1
+  never exceeds D-PSGD's: by that choice, or because alpha = 1 is D-PSGD itself.
 - A disconnected graph is an error here; the paper assumes there is none.
 
 Shapes: n nodes, m edges, M matchings.
@@ -37,33 +37,37 @@ from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
 from hvd_hetero.topology.weights import metropolis_weights, mixing_matrix, mixing_rho
 
-_LEAST_BUDGET = 1e-9  # arbitrary: below some 1e-15, rho rounds to 1, and nobody waits a billion rounds for an exchange
+_LEAST_BUDGET = (
+    1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Matcha:
-    """What to do in every round. All of it is plain data.
-
-    ``matchings[j]`` are the edges of matching j and ``weights[j]`` their weights (1 as a rule, see the module);
-    ``probabilities[j]`` is how often it is active; ``alpha`` the mixing weight; ``rho`` the factor by which a round
-    shrinks the mean squared distance from agreement, at worst; ``connectivity`` lambda_2 of the expected graph, and
-    ``connectivity_bound`` what no choice of probabilities within the budget can exceed.
-    """
+    """A schedule of random matchings, as plain data."""
 
     nodes: int
+    """Number of ranks."""
     matchings: tuple[tuple[Edge, ...], ...]
+    """Edges of each matching."""
     weights: tuple[tuple[float, ...], ...]
+    """Weights of the edges of each matching; 1 as a rule (see the module)."""
     probabilities: tuple[float, ...]
+    """Probability that a round uses each matching."""
     alpha: float
+    """Mixing weight."""
     rho: float
+    """Factor by which a round shrinks the mean squared distance from agreement, at worst."""
     connectivity: float
+    """lambda_2 of the expected graph."""
     connectivity_bound: float
+    """lambda_2 that no probabilities within the budget can exceed."""
 
     def active(self, seed: int, round_number: int) -> NDArray[np.bool_]:
-        """Which matchings are used in this round, (M,): the same on every rank, in any order of asking.
+        """Return which matchings this round uses, (M,): the same on every rank, in any order of calls.
 
-        Raw output of a counter-based generator, keyed by the seed and counted by the round: NumPy promises these bits
-        for all versions, which it does not for the distributions built on them.
+        It takes raw bits of a counter-based generator, keyed by the seed and counted by the round. NumPy promises these
+        bits for all versions, unlike the distributions built on them.
         """
         key, counter = _counter("seed", seed), _counter("round_number", round_number)
         raw = np.random.Philox(key=key, counter=counter << 64).random_raw(len(self.matchings))
@@ -71,7 +75,7 @@ class Matcha:
         return uniform < np.array(self.probabilities)
 
     def partners(self, rank: int, seed: int, round_number: int) -> tuple[tuple[int, float], ...]:
-        """(other rank, weight) of each exchange of ``rank`` in this round; what is left of 1 is its own weight."""
+        """Return (other rank, weight) of each exchange of ``rank`` in this round; the rest of 1 is its own weight."""
         check_rank("rank", rank, self.nodes)
         return tuple(
             (i + j - rank, self.alpha * weight)
@@ -81,7 +85,7 @@ class Matcha:
         )
 
     def mixing(self, seed: int, round_number: int) -> NDArray[np.float64]:
-        """W of this round, (n, n), symmetric with rows that sum to 1."""
+        """Return W of this round, (n, n), symmetric with rows that sum to 1."""
         used = np.flatnonzero(self.active(seed, round_number))
         edges = [edge for number in used for edge in self.matchings[number]]
         weights = [weight for number in used for weight in self.weights[number]]
@@ -89,14 +93,14 @@ class Matcha:
 
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
-    """The best random mixing on ``graph`` that communicates a share ``budget``, 1e-9 to 1, of what D-PSGD does."""
+    """Return the best random mixing on ``graph`` for ``budget``, 1e-9 to 1, the share of D-PSGD's communication."""
     if not _LEAST_BUDGET <= budget <= 1.0:
         raise ValueError(
             f"budget must be at least {_LEAST_BUDGET:g} and at most 1, got {budget}; "
             "it is the share of the matchings used in a round, and 1 is D-PSGD"
         )
     require_connected(graph, "MATCHA")
-    if graph.nodes == 1:  # nobody to agree with
+    if graph.nodes == 1:  # no other rank to agree with
         return Matcha(1, (), (), (), alpha=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
     matchings = matching_decomposition(graph)
     weight_of = dict(zip(graph.edges, _weights(graph), strict=True))
@@ -118,7 +122,7 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
 
 
 def _counter(name: str, value: SupportsIndex) -> int:
-    """`value` as a Python integer of 128 bits; NumPy's would lose the round number when it is shifted by 64."""
+    """Return `value` as a Python integer of 128 bits; NumPy's would lose the round number when shifted by 64."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -131,7 +135,7 @@ def _counter(name: str, value: SupportsIndex) -> int:
 
 
 def _weights(graph: Graph) -> list[float]:
-    """1 for every edge, or D-PSGD's weights where they contract faster on their own."""
+    """Return 1 for every edge, or D-PSGD's weights if they contract faster."""
     values = np.linalg.eigvalsh(laplacian(graph.nodes, graph.edges))
     equal_rho = ((values[-1] - values[1]) / (values[-1] + values[1])) ** 2  # best_alpha's at budget 1
     if equal_rho <= mixing_rho(mixing_matrix(graph)) + 1e-12:  # beyond rounding

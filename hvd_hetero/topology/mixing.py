@@ -1,15 +1,15 @@
-"""How the ranks average: everybody with everybody, or each with its neighbours in a graph.
+"""How ranks average: all with all, or each with its neighbours in a graph.
 
     allreduce   one gradient g = (1 / S) sum_i G_i for all, G_i the sum of the gradients of rank i's S_i samples
     D-PSGD      x_i <- sum_j W_ij x_j - eta (n / S) G_i
     MATCHA      the same, with a W of its own in every round, drawn alike on every rank
 
-(non-blocking-sgd, sections 2.2 and 2.5, Algorithms 1 and 2.) W is symmetric and doubly stochastic, so mixing leaves the
-mean of the models where it is, and the mean moves by eta (1 / n) sum_i (n / S) G_i = eta g: the same step as with an
-allreduce, whatever the shares are. The ranks hold different models meanwhile; the result of a training is their mean.
+(non-blocking-sgd, sections 2.2 and 2.5, Algorithms 1 and 2.) W is symmetric and doubly stochastic, so mixing keeps the
+mean of the models. That mean moves by eta (1 / n) sum_i (n / S) G_i = eta g: the same step as with an allreduce, for
+any shares. The ranks hold different models during training; its result is their mean.
 
-Differences from the paper: the factor n S_i / S, by which a rank's mean gradient weighs as much as its samples do (the
-paper's factor n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking``).
+Differences from the paper: the factor n S_i / S weights a rank's mean gradient by its samples. The paper's factor
+n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking``.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ class NeighbourMixing:
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
+    """Links between ranks."""
 
     @property
     def nodes(self) -> int:
-        """The ranks it is made for."""
+        """Number of ranks that the mixing is made for."""
         return self.graph.nodes
 
     def row(self, rank: int, round: int) -> Mapping[int, float]:
-        """The weights with which a rank averages, its own among them; they sum to 1."""
+        """Return the weights with which a rank averages, its own included; they sum to 1."""
         weights = _matrix(self.graph)[rank]
         return {int(j): float(weights[j]) for j in np.flatnonzero(weights)}
 
     def matrix(self, round: int) -> Floats:
-        """W: the rows of all ranks."""
+        """Return W, the rows of all ranks."""
         return _matrix(self.graph)
 
     def exchanges(self, round: int) -> int:
-        """How many exchanges with one neighbour follow each other in a round, where disjoint pairs exchange at once."""
+        """Return the number of successive exchanges in a round; disjoint pairs exchange at once."""
         return _matchings(self.graph)
 
     @property
     def most_neighbours(self) -> int:
-        """Of any rank in any round."""
+        """Most neighbours of a rank in a round."""
         return int(self.graph.degrees().max(initial=0))
 
 
@@ -67,34 +68,36 @@ class NeighbourMixing:
 class MatchaMixing:
     """MATCHA: some of the links in each round, the more important ones more often.
 
-    Activation probabilities are floating-point results of an optimisation, and two processors may find different last
-    bits; so one rank computes this object and the others receive it.
+    Activation probabilities come from a floating-point optimisation, whose last bits may differ between processors. So
+    one rank computes this object, and the others receive it.
     """
 
     schedule: Matcha
+    """Matchings and their probabilities."""
     seed: int = 0
+    """Seed of the draws, the same on all ranks."""
 
     @property
     def nodes(self) -> int:
-        """The ranks it is made for."""
+        """Number of ranks that the mixing is made for."""
         return self.schedule.nodes
 
     def row(self, rank: int, round: int) -> Mapping[int, float]:
-        """The weights with which a rank averages in this round, its own among them; they sum to 1."""
+        """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
         others = dict(self.schedule.partners(rank, self.seed, round))
         return {rank: 1.0 - sum(others.values()), **others}
 
     def matrix(self, round: int) -> Floats:
-        """W of this round: the rows of all ranks."""
+        """Return W of this round, the rows of all ranks."""
         return self.schedule.mixing(self.seed, round)
 
     def exchanges(self, round: int) -> int:
-        """How many exchanges with one neighbour follow each other in this round: its active matchings."""
+        """Return the number of successive exchanges in this round: its active matchings."""
         return int(self.schedule.active(self.seed, round).sum())
 
     @property
     def most_neighbours(self) -> int:
-        """Of any rank in any round."""
+        """Most neighbours of a rank in a round."""
         return len(self.schedule.matchings)
 
 
@@ -107,14 +110,14 @@ _BY_NAME: dict[str, Callable[[int], Mixing]] = {
 }
 
 MIXING_NAMES = tuple(_BY_NAME)
-"""what ``sync`` may be called, beside the allreduce"""
+"""Names that ``sync`` takes, besides ``"allreduce"``."""
 
 
 def resolve_mixing(sync: str | Mixing, workers: int, *, updates_locally: bool = False) -> Mixing | None:
-    """What ``sync`` means for so many ranks: None for the allreduce, or whom each rank averages with.
+    """Return the mixing that ``sync`` names, or None for the allreduce.
 
     By name, D-PSGD averages along a ring, and MATCHA uses half of that ring's links in a round. A policy that
-    ``updates_locally`` goes with the allreduce alone.
+    ``updates_locally`` needs the allreduce.
     """
     mixing = _resolve(sync, workers)
     if mixing is not None and updates_locally:
@@ -144,12 +147,12 @@ def _resolve(sync: str | Mixing, workers: int) -> Mixing | None:
     return None if workers == 1 else _named(sync, workers)
 
 
-@lru_cache(maxsize=8)  # MATCHA's optimisation takes eigenvalues of n x n matrices, again and again
+@lru_cache(maxsize=8)  # MATCHA's optimisation computes eigenvalues of n x n matrices many times
 def _named(name: str, workers: int) -> Mixing:
     return _BY_NAME[name](workers)
 
 
-@lru_cache(maxsize=8)  # asked for in every round
+@lru_cache(maxsize=8)  # every round needs it
 def _matrix(graph: Graph) -> Floats:
     return mixing_matrix(graph)
 
