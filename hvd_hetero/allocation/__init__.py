@@ -1,4 +1,4 @@
-"""How many samples each worker gets: shares by speed, and the split whose latest worker is as early as can be."""
+"""Solvers for each worker's samples: shares by speed, and the split whose latest worker is as early as possible."""
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
 from hvd_hetero.allocation.largest_remainder import proportional

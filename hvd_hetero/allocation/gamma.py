@@ -1,39 +1,38 @@
-"""Gamma, the computing time of a device as a function of its batch (LB-BSP section 3.3), from a few measurements.
+"""Gamma, a device's computing time as a function of its batch (LB-BSP section 3.3), from a few measurements.
 
 LB-BSP's observations on GPUs: below the saturation point x_s the time is almost constant, above it a line, and above
-the out-of-memory point x_o there is none::
+the out-of-memory point x_o a batch does not fit::
 
     Gamma(x) = m max(x, x_s) + b  for x <= x_o
 
-Fit, robust to outliers (a measurement that a neighbour, a page fault or a warm-up made too long). Shapes: B = distinct
-batch sizes. The median of the repeats stands for each batch size. For every number j of smallest batches that could be
-the flat part, j = 0 or 2 <= j <= B - 2,
+The fit is robust to outliers, which a neighbour, a page fault or a warm-up made too long. Shapes: B distinct batch
+sizes. The median of the repeats stands for each batch size. For every number j of smallest batches that could be the
+flat part, j = 0 or 2 <= j <= B - 2,
 
 1. the line is the Theil-Sen estimate on the other B - j points: m the median slope of all pairs, b the median of
    t - m x;
 2. the flat level is the median of the j points, and x_s is where it meets the line, beyond the smallest batch and not
    beyond the largest;
-3. the cost is the mean relative error |t - Gamma(x)| / t over all points, in which no slow outlier weighs more than 1.
+3. the cost is the mean relative error |t - Gamma(x)| / t over all points, so no slow outlier weighs more than 1.
 
-The j of the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a line
-(j = 0) and 4 for the bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
+The j with the least Bayesian information criterion wins, 2 B log(cost) + parameters log(B), with 2 parameters for a
+line (j = 0) and 4 for a bent one: a flat part must pay for itself. Cost O(B^3), for a profile of tens of batch sizes.
 
-A rising candidate that is not positive at every measured size is out, however well it fits elsewhere: noise can give a
-line so negative an intercept that the smallest batches would take no time. If that leaves none, the fit is refused.
-Rejected: forcing b >= 0 (a device may well have b < 0 above a flat part), and raising the bad times to a small positive
-one (a made-up speed, where an error says what to measure). Below the smallest measured size a line with b < 0 may still
-reach zero: nothing is known there.
+A rising candidate that is not positive at every measured size is dropped: noise can make an intercept so negative that
+the smallest batches would take no time. If no candidate remains, the fit is refused. Rejected: forcing b >= 0 (a device
+may have b < 0 above a flat part), and raising the bad times to a small positive one (a made-up speed, where an error
+says what to measure). Below the smallest measured size a line with b < 0 may still reach zero: nothing is known there.
 
-Theil-Sen stands up to 29 % of outliers among the points of the line, the medians to just under half.
+Theil-Sen tolerates 29 % of outliers among the points of the line, the medians just under half.
 
-x_o is known from failures only: the largest batch that ran below the smallest that did not. Nothing is extrapolated
-from memory use, which need not be linear.
+x_o is known from failures only: it is the largest batch that ran below the smallest that did not. Memory use is not
+extrapolated, because it need not be linear.
 
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.
 
-Rejected: least squares (one outlier moves everything), RANSAC (random), a flat part of one point (it cannot be told
-from a slow first batch, the commonest outlier there is).
+Rejected: least squares (one outlier moves everything), RANSAC (random), a flat part of one point (it looks like a slow
+first batch, the most frequent outlier).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from numpy.typing import ArrayLike
 from hvd_hetero import checks
 from hvd_hetero.checks import FloatArray
 
-_LEAST_COST = 1e-9  # a relative error that no clock resolves; keeps the logarithm of a perfect fit finite
+_LEAST_COST = 1e-9  # below what any clock resolves; keeps the logarithm of a perfect fit finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +54,16 @@ class Gamma:
     """The computing time of one device."""
 
     slope_s: float
-    """m, seconds per sample, above saturation."""
+    """m, seconds per sample above saturation."""
     intercept_s: float
-    """b, seconds; may be negative."""
+    """b, seconds besides the samples; may be negative."""
     saturation: int
-    """x_s, samples: a smaller batch saves nothing. 1 where no flat part was seen."""
+    """x_s, samples below which a smaller batch saves nothing; 1 if no flat part was seen."""
     out_of_memory: int | None
-    """x_o, samples: the most that is known to fit, or None where nothing failed."""
+    """x_o, most samples that are known to fit; None if nothing failed."""
 
     def seconds(self, batch: float) -> float:
-        """Seconds of computing on `batch` samples: 0 for none, infinite above the out-of-memory point."""
+        """Return the seconds of computing on `batch` samples: 0 for none, infinite above the out-of-memory point."""
         if not 0 <= batch < math.inf:
             raise ValueError(f"batch must be finite and >= 0, got {batch}; give the samples of one micro-batch")
         if batch == 0:
@@ -82,10 +81,10 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
         seconds: Computing time of each, > 0; infinity for a batch that ran out of memory.
 
     Raises:
-        ValueError: if fewer than 3 different batch sizes ran below the first that ran out of memory, if times do not
-            rise with the batch, if every curve that could be fitted is zero or less at a measured size, or if a number
-            is out of range.
-        TypeError: if `batch` is not made of integers.
+        ValueError: If fewer than 3 different batch sizes ran below the first that ran out of memory, if times do not
+            rise with the batch, if every possible curve is zero or less at a measured size, or if a number is out of
+            range.
+        TypeError: If `batch` does not consist of integers.
     """
     t = checks.floats("seconds", seconds)
     x = checks.integers("batch", batch, t.size)
@@ -96,7 +95,7 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
         raise ValueError(f"seconds[{worst}] must be positive, got {t[worst]}; leave out what was not measured")
     fits = np.isfinite(t)
     if not fits.all():
-        fits &= x < x[~fits].min()  # a batch that ran where a smaller one did not was lucky
+        fits &= x < x[~fits].min()  # a batch that ran although a smaller one failed was lucky
     sizes = np.unique(x[fits])
     if sizes.size < 3:
         raise ValueError(
@@ -121,7 +120,7 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
 
 
 def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
-    """Slope, intercept and knee of the best of all splits, if one is positive; x ascending and distinct."""
+    """Return slope, intercept and knee of the best positive split, or None; x ascending and distinct."""
     best, answer = math.inf, None
     for flat in (0, *range(2, x.size - 1)):
         slope, intercept = _theil_sen(x[flat:], t[flat:])
@@ -141,7 +140,7 @@ def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:
 
 
 def _theil_sen(x: FloatArray, t: FloatArray) -> tuple[float, float]:
-    """The median slope of all pairs, and the median intercept given it."""
+    """Return the median slope of all pairs, and the median intercept for that slope."""
     i, j = np.triu_indices(x.size, 1)
     slope = float(np.median((t[j] - t[i]) / (x[j] - x[i])))
     return slope, float(np.median(t - slope * x))

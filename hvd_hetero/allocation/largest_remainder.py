@@ -1,32 +1,32 @@
-"""Shares in proportion to speeds: the optimum of Eq. 3 of LB-BSP where time is proportional to the batch.
+"""Shares in proportion to speeds: the optimum of LB-BSP Eq. 3 if time is proportional to the batch.
 
-n workers, v_i samples per second, X samples, l_i the least that worker i may get. Real-valued problem::
+n workers, v_i samples per second, X samples, l_i the least share of worker i. Real-valued problem::
 
     minimise max_i x_i / v_i    subject to    sum_i x_i = X,  x_i >= l_i
 
 Without the bounds the solution is x_i = X v_i / sum_j v_j (LB-BSP section 3.2: Eq. 3 with Gamma(x) = x / v). With them
-it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X: a worker that the level leaves below its bound
-is set to the bound, and what remains is divided again among the others. Fixing a worker at more than its share can only
-lower tau, so nobody is ever unfixed, and n passes are the most there can be (one or two are usual).
+it is a water level, x_i = max(l_i, tau v_i), where tau makes the sum X. A worker that the level leaves below its bound
+is set to the bound, and the rest is divided again among the others. Fixing a worker at more than its share only lowers
+tau, so no worker is ever released, and there are at most n passes (usually one or two).
 
-Integers come from the largest remainder: every free worker gets floor(tau v_i), and the units still missing (fewer than
-there are free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share
-above an integer bound is not below that bound, so the bounds stay kept, and every share is within one unit of tau v_i.
+Integers come from the largest remainder. Every free worker gets floor(tau v_i). The missing units (fewer than there are
+free workers) go one each to the largest fractional parts, ties to the lower rank. The floor of a real share above an
+integer bound is not below that bound, so the bounds hold, and every share is within one unit of tau v_i.
 
-**Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits; the
-scaling and the floor are exact, and so is all that follows, in integers. Speeds that are integers of up to 30 bits lose
+**Every rank gets the same bits.** Speeds become integers first, by a power of two that gives the fastest 30 bits. The
+scaling and the floor are exact, and so are the integers that follow. Speeds that are integers of up to 30 bits lose
 nothing; others move the real-valued shares by less than n X / 2^29. A worker 2^30 times slower than the fastest counts
 as standing still.
 
-Cost: O(n) a pass; the missing units are found by selection, not by sorting.
+Cost: O(n) a pass; selection, not sorting, finds the missing units.
 
 Differences from the paper
     The paper divides real numbers and does not say how it rounds; it has no bounds and no multiples.
 
-Rejected: rounding each share and repairing the sum (what is repaired depends on the order of ranks); giving each
-missing unit to whoever would finish earliest with it. That one is the exact minimax in integers, and `minimax` does it;
-but it may move a share more than one unit from the real-valued one (so do the divisor methods), and LB-BSP changes
-batch sizes at every round, where the least change is worth more than the fraction of one sample.
+Rejected: rounding each share and repairing the sum, because the repair depends on the order of ranks; and giving each
+missing unit to the worker that would finish earliest with it. That is the exact minimax in integers, which `minimax`
+computes. But it may move a share more than one unit from the real-valued one (as divisor methods do), and LB-BSP
+changes batch sizes in every round, where a small change is worth more than the fraction of one sample.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNITS_IN_INT64 = 2**33  # below this many units, weight x units cannot overflow
 
 
 def quantise(speeds: FloatArray) -> IntArray:
-    """Non-negative finite speeds as integers in the same proportion, the largest of exactly 30 bits (or all zero)."""
+    """Return non-negative finite speeds as integers in the same proportion, the largest of 30 bits (or all zero)."""
     _, exponent = np.frexp(speeds.max())
     return np.floor(np.ldexp(speeds, _WEIGHT_BITS - int(exponent))).astype(np.int64)
 
@@ -52,22 +52,22 @@ def quantise(speeds: FloatArray) -> IntArray:
 def proportional(
     speeds: ArrayLike, total: SupportsIndex, minimum: ArrayLike = 1, multiple_of: SupportsIndex = 1
 ) -> IntArray:
-    """Integers in proportion to `speeds` that sum to `total`; identical on every rank that holds the same speeds.
+    """Return integers in proportion to `speeds` that sum to `total`, identical on ranks that hold the same speeds.
 
     Args:
-        speeds: Samples per second (or any weights, integers too) of each worker, finite and >= 0. A worker of speed
-            zero gets its minimum.
-        total: How many samples to divide.
-        minimum: The least share, one for all or one per worker; 0 is allowed. It is rounded up to `multiple_of`.
-        multiple_of: Every share is a multiple of this. `total` must be one too: see the error for what else to do.
+        speeds: Samples per second of each worker, or any other weights, finite and >= 0. A worker of speed zero gets
+            its minimum.
+        total: Samples to divide.
+        minimum: Least share, one for all or one per worker; 0 is allowed. It is rounded up to `multiple_of`.
+        multiple_of: Divisor of every share; `total` must be a multiple, too.
 
     Returns:
         One share per worker, int64, shape (n,).
 
     Raises:
-        ValueError: if a speed is negative, NaN or infinite, if there are none, if all are zero and the minimum does
-            not use up `total`, if `total` is below the sum of the minimum, or is not a multiple.
-        TypeError: if `total`, `minimum` or `multiple_of` is not made of integers.
+        ValueError: If a speed is negative, NaN or infinite, if there are no speeds, if all are zero and the minimum
+            does not use up `total`, or if `total` is below the sum of the minimum or not a multiple.
+        TypeError: If `total`, `minimum` or `multiple_of` does not consist of integers.
     """
     v = checks.finite("speeds", speeds, least=0, way_out="plan a rank without a measurement by its last share")
     step = checks.integer("multiple_of", multiple_of, least=1)
@@ -89,13 +89,13 @@ def proportional(
 
 
 def _sum(counts: IntArray) -> int:
-    """What they are together; in Python's integers, which take ten times as long, where int64 could overflow."""
+    """Return the sum; in Python's integers, which take ten times as long, if int64 could overflow."""
     return int(counts.sum()) if counts.size * int(counts.max(initial=0)) < 2**63 else sum(counts.tolist())
 
 
 def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
-    """`units` in proportion to `weights`, at least `lower`, by the two rules at the top of this file."""
-    exact = np.int64 if units < _UNITS_IN_INT64 else object  # object: Python's own integers, slower and never too small
+    """Divide `units` in proportion to `weights`, at least `lower`, by the two rules at the top of this file."""
+    exact = np.int64 if units < _UNITS_IN_INT64 else object  # object: Python's integers, slower, without overflow
     shares = lower.copy()
     free = np.flatnonzero(weights)  # ranks, always ascending
     if not free.size:
@@ -113,9 +113,8 @@ def _divide(weights: IntArray, units: int, lower: IntArray) -> IntArray:
         free = free[~below]
     missing = left - int(floor.sum())
     if missing:
-        rest = (
-            weight * left - floor * whole
-        )  # a zero never gets a unit: more workers have a rest than units are missing
+        # A worker without a rest gets no unit, because more workers have a rest than units are missing.
+        rest = weight * left - floor * whole
         threshold = np.partition(rest, free.size - missing)[free.size - missing]
         above = rest > threshold
         ties = np.flatnonzero(rest == threshold)[: missing - np.count_nonzero(above)]

@@ -1,25 +1,25 @@
-"""`minimax_lp`: LB-BSP's own way to Eq. 3 with Eq. 5, a linear program for any solver; the reference of `minimax`.
+"""`minimax_lp`: LB-BSP's own method for Eq. 3 with Eq. 5, a linear program; the reference of `minimax`.
 
 Variables x_1 .. x_n and t (shapes: n + 1 columns, n + 1 rows, 3 n entries)::
 
     minimise t    subject to    m_i x_i - t <= -(b_i + t^m_i),    sum_i x_i = X,    x^s_i <= x_i <= x^o_i
 
-solved by HiGHS through `scipy.optimize.linprog` on sparse matrices, in units of `multiple_of`. Then integers: every
-share is rounded down, and the units that are missing, fewer than n, go one each to the workers with room that would
-finish them earliest, ties to the lower rank. Sum, bounds and multiples are kept; the optimum need not be. The
-relaxation's value is a lower bound of every integer split, returned as `bound_s`.
+solved by HiGHS through `scipy.optimize.linprog` on sparse matrices, in units of `multiple_of`. For integers every share
+is rounded down. The missing units, fewer than n, go one each to the workers with room that finish them earliest, ties
+to the lower rank. Sum, bounds and multiples hold; the optimum may be lost. The relaxation's value is a lower bound of
+every integer split, returned as `bound_s`.
 
-HiGHS tolerates an error of 1e-7 in every row, whatever the unit. In seconds, rounds of a microsecond would all be alike
-to it and their split arbitrary. So short rounds are counted in the least power of two seconds within which the relaxed
-problem can be finished: the optimum is then between 1/2 and 1, and the scaling rounds nothing. Not scaled are rounds of
-a second and more, since HiGHS takes small coefficients (below 1e-9 a sample) for zero, and optima that are negative.
-Rejected: the optimum of `minimax` as the unit, for this program is there to check `minimax`.
+HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not tell rounds of a microsecond apart,
+and their split would be arbitrary. So the unit of short rounds is the least power of two seconds within which the
+relaxed problem can be finished. The optimum is then between 1/2 and 1, and the scaling rounds nothing. Rounds of a
+second and more are not scaled, because HiGHS treats small coefficients (below 1e-9 a sample) as zero; nor are negative
+optima. Rejected: the optimum of `minimax` as the unit, because this program is there to check `minimax`.
 
 Differences from the paper
-    The paper does not say how it rounds, nor which toolbox it used.
+    The paper says neither how it rounds nor which toolbox it used.
 
-For reference and comparison only: a simplex in floats gives no promise that two ranks get the same vertex, so a policy
-that must agree uses `minimax`, or solves on one rank and broadcasts.
+For reference and comparison only: a simplex in floats does not promise that two ranks get the same vertex. Policies
+must agree, so they use `minimax`, or solve on one rank and broadcast.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def minimax_lp(
     *,
     time_limit_s: float | None = None,
 ) -> Allocation | SolverFailure:
-    """The linear program's split, rounded; arguments and errors as for `minimax`.
+    """Return the linear program's split, rounded; arguments and errors are those of `minimax`.
 
     Args:
         slope: m, seconds per sample.
@@ -56,13 +56,13 @@ def minimax_lp(
         total: X, samples.
         lower: x^s, samples.
         upper: x^o, samples.
-        multiple_of: Every share is a multiple of this.
+        multiple_of: Divisor of every share.
         time_limit_s: Seconds after which HiGHS gives up, or None for no limit.
 
     Returns:
-        The rounded split, or what HiGHS said where it did not reach an optimum.
+        The rounded split, or HiGHS's message if it did not reach an optimum.
     """
-    # Imported here: it is most of the start-up time of this package, for a reference that no training step calls.
+    # Imported here because it takes most of this package's start-up time, and no training step needs it.
     from scipy.optimize import linprog
     from scipy.sparse import csr_array
 
@@ -77,7 +77,7 @@ def minimax_lp(
         ),
         shape=(n, n + 1),
     )
-    solve: Callable[..., Any] = linprog  # the type stubs of SciPy do not know that it takes sparse matrices
+    solve: Callable[..., Any] = linprog  # SciPy's type stubs do not know that it takes sparse matrices
     answer = solve(
         c=np.append(np.zeros(n), 1.0),
         A_ub=finish,
@@ -95,7 +95,7 @@ def minimax_lp(
 
 
 def _per_unit_of_time(p: Problem) -> int:
-    """The e for which 2^e times an optimum below a second is in (1/2, 1]; 0 for all others."""
+    """Return the e for which 2^e times an optimum below a second is in (1/2, 1]; 0 for all others."""
     unit_s, constant_s = p.slope_s * p.step, p.intercept_s + p.comm_s
     least_s = float(p.finish_s(p.lower).max())
 
@@ -112,17 +112,17 @@ def _per_unit_of_time(p: Problem) -> int:
 
 
 def _scaled(seconds: FloatArray, exponent: int) -> FloatArray:
-    """2^exponent times `seconds`, no more than a float holds: linprog wants none infinite."""
+    """Return 2^exponent times `seconds`, limited to finite floats, because linprog refuses infinities."""
     most = np.finfo(np.float64).max
     with np.errstate(over="ignore"):
         return np.clip(np.ldexp(seconds, exponent), -most, most)
 
 
 def _rounded(p: Problem, units: FloatArray) -> IntArray:
-    """Whole units near the real ones, by the rule at the top of this file."""
+    """Return whole units near the real ones, by the rule at the top of this file."""
     whole = np.clip(np.floor(units).astype(np.int64), p.lower, p.upper)
     missing = p.units - int(whole.sum())
-    with_room = np.flatnonzero(whole < p.upper)  # at least all that were rounded down, so there are enough of them
+    with_room = np.flatnonzero(whole < p.upper)  # enough, because all workers rounded down are among them
     earliest = np.argsort(p.finish_s(whole + 1)[with_room], kind="stable")
     whole[with_room[earliest[:missing]]] += 1
     return whole

@@ -1,4 +1,4 @@
-"""The instance of LB-BSP Eq. 3 with Eq. 5 that `minimax` and `minimax_lp` solve, and what a solver answers.
+"""The instance of LB-BSP Eq. 3 with Eq. 5 that `minimax` and `minimax_lp` solve, and a solver's answer.
 
 n workers, X samples, a common multiple k. Worker i finishes at t_i(x_i) = m_i x_i + b_i + t^m_i seconds::
 
@@ -21,33 +21,34 @@ from hvd_hetero.checks import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """A split of the samples, and when each worker is predicted to finish with it."""
+    """A split of the samples, and each worker's predicted finishing time."""
 
     shares: IntArray
     """Samples of each worker."""
     finish_s: FloatArray
-    """Predicted seconds of each worker, communication included."""
+    """Predicted seconds of each worker, including communication."""
     bound_s: float
-    """No split that keeps sum and bounds is earlier than this; `minimax` reaches it, rounding may not."""
+    """Seconds that no split within sum and bounds undercuts; `minimax` reaches them, rounding may not."""
 
     @property
     def latest_s(self) -> float:
-        """The seconds of the latest worker: what Eq. 3 minimises."""
+        """Seconds of the latest worker, which Eq. 3 minimises."""
         return float(self.finish_s.max())
 
     @property
     def latest_rank(self) -> int:
-        """The worker that the others wait for; the lowest rank of several."""
+        """Worker that the others wait for; the lowest rank of several."""
         return int(self.finish_s.argmax())
 
 
 @dataclass(frozen=True, slots=True)
 class SolverFailure:
-    """A solver that ended without a split: a value, so that training goes on with the last plan and reports why."""
+    """A solver's end without a split. It is a value, so that training keeps the last plan and reports why."""
 
     status: int
     """SciPy's status of `linprog`: 1 limit reached, 2 infeasible, 3 unbounded, 4 numerical trouble."""
     message: str
+    """SciPy's explanation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,20 +58,20 @@ class Problem:
     slope_s: FloatArray
     """m, seconds per sample."""
     intercept_s: FloatArray
-    """b."""
+    """b, seconds of a batch besides its samples."""
     comm_s: FloatArray
-    """t^m."""
+    """t^m, seconds of communication."""
     units: int
-    """X / k."""
+    """Units to divide, X / k."""
     lower: IntArray
-    """The least units: x^s / k rounded up."""
+    """Least units of each worker: x^s / k rounded up."""
     upper: IntArray
-    """The most units: x^o / k rounded down, and no more than the lower bounds of the others leave."""
+    """Most units of each worker: x^o / k rounded down, and no more than the others' lower bounds leave."""
     step: int
-    """k."""
+    """Samples of a unit, k."""
 
     def finish_s(self, units: IntArray) -> FloatArray:
-        """Seconds of each worker with these units."""
+        """Return each worker's seconds with these units."""
         with np.errstate(over="ignore"):
             seconds = self.slope_s * (units * self.step) + (self.intercept_s + self.comm_s)
         if not seconds.max() < np.inf:
@@ -92,7 +93,7 @@ def problem(
     upper: ArrayLike,
     multiple_of: SupportsIndex,
 ) -> Problem:
-    """Check the arguments of `minimax` and bring them into units; a single number stands for all workers."""
+    """Check the arguments of `minimax` and convert them to units; a single number stands for all workers."""
     profile = "profile this worker again, or leave it out"
     m = checks.finite("slope", slope, least=0, way_out=profile)
     b = checks.finite("intercept", intercept, m.size, least=-np.inf, way_out=profile)

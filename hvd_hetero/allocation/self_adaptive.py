@@ -5,14 +5,13 @@ Its speed is w_i / t_i, and equal computing times (Eq. 8) under a constant sum C
 
     w_i <- C (w_i / t_i) / sum_j (w_j / t_j)
 
-If speeds do not depend on w this is the fixed point after one epoch; it is repeated since they do, a little, and since
-they are measured with noise. Algorithm 1 stops "when the ratio is not fluctuating": `settled`.
+If speeds do not depend on w, one epoch reaches the fixed point. It is repeated because they do depend on w, a little,
+and because measurements are noisy. Algorithm 1 stops "when the ratio is not fluctuating": `settled`.
 
-Differences from the paper
-    It rounds the change u_i of each worker (section III.B.3) and does not say how the sum survives; here the largest
-    remainder keeps it (`proportional`, whose word on ranks and bits holds here too: the divisions before it are
-    correctly rounded on every machine). No worker falls below 1, since a worker without samples cannot be measured, and
-    would stay at 0 forever by Eq. 10. A worker without a usable time keeps its count. The stop rule is made precise.
+Differences from the paper It rounds the change u_i of each worker (section III.B.3) and does not say how the sum
+survives. Here the largest remainder keeps it (`proportional`); ranks get the same bits, because every machine rounds
+the divisions before it correctly. No worker falls below 1: without samples it could not be measured, and would stay at
+0 by Eq. 10. A worker without a usable time keeps its count. The stop rule is made precise.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from hvd_hetero.checks import IntArray
 
 
 def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
-    """Eq. 10: the counts of the next epoch, integers >= 1 with the sum of `counts`.
+    """Return the counts of the next epoch by Eq. 10: integers >= 1 with the sum of `counts`.
 
-    A worker whose seconds are NaN, infinite, zero or negative was not measured; it keeps its count, and the others
+    A worker whose seconds are NaN, infinite, zero or negative was not measured. It keeps its count, and the others
     divide theirs.
 
     Args:
-        counts: w, what each worker computed per aggregation, integers >= 1.
-        compute_seconds: t_s, how long each worker computed, without waiting and without the aggregation.
+        counts: w, each worker's count per aggregation, integers >= 1.
+        compute_seconds: t_s, each worker's seconds of computing, without waiting and without the aggregation.
 
     Returns:
         One count per worker, int64, shape (n,).
 
     Raises:
-        ValueError: if a count is below 1, if they sum to 2**63 or more, or if the lengths differ.
-        TypeError: if `counts` is not made of integers.
+        ValueError: If a count is below 1, if they sum to 2**63 or more, or if the lengths differ.
+        TypeError: If `counts` does not consist of integers.
     """
     seconds = checks.floats("compute_seconds", compute_seconds)
     w = checks.integers("counts", counts, seconds.size)
@@ -58,7 +57,7 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
         raise ValueError(f"counts must sum to less than 2**63, got a sum of {total}; count in larger units")
     measured = (seconds > 0) & np.isfinite(seconds)
     if measured.any():
-        # Relative to the longest, and bounded, so that no speed overflows; what is lost, `proportional` could not tell.
+        # Relative to the longest and bounded, so that no speed overflows; `proportional` could not see the difference.
         relative = np.maximum(seconds[measured] / seconds[measured].max(), 2.0**-100)
         speeds = w[measured] / relative
         w[measured] = proportional(speeds, sum(w[measured].tolist()))
@@ -66,18 +65,18 @@ def adapt(counts: ArrayLike, compute_seconds: ArrayLike) -> IntArray:
 
 
 def settled(history: Sequence[ArrayLike], window: SupportsIndex = 3, tolerance: SupportsIndex = 1) -> bool:
-    """Whether "the ratio is not fluctuating" (Algorithm 1, line 9), so that the allocation may be left alone.
+    """Return True if "the ratio is not fluctuating" (Algorithm 1, line 9), so that the allocation may stay.
 
-    True once, over the last `window` allocations, no worker's count has moved by more than `tolerance` units between
-    its least and its most. The range is taken over the whole window, not from one epoch to the next, so that a slow
-    drift in one direction is not mistaken for rest. A tolerance of 0 is the paper's "until w_i stays still"; the
-    default of 1 forgives the unit that noise sends back and forth across a rounding edge. A window of 3 is arbitrary:
-    with it the rule stops after 4 to 5 epochs, as the paper's runs did.
+    It is True once no worker's count spans more than `tolerance` units over the last `window` allocations. The range is
+    over the whole window, not from one epoch to the next, so a slow drift in one direction does not count as rest. A
+    tolerance of 0 is the paper's "until w_i stays still". The default of 1 forgives the unit that noise moves back and
+    forth across a rounding edge. A window of 3 is arbitrary: with it the rule stops after 4 to 5 epochs, as the paper's
+    runs did.
 
     Args:
-        history: The allocations so far, oldest first, each with one count per worker; all of one length.
-        window: How many of the last allocations must agree, at least 2.
-        tolerance: By how many units they may differ.
+        history: Allocations so far, oldest first, each with one count per worker; all of one length.
+        window: Number of last allocations that must agree, at least 2.
+        tolerance: Units by which they may differ.
     """
     length = checks.integer("window", window, least=2)
     most = checks.integer("tolerance", tolerance, least=0)

@@ -1,36 +1,36 @@
 """`minimax`: the exact integer optimum of LB-BSP Eq. 3 with the linear constraints of Eq. 5 (`problem` states it).
 
-Think of all unit finishing times t_i(l_i + 1), t_i(l_i + 2), ... of all workers, merged and sorted. Worker i's sequence
-never falls, so the U - sum(l) smallest of them are a legal split, and any other split must contain a later one. With ::
+Merge and sort the finishing times t_i(l_i + 1), t_i(l_i + 2), ... of all workers' units. Worker i's sequence never
+falls, so the U - sum(l) smallest times are a legal split, and any other split contains a later one. With ::
 
     cap_i(T) = units that worker i finishes by T = clip(floor((T - c_i) / m_i), l_i, u_i),    N(T) = sum_i cap_i(T)
 
-the last unit finishes at the level theta = min {T : N(T) >= U}, and the optimum is max(theta, max_i t_i(l_i)): a worker
-whose lower bound alone is later than theta decides, and nothing can be done about it.
+the last unit finishes at the level theta = min {T : N(T) >= U}. The optimum is max(theta, max_i t_i(l_i)): a worker
+whose lower bound alone finishes later than theta decides.
 
-theta is found by bisection on T, until the bracket holds at most 4 n unit times; these are written out and the right
-one selected. Cost O(n log(U / n)) for times of the same order; never more than 63 halvings a grid, whatever the times,
-and one grid as a rule.
+Bisection on T finds theta: once the bracket holds at most 4 n unit times, these are written out and the right one is
+selected. Cost O(n log(U / n)) for times of the same order; at most 63 halvings a grid for any times, and usually one
+grid.
 
-**Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Then there is no choice below theta;
-of the units that finish exactly at theta, workers of the smaller slope get theirs first, then lower ranks. Among all
-optimal splits this is the one whose second latest worker is earliest, then whose third latest is, and so on: any other
-split moves a unit from a time at or before theta to one at or after it, and a worker that goes without its unit of
-theta finishes m_i earlier, so the steepest had better be those.
+**Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Below theta there is no choice. Of
+the units that finish exactly at theta, workers of smaller slope get theirs first, then lower ranks. Among all optimal
+splits this is the one whose second latest worker is earliest, then whose third latest is, and so on. Any other split
+moves a unit from a time at or before theta to one at or after it. A worker without its unit of theta finishes m_i
+earlier, so the steepest workers should go without.
 
 **Every rank gets the same bits.** Times become integers, rounded to nearest on a grid of 2^-60 of the latest time of an
-even spread within the bounds; the rest is exact. A worker a million times slower than the rest would use up 20 of the
-60 bits, so a split that is found bounds the next: what finishes later than its theta is out of reach, and where leaving
-that out makes the grid finer by 4 bits or more, the instance is solved again on the finer one. Data that lie on the
-grid (anything with few binary digits) are solved exactly; others as if t_i(x_i) were off by at most x_i + 1 grid steps,
-each at most 2^-54 of the largest of theta, b_i and t^m_i: 1e-13 of it at a thousand samples.
+even spread within the bounds; the rest is exact. A worker a million times slower than the others would use up 20 of the
+60 bits. So each split bounds the next: units that finish later than its theta are out of reach. If leaving them out
+makes the grid finer by 4 bits or more, the instance is solved again on the finer grid. Data on the grid (anything with
+few binary digits) are solved exactly. Others are solved as if t_i(x_i) were off by at most x_i + 1 grid steps, each at
+most 2^-54 of the largest of theta, b_i and t^m_i: 1e-13 of it at a thousand samples.
 
 Differences from the paper
-    The paper hands the relaxed problem to "existing mathematical toolboxes" (`minimax_lp` does) and is silent on
+    The paper gives the relaxed problem to "existing mathematical toolboxes" (as `minimax_lp` does) and does not mention
     rounding and ties. Zero slopes, negative intercepts and common multiples are allowed here.
 
 Rejected: a heap of next finishing times (exact too, but O(U log n) steps of Python); the level of the relaxed problem
-by sorting its 2 n break points (in floats, so it must be repaired in integers afterwards).
+by sorting its 2 n break points (in floats, so it needs a repair in integers afterwards).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from hvd_hetero.allocation.problem import Allocation, Problem, problem
 from hvd_hetero.checks import FloatArray, IntArray
 
 _TIME_BITS = 60  # a product and two constants of this size add up to less than 2^62
-_WORTH_BITS = 4  # arbitrary: most clusters need fewer, and 56 bits are still finer than the times given
+_WORTH_BITS = 4  # arbitrary: most clusters need fewer, and 56 bits are finer than any measured time
 _WRITTEN_OUT = 4  # unit times per worker; from 1 to 16 it makes no measurable difference
 
 
@@ -58,23 +58,23 @@ def minimax(
     upper: ArrayLike,
     multiple_of: SupportsIndex = 1,
 ) -> Allocation:
-    """The integer split of `total` whose latest worker is as early as can be; identical on every rank.
+    """Return the integer split of `total` whose latest worker is as early as possible, identical on every rank.
 
     Args:
-        slope: m, seconds per sample, >= 0; one per worker, and thereby the number of workers.
-        intercept: b, seconds of a batch apart from its samples; one for all or one per worker.
+        slope: m, seconds per sample, >= 0; one per worker, which sets the number of workers.
+        intercept: b, seconds of a batch besides its samples; one for all or one per worker.
         comm: t^m, predicted seconds of communication, >= 0; one for all or one per worker.
         total: X, the samples to divide.
         lower: x^s, the least samples (below the saturation point a smaller batch saves nothing); one or per worker.
         upper: x^o, the most samples (that fit in memory); one or per worker. Use `total` where there is no bound.
-        multiple_of: Every share is a multiple of this; `total` must be one, bounds are tightened to the next.
+        multiple_of: Divisor of every share; `total` must be a multiple, bounds are tightened to the next one.
 
     Returns:
-        The shares, when each worker finishes, and `bound_s`, here the optimum itself.
+        The shares, when each worker finishes, and `bound_s`, which is the optimum itself.
 
     Raises:
-        ValueError: if no split keeps the bounds (it names the rank, the bounds and X), or a number is not finite.
-        TypeError: if `total`, `lower`, `upper` or `multiple_of` is not made of integers.
+        ValueError: If no split keeps the bounds (it names the rank, the bounds and X), or a number is not finite.
+        TypeError: If `total`, `lower`, `upper` or `multiple_of` does not consist of integers.
     """
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
     units, most = _deal_flat(instance)
@@ -85,7 +85,7 @@ def minimax(
 
 
 def _deal_flat(p: Problem) -> tuple[IntArray, IntArray]:
-    """Lower and upper bounds after the workers of slope zero have taken all they can, and are fixed there."""
+    """Return the bounds after workers of slope zero have taken all they can and are fixed there."""
     flat = p.slope_s == 0
     room = np.where(flat, p.upper - p.lower, 0)
     left = p.units - int(p.lower.sum())
@@ -101,16 +101,16 @@ class _Grid:
     constant: IntArray
     lower: IntArray
     upper: IntArray
-    latest: int  # by now everybody has finished enough
+    latest: int  # time by which all workers together have finished enough
     shift: int  # a second is 2^shift grid steps
 
     @classmethod
     def of(cls, p: Problem, lower: IntArray, upper: IntArray) -> _Grid:
         room = upper - lower
-        # A spread of all units and some more, each worker in proportion to its room. The margins outdo the rounding.
+        # Spread slightly more than all units, in proportion to each worker's room. The margins exceed the rounding.
         spread = (p.units - int(lower.sum())) / int(room.sum()) * (1 + 2.0**-40)
         enough = lower + np.minimum(room, (room * spread).astype(np.int64) + 2)
-        # Who has no choice would only coarsen the grid.
+        # A worker without a choice would only coarsen the grid.
         slope_s, intercept_s, comm_s = (np.where(room > 0, a, 0.0) for a in (p.slope_s, p.intercept_s, p.comm_s))
         with np.errstate(over="ignore"):
             longest_s = max(float(a.max()) for a in (slope_s * (enough * p.step), np.abs(intercept_s), comm_s))
@@ -126,13 +126,13 @@ class _Grid:
         return cls(slope, constant, lower, upper, int((constant + slope * enough).max()), shift)
 
     def finished_by(self, time: int) -> IntArray:
-        """cap(T): the units that each worker may hold so that it finishes by `time`, or its least."""
+        """Return cap(T), the units with which each worker finishes by `time`, or its least."""
         cap: IntArray = np.minimum(np.maximum((time - self.constant) // self.slope, self.lower), self.upper)
         return cap
 
 
 def _fill(p: Problem, lower: IntArray, upper: IntArray) -> IntArray:
-    """The split of all units within these bounds, on a grid as fine as the answer asks for."""
+    """Return the split of all units within these bounds, on a grid as fine as the answer needs."""
     grid = _Grid.of(p, lower, upper)
     while True:
         units = _split(grid, p.units)
@@ -143,13 +143,13 @@ def _fill(p: Problem, lower: IntArray, upper: IntArray) -> IntArray:
 
 
 def _within_reach(p: Problem, lower: IntArray, upper: IntArray, units: IntArray) -> IntArray:
-    """Upper bounds without what finishes later than the last dealt of `units`, a legal split; with all of `units`.
+    """Return upper bounds without units that finish later than the last dealt of `units`, a legal split.
 
-    In floats, but by single operations that are correctly rounded everywhere, so the same on every rank.
+    This works in floats, by single operations that every processor rounds correctly, so ranks agree.
     """
     free = upper > lower
     spare_s = p.finish_s(units)[units > lower].max() - p.finish_s(lower)[free]
-    with np.errstate(over="ignore"):  # an infinity is as good as any other number above the bound
+    with np.errstate(over="ignore"):  # an infinity serves as any other number above the bound
         room = np.floor(spare_s * (1 + 2.0**-40) / (p.slope_s[free] * p.step))
     reach = lower.copy()
     reach[free] += np.clip(room, (units - lower)[free], (upper - lower)[free]).astype(np.int64)
@@ -157,7 +157,7 @@ def _within_reach(p: Problem, lower: IntArray, upper: IntArray, units: IntArray)
 
 
 def _split(grid: _Grid, units: int) -> IntArray:
-    """The split of `units` by level and ties."""
+    """Return the split of `units` by level and ties."""
     level = _level(grid, units)
     shares = grid.finished_by(level - 1)
     at_level = np.flatnonzero(grid.finished_by(level) - shares)  # one unit each, since no slope is zero
@@ -167,7 +167,7 @@ def _split(grid: _Grid, units: int) -> IntArray:
 
 
 def _level(grid: _Grid, units: int) -> int:
-    """theta, the earliest time by which `units` are finished; `units` is more than the sum of the lower bounds."""
+    """Return theta, the earliest time by which `units` are finished; `units` exceeds the sum of the lower bounds."""
     early, late = int((grid.constant + grid.slope * grid.lower).min()), grid.latest
     before, after = grid.finished_by(early), grid.finished_by(late)
     while int((after - before).sum()) > _WRITTEN_OUT * before.size:
