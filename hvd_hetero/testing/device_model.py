@@ -1,10 +1,10 @@
-"""Make a process behave like a device that saturates and runs out of memory, such as a GPU, where there is none.
+"""Make a process behave like a device that saturates and runs out of memory, such as a GPU.
 
-A batch of x samples takes, whatever the host needs for it (if that is less),
+A batch of x samples takes
 
     Γ(x) = m max(x, x_s) + b seconds,
 
-and more than x_o samples do not fit (``allocation.Gamma``).
+if the host needs less, and more than x_o samples do not fit (``allocation.Gamma``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["DeviceModel"]
 
 
 class DeviceModel:
-    """A device with this Γ.
+    """A model of a device with this Γ.
 
         device = DeviceModel(1e-3, 5e-3, saturation=8, out_of_memory=40, error=torch.OutOfMemoryError)
         with device.step(len(x)):
@@ -29,11 +29,11 @@ class DeviceModel:
     Parameters
     ----------
     slope_s, intercept_s, saturation, out_of_memory
-        m, b, x_s and x_o. ``out_of_memory=None``: everything fits.
+        m, b, x_s and x_o. With ``out_of_memory=None`` every batch fits.
     error
-        Makes the exception of a batch that does not fit from its message: that of the framework, or MemoryError.
+        Exception of a batch that does not fit, made from its message: the framework's, or MemoryError.
     clock, sleep
-        Of seconds, for tests of this class.
+        Functions of seconds, for tests of this class.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class DeviceModel:
         if not 0 < self.gamma.seconds(1) < math.inf:
             raise ValueError(f"a batch must take some time, got {self.gamma.seconds(1)} s for one sample")
         self.late_s = 0.0
-        """by how much steps took longer than modelled, in sum: the host was slower than the device it plays"""
+        """Seconds by which all steps took longer than modelled, because the host is slower than the device it plays."""
         self.factor = 1.0
-        """how many times slower it has become"""
+        """Factor by which the device has become slower."""
         self._error = error
         self._clock = clock
         self._sleep = sleep
@@ -72,7 +72,7 @@ class DeviceModel:
 
     @contextmanager
     def step(self, batch: int) -> Iterator[None]:
-        """The body is the real work on a batch; on leaving, sleeps until the modelled time is over."""
+        """Run the body, the real work on a batch; then sleep until the modelled time is over."""
         begin_s = self._clock()
         self.allocate(batch)
         yield

@@ -1,12 +1,12 @@
-"""Faults on order: ranks that become slow, die, freeze, lie about their speed, or join, each in a round of your choice.
+"""Faults in chosen rounds: ranks become slow, die, freeze, report a false speed, or join.
 
     faults = Faults().slow(rank=1, at=20, factor=3).kill(rank=2, at=30).join(at=40)
     balance = LoadBalance(…)
     faults.attach(balance)                                 # again after every reset
 
-Rounds are counted as ``balance.rounds`` counts them. Each fault strikes once in a job, although rounds are repeated
-after a reset, and ranks numbered anew: what has happened is marked by files in a directory that all ranks see. (But
-reports are told in the rounds they are for, however often these are done.)
+Rounds count as ``balance.rounds``. Each fault strikes once in a job, although a reset repeats rounds and renumbers
+ranks: files in a directory that all ranks see mark the faults that have struck. A false report is sent as often as its
+rounds are done.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from hvd_hetero.testing.rank import RUN_DIR
 __all__ = ["Fault", "Faults"]
 
 _POLL_S = 0.02
-_LONGEST_NEWS_S = 20.0  # until a rank hears of a new host: Horovod looks once a second. Meanwhile the others wait
+_LONGEST_NEWS_S = 20.0  # until a rank hears of a new host; Horovod looks once a second, and the others wait
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong."""
+    """A planned fault."""
 
     kind: Literal["slow", "kill", "freeze", "report", "join"]
     rank: int
     at: int
-    """the round in which it happens"""
+    """Round in which it strikes."""
     value: float = 0.0
-    """a factor, seconds, or a speed"""
+    """Factor of a slow-down, seconds of a freeze, or speed of a report."""
     rounds: int = 1
-    """of a report: in how many rounds"""
+    """Number of rounds of a report."""
     late: bool = False
-    """of a kill: once the gradients are computed, of which some have left, and not when the round begins"""
+    """True if a kill strikes once gradients are computed and some are on the way, not when the round begins."""
     number: int = 0
-    """among those planned"""
+    """Number among the planned faults."""
 
 
 class Faults:
-    """What is to go wrong in a job, the same on all ranks.
+    """The faults of a job, planned alike on all ranks.
 
     Parameters
     ----------
     directory
-        Where happened faults are marked, the same on all ranks, and empty when the job begins. None: the run directory
-        of ``hvd_hetero.testing.launch``.
+        Directory for the marks of faults, the same on all ranks, empty when the job begins. None: the run directory of
+        ``hvd_hetero.testing.launch``.
     clock, sleep
-        Of seconds; of the test's own where its clock is.
+        Functions of seconds, to run in simulated time.
     """
 
     def __init__(
@@ -71,40 +71,40 @@ class Faults:
         self._clock = clock or time.perf_counter
         self._sleep = sleep or time.sleep
         self._simulated = sleep is not None
-        self._factor = 1.0  # of this process, whatever its rank becomes
+        self._factor = 1.0  # of this process, even if its rank changes
         self._balancer: Any = None
         self._state: Any = None
         self._began_s = 0.0
 
     def slow(self, rank: int, at: int, factor: float) -> Faults:
-        """From that round on, the process that has this rank then takes ``factor`` times as long; 1: not any more."""
+        """From that round on, the process of this rank computes ``factor`` times as long; 1 ends the slow-down."""
         if not factor >= 1:
             raise ValueError(f"factor must be 1 or more, as nothing can be made faster, got {factor!r}")
         return self._plan(Fault("slow", rank, at, factor))
 
     def kill(self, rank: int, at: int, *, late: bool = False) -> Faults:
-        """``kill -9``, when the round begins, or (``late``) with its gradients computed and some of them on the way."""
+        """Send ``kill -9`` when the round begins, or (``late``) once gradients are computed and some are on the way."""
         return self._plan(Fault("kill", rank, at, late=late))
 
     def freeze(self, rank: int, at: int, seconds: float) -> Faults:
-        """Stop the whole process, with all its threads, for so long (SIGSTOP, SIGCONT)."""
+        """Stop the whole process, with all its threads, for ``seconds`` (SIGSTOP, SIGCONT)."""
         if not seconds > 0:
             raise ValueError(f"seconds must be positive, got {seconds!r}")
         return self._plan(Fault("freeze", rank, at, seconds))
 
     def report(self, rank: int, at: int, value: float, *, rounds: int = 1) -> Faults:
-        """The rank says that it expects this speed of itself, in so many rounds: NaN, infinity, anything."""
+        """Report ``value`` as the speed that the rank expects of itself, for ``rounds``: NaN, infinity, anything."""
         return self._plan(Fault("report", rank, at, value, rounds=rounds))
 
     def join(self, at: int) -> Faults:
-        """One more host is found, by rank 0's doing. The next commit tells all ranks of it."""
+        """Add a host, from rank 0. The next commit tells all ranks."""
         return self._plan(Fault("join", 0, at))
 
     def attach(self, balance: Any, state: Any = None) -> None:
-        """Have it happen in the rounds of this ``LoadBalance``.
+        """Make the faults strike in the rounds of this ``LoadBalance``.
 
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
-        next commit is surely the one.
+        next commit lets it in.
         """
         balancer = self._balancer = getattr(balance, "session", balance).balancer
         self._state = state
@@ -126,12 +126,12 @@ class Faults:
         def reported() -> dict[str, float]:
             return {**row(), **self._lie()}
 
-        # Set on the object, for a test alone: the training path itself has no seam for this, and pays for none.
+        # The methods are replaced on the object, so that training needs no hook for tests and pays for none.
         for name, method in (("begin", begins), ("done", is_done), ("row", reported)):
             setattr(pace, name, method)
 
     def happened(self) -> list[Fault]:
-        """The faults that have struck so far, on whatever rank."""
+        """Return the faults that have struck so far, on any rank."""
         return [fault for number, fault in enumerate(self.planned) if (self._marks / f"fault.{number}").exists()]
 
     def _plan(self, fault: Fault) -> Faults:
@@ -159,7 +159,7 @@ class Faults:
         ]
 
     def _first(self, fault: Fault) -> bool:
-        """Whether this has not happened before; from now on it has."""
+        """Return True if this fault has not struck before, and mark it."""
         try:
             with open(self._marks / f"fault.{fault.number}", "x") as mark:
                 mark.write(f"{time.time()} {os.getpid()}\n")
@@ -172,8 +172,8 @@ class Faults:
         directory = self._directory or os.environ.get(RUN_DIR)
         if directory is None:
             raise ValueError(
-                "directory must be given where hvd_hetero.testing.launch has not started this job: an empty one that "
-                "all ranks see, in which happened faults are marked"
+                "directory must be given if hvd_hetero.testing.launch has not started this job: an empty one that all "
+                "ranks see, for the marks of faults"
             )
         return Path(directory)
 
@@ -188,8 +188,8 @@ class Faults:
     def _freeze_now(self, fault: Fault) -> None:
         if not self._first(fault):
             return
-        # Another process does both, in this order: a rank that is kept waiting on its way to a stop of its own making
-        # could be woken first, and sleep for ever.
+        # Another process sends both signals in this order. If this one stopped itself, the wake-up could come first,
+        # and it would sleep for ever.
         me = os.getpid()
         subprocess.run(["sh", "-c", f"kill -STOP {me}; sleep {fault.value}; kill -CONT {me}"], check=True)
         if self._simulated:

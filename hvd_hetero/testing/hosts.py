@@ -1,8 +1,8 @@
-"""Elastic jobs on one machine: every rank on a host of its own, by name.
+"""Elastic jobs on one machine, with a host name for each rank.
 
-Horovod gives up the whole host of a rank that has failed. So each rank here has a host name to itself, all of which
-mean this machine: leading zeros make 127.0.0.1 as many names as are wanted, and resolving them asks no server. The job
-finds its hosts by a script that prints a file; whoever adds a line to that file lets a rank join.
+Horovod gives up the whole host of a rank that has failed. So each rank here has its own host name, and all of them mean
+this machine: leading zeros turn 127.0.0.1 into any number of names, and resolving them needs no server. The job finds
+its hosts by a script that prints a file. Adding a line to that file lets a rank join.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 __all__ = ["HOSTS", "Elastic", "add_host", "host_name"]
 
 HOSTS = "HVD_HETERO_HOSTS"
-"""names, in the environment of a rank, the file of hosts"""
+"""Environment variable that names the file of hosts to a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """How a launched job may shrink and grow."""
+    """Limits within which a launched job may shrink and grow."""
 
     least: int = 1
-    """ranks below which the job waits for others to come"""
+    """Ranks below which the job waits for others to join."""
     most: int | None = None
-    """ranks above which hosts are not used; None: as many as at the start, and four more"""
+    """Ranks above which the job uses no more hosts; None: four more than at the start."""
     resets: int = 20
-    """after so many changes of the ranks the job is ended: endless ones are what an error on all ranks looks like"""
+    """Changes of the ranks after which the job ends, because an error on all ranks would reset it for ever."""
 
     def options(self, directory: Path, ranks: int) -> list[str]:
-        """For horovodrun, once the script and the file of hosts are in the directory."""
+        """Write the script and the file of hosts to the directory, and return the options of horovodrun."""
         if not 1 <= self.least <= ranks:
             raise ValueError(f"least must be from 1 to the {ranks} ranks of the start, got {self.least!r}")
         hosts, script = directory / "hosts", directory / "discover_hosts.sh"
@@ -44,14 +44,14 @@ class Elastic:
 
 
 def host_name(number: int) -> str:
-    """The ``number``-th name of this machine."""
+    """Return the ``number``-th name of this machine."""
     return f"127.0.0.{'0' * number}1"
 
 
 def add_host(hosts: str | os.PathLike[str]) -> str:
-    """Let a rank join the job that finds its hosts in this file. Returns the new host's name."""
+    """Let a rank join the job that finds its hosts in this file, and return the new host's name."""
     number = len(Path(hosts).read_text().splitlines())
     name = host_name(number)
-    with open(hosts, "a") as file:  # one short write: who reads meanwhile finds the line whole, or not at all
+    with open(hosts, "a") as file:  # one short write: a reader finds the whole line or nothing
         file.write(f"{name}:1\n")
     return name

@@ -1,4 +1,4 @@
-"""What keeps the C library's allocator out of measurements."""
+"""Environment that keeps the C library's allocator out of measurements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": "67108864",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""Environment of ranks that are to be compared, all of them alike.
+"""Environment for ranks whose speeds are compared; set it on all of them.
 
-By default the C library hands the memory of large tensors back after each step and asks for it again, page by page:
-time that depends on the batch size in no simple way. And equal networks of one process differ in pace by where their
-pages came to lie, which matters less on huge ones (glibc 2.35 or newer, where the kernel allows them). See
-``docs/cpu.md``.
+By default the C library returns the memory of large tensors after each step and asks for it again, page by page. The
+time for that depends on the batch size in no simple way. Equal networks also differ in pace by where their pages lie;
+huge pages reduce that (glibc 2.35 or newer, if the kernel allows them). See ``docs/cpu.md``.
 """

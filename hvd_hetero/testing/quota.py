@@ -1,11 +1,11 @@
-"""A processor share by the kernel: the honest way to make a process slow, where control groups may be written.
+"""A processor share by the kernel, the realistic way to slow a process, if control groups may be written.
 
 A group with quota ``q`` and period ``p`` runs for at most ``q`` of every ``p`` microseconds, over all its threads. With
-p = 5 ms a share of 1/2 doubles the median step and its 95th percentile alike; the kernel's default of 100 ms gives
-bursts, which look like a straggler that comes and goes instead of a slower machine.
+p = 5 ms a share of 1/2 doubles the median step and its 95th percentile alike. The kernel's default of 100 ms gives
+bursts, which look like a straggler that comes and goes, not like a slower machine.
 
-The share is of one core, and counts all threads: a process that keeps k cores busy is slowed by f with a share of k/f.
-It slows everything the process does, communication included, as a slower machine would.
+The share is of one core, over all threads: a share of k/f slows a process that keeps k cores busy by f. It slows
+everything the process does, including communication, as a slower machine would.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ __all__ = ["CpuQuota", "QuotaSupport", "QuotaUnavailableError", "quota_available
 
 @dataclass(frozen=True, slots=True)
 class QuotaSupport:
-    """Whether this process may limit processor time by control groups; true or false in an ``if``."""
+    """Answer to whether this process may limit processor time by control groups; usable in an ``if``."""
 
     available: bool
-    why: str  # which layout will be used, or what is in the way
+    """True if a quota works here."""
+    why: str
+    """Layout of control groups that will be used, or the obstacle."""
 
     def __bool__(self) -> bool:
         return self.available
 
 
 def quota_available() -> QuotaSupport:
-    """Try it: make a group, give it a quota, remove it. Permissions alone do not tell (read-only mounts, v2 rules)."""
+    """Try to make a group with a quota, because permissions do not tell (read-only mounts, v2 rules)."""
     try:
         controller = find_controller()
         group = controller.create()
@@ -48,7 +50,7 @@ def quota_available() -> QuotaSupport:
 
 
 def remove_stale_groups() -> list[Path]:
-    """Remove what processes left behind that were killed while they held a `CpuQuota`; return the groups removed."""
+    """Remove the groups of processes killed while they held a `CpuQuota`, and return them."""
     try:
         return find_controller().remove_stale()
     except QuotaUnavailableError:
@@ -58,11 +60,11 @@ def remove_stale_groups() -> list[Path]:
 class CpuQuota:
     """Hold a process, its threads and its future children to ``share`` of one core, until closed.
 
-    ``with CpuQuota(0.5): ...`` or ``quota = CpuQuota(0.5).start()`` and ``quota.close()``; closed at the exit of the
-    interpreter at the latest, when everything in the group goes back to where the process came from. A killed process
-    leaves an empty group behind, which the next `CpuQuota` or `remove_stale_groups` of anybody removes.
+    Write ``with CpuQuota(0.5): ...``, or ``quota = CpuQuota(0.5).start()`` and ``quota.close()``. It closes at the exit
+    of the interpreter at the latest; then everything in the group returns to the group that the process came from. A
+    killed process leaves an empty group, which the next `CpuQuota` or `remove_stale_groups` of any process removes.
 
-    ``share`` may be set while it holds; ``None`` means no limit. Children that the process already has are not moved.
+    ``share`` may be set at any time; ``None`` means no limit. Children that the process already has are not moved.
     """
 
     def __init__(self, share: float | None, period_us: int = 5_000, pid: int | None = None) -> None:
@@ -76,7 +78,7 @@ class CpuQuota:
 
     @property
     def share(self) -> float | None:
-        """The share of one core, or None for no limit; set it at any time."""
+        """Share of one core, or None for no limit; may be set at any time."""
         return self._share
 
     @share.setter
@@ -88,11 +90,11 @@ class CpuQuota:
 
     @property
     def group(self) -> Path | None:
-        """The control group while it holds, else None."""
+        """Control group while the quota holds, else None."""
         return self._held[1] if self._held is not None else None
 
     def start(self) -> CpuQuota:
-        """Begin to hold; does nothing when it already does. Raises `QuotaUnavailableError` where it may not."""
+        """Start to hold the process, unless it is held; raise `QuotaUnavailableError` if that is not allowed."""
         if self._held is not None:
             return self
         controller = find_controller()
@@ -114,7 +116,7 @@ class CpuQuota:
 
     def close(self) -> None:
         """Give the process its full speed back and remove the group."""
-        if self._held is None or os.getpid() != self._maker:  # a forked child inherits the handle, not the duty
+        if self._held is None or os.getpid() != self._maker:  # a forked child inherits the handle, but must not close
             return
         controller, group, origin = self._held
         self._held = None

@@ -1,4 +1,4 @@
-"""What a rank tells the process that launched it, beyond what it prints."""
+"""Reports of a rank to the process that launched it, beyond its printed output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hvd_hetero.testing.rank import RUN_DIR, run_file
 
 
 def report(value: Any) -> None:
-    """Hand ``value`` to the launcher, as JSON: it is ``LaunchResult.reports[rank]`` there. The last call counts.
+    """Send ``value`` as JSON to the launcher, where it is ``LaunchResult.reports[rank]``. The last call counts.
 
-    Arrays and scalars of numpy and tensors arrive as lists and numbers; large ones are better saved to a file.
+    NumPy arrays and scalars, and tensors, arrive as lists and numbers. Save large ones to a file instead.
     """
     if RUN_DIR not in os.environ:
         raise RuntimeError(
@@ -23,7 +23,7 @@ def report(value: Any) -> None:
     path = run_file("report")
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(path + ".new", path)  # a rank killed in the middle leaves its last whole report
+    os.replace(path + ".new", path)  # a rank killed meanwhile keeps its last whole report
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Make a process slower on purpose, by a known factor, so that load balancing has something to balance.
+"""Slow a process down by a known factor, to test load balancing.
 
-Two means, one interface. A processor quota (`hvd_hetero.testing.quota`) slows whatever the process does, measured by
-nobody but the kernel. Where control groups may not be written, or where the ranks outnumber the cores (a rank that
-waits for a core anyway does not notice its quota), a sleep in proportion to the measured compute does:
+There are two methods with one interface. A processor quota (`hvd_hetero.testing.quota`) slows all that the process
+does, and only the kernel measures. If control groups may not be written, or ranks outnumber cores (a rank that waits
+for a core anyway does not notice its quota), the process sleeps in proportion to the measured compute:
 
     slept_s = (factor - 1) * compute_s,    so that    compute_s + slept_s = factor * compute_s.
 
-A fixed sleep would not do: it does not shrink with the batch, so that no batch size could help against it.
+A fixed sleep would not shrink with the batch, so no batch size could help against it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Method = Literal["auto", "quota", "sleep"]
 
 
 class SlowDown(ABC):
-    """A process made ``factor`` times slower. Call ``after_compute`` once a step, whatever the method."""
+    """A process made ``factor`` times slower. Call ``after_compute`` once a step, with any method."""
 
     method: str
 
@@ -36,23 +36,23 @@ class SlowDown(ABC):
 
     @property
     def factor(self) -> float:
-        """How many times slower than by itself; 1 is no change."""
+        """Factor by which the process is slower; 1 is no change."""
         return self._factor
 
     def set_factor(self, factor: float) -> None:
-        """Be ``factor`` times slower from now on."""
+        """Make the process ``factor`` times slower from now on."""
         self._factor = _checked_factor(factor)
 
     @abstractmethod
     def after_compute(self, compute_s: float) -> float:
-        """Tell that ``compute_s`` seconds of work were just done; returns the seconds slept for it."""
+        """Take note of ``compute_s`` seconds of work just done, and return the seconds slept for it."""
 
     def close(self) -> None:
         """Return to full speed."""
         self.set_factor(1.0)
 
     def describe(self) -> str:
-        """One line fit for a table."""
+        """Return one line for a table."""
         if self._factor == 1:
             return "full speed"
         return f"{self._factor:g} times slower by {self.method}" + (f" ({self._why})" if self._why else "")
@@ -67,7 +67,7 @@ class SlowDown(ABC):
 
 
 class QuotaSlowDown(SlowDown):
-    """A share of ``cores / factor`` for a process that by itself keeps ``cores`` cores busy."""
+    """A slow-down by quota: a share of ``cores / factor`` for a process that keeps ``cores`` cores busy."""
 
     method = "processor quota"
 
@@ -85,15 +85,15 @@ class QuotaSlowDown(SlowDown):
         self._apply()
 
     def after_compute(self, compute_s: float) -> float:
-        """Nothing to do: the kernel has seen to it."""
+        """Do nothing, because the kernel already slowed the process."""
         return 0.0
 
     def _share(self) -> float:
         return self._cores / self._factor
 
     def _apply(self) -> None:
-        # At factor 1 the process leaves the group rather than having no limit in it: a group of its own also changes
-        # how the scheduler weighs the process against the others.
+        # At factor 1 the process leaves the group, because a group without a limit still changes how the scheduler
+        # weighs the process against others.
         if self._factor == 1:
             self._quota.close()
         else:
@@ -102,9 +102,9 @@ class QuotaSlowDown(SlowDown):
 
 
 class ProportionalSleep(SlowDown):
-    """Sleep ``(factor - 1)`` times the compute, and settle what a sleep was too long or too short with the next one.
+    """A slow-down by sleeping ``(factor - 1)`` times the compute; the next sleep corrects the error of the last.
 
-    Unlike a slower processor it slows only what it is told of: not the communication, nor the input pipeline.
+    Unlike a slower processor, it slows neither communication nor the input pipeline.
     """
 
     method = "proportional sleep"
@@ -122,11 +122,11 @@ class ProportionalSleep(SlowDown):
         self._owed_s = 0.0
 
     def after_compute(self, compute_s: float) -> float:
-        """Sleep for it, see `pay`."""
+        """Sleep for the compute (see `pay`)."""
         return self.pay(compute_s)
 
     def pay(self, compute_s: float) -> float:
-        """Sleep for ``compute_s`` seconds of measured work; returns the seconds really slept."""
+        """Sleep for ``compute_s`` seconds of measured work, and return the seconds really slept."""
         if not (math.isfinite(compute_s) and compute_s >= 0):
             raise ValueError(f"compute_s must be finite and not negative, measured by a monotonic clock: {compute_s!r}")
         self._owed_s += (self._factor - 1) * compute_s
@@ -140,19 +140,19 @@ class ProportionalSleep(SlowDown):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure the body as compute and pay for it; a body that raises has nothing to pay."""
+        """Measure the body as compute and pay for it; a body that raises pays nothing."""
         begin_s = self._clock()
         yield
         self.pay(self._clock() - begin_s)
 
 
 def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fits: bool | None = None) -> SlowDown:
-    """Make this process ``factor`` times slower; ``auto`` takes the quota where it works, else the sleep.
+    """Make this process ``factor`` times slower; ``auto`` uses the quota if it works, else the sleep.
 
-    ``cores`` is how many cores the process keeps busy at full speed. The quota does not work where control groups may
-    not be written, nor where this host has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says which. Who
-    has pinned ranks knows more: ``fits`` says whether the quotas of those that share a core leave some of it idle, as
-    then each of them gets its own, however many ranks there are.
+    ``cores`` is the number of cores that the process keeps busy at full speed. The quota does not work if control
+    groups may not be written, or if this host has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says
+    which. If you have pinned the ranks, pass ``fits``: True if the quotas of ranks that share a core leave some of it
+    idle. Then each rank gets its share, with any number of ranks.
     """
     if method == "quota":
         return QuotaSlowDown(factor, cores)
@@ -160,7 +160,7 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
         return ProportionalSleep(factor)
     if method != "auto":
         raise ValueError(f"method must be 'auto', 'quota' or 'sleep', got {method!r}")
-    # All cores of the host, not this process's affinity mask: pinning a rank to one core does not make its core shared.
+    # All cores of the host count, not this process's affinity mask: a rank pinned to one core does not share it.
     ranks, here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")), os.cpu_count() or 1
     if fits is None and ranks > here:
         return ProportionalSleep(factor, why=f"{ranks} ranks on {here} cores")
@@ -176,20 +176,20 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
 
 
 def pin_to_core(index: int) -> int:
-    """Keep this process, all its threads, on the ``index``-th of the cores it may use; returns that core's number.
+    """Pin this process, with all its threads, to the ``index``-th core it may use, and return that core's number.
 
-    ``pin_to_core(hvd.local_rank())`` keeps ranks out of each other's way. The cores it may use are those of its
-    affinity mask (a container may give it some of the machine's only), counted from 0.
+    ``pin_to_core(hvd.local_rank())`` gives each rank its own core. The cores are those of the process's affinity mask
+    (a container may allow only some of the machine's), counted from 0.
     """
     allowed = sorted(os.sched_getaffinity(0))
     if not 0 <= index < len(allowed):
         raise ValueError(
-            f"index must be from 0 to {len(allowed) - 1}, for this process may use {len(allowed)} cores ({allowed}), "
+            f"index must be from 0 to {len(allowed) - 1}, as this process may use {len(allowed)} cores ({allowed}), "
             f"got {index!r}; run fewer ranks on this host or do not pin them"
         )
-    # Affinity belongs to threads: without this loop only the calling thread and those it starts later would be pinned.
+    # Affinity belongs to threads: without this loop, only the calling thread and its later threads would be pinned.
     for thread in os.listdir("/proc/self/task"):
-        with suppress(ProcessLookupError):  # the thread has ended since
+        with suppress(ProcessLookupError):  # the thread has ended meanwhile
             os.sched_setaffinity(int(thread), {allowed[index]})
     return allowed[index]
 
