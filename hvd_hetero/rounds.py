@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter, le
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +31,6 @@ import numpy.typing as npt
 from hvd_hetero.allocation import proportional
 
 __all__ = [
-    "FEW_RANKS",
     "MAX_ROUND_SAMPLES",
     "FinishedRound",
     "RoundPlan",
@@ -68,29 +67,23 @@ class RoundPlan:
             raise ValueError(
                 f"micro_batches must name as many ranks as samples, {len(self.samples)}; got {len(self.micro_batches)}"
             )
-        # For many ranks a loop takes a tenth of a millisecond; where all have samples, this says the same.
-        if not (min(self.micro_batches, default=0) > 0 and all(map(le, self.micro_batches, self.samples))):
-            self._check_each()
-        if self.total > MAX_ROUND_SAMPLES:
-            raise ValueError(
-                f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}; lower global_batch"
-            )
-
-    def _check_each(self) -> None:
         for rank, (x, k) in enumerate(zip(self.samples, self.micro_batches, strict=True)):
             if not (0 <= k <= x and (k > 0) == (x > 0)):
                 raise ValueError(
                     f"rank {rank}: {x} samples cannot be cut into {k} micro-batches; "
                     "each micro-batch needs at least one sample, and a rank without samples has none"
                 )
+        if self.total > MAX_ROUND_SAMPLES:
+            raise ValueError(
+                f"a round may hold at most {MAX_ROUND_SAMPLES} samples, this plan has {self.total}; lower global_batch"
+            )
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
         """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
         counts = tuple(np.asarray(samples).tolist())
-        if micro_batch is None:
-            return cls(counts, tuple(map(int, map(bool, counts))) if 0 in counts else (1,) * len(counts))
-        return cls(counts, tuple(-(-x // micro_batch) for x in counts))
+        largest = micro_batch or max(counts, default=0) or 1
+        return cls(counts, tuple(-(-x // largest) for x in counts))
 
     @property
     def workers(self) -> int:
@@ -226,35 +219,28 @@ class RoundReport:
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
-FEW_RANKS = 64
-"""ranks, for which a loop over plain floats takes no longer than numpy (arbitrary, between 30 and 100)"""
 _COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["witness"] + 1)
 _ROW = attrgetter(*_COLUMNS)
 
 
 class RoundTable:
-    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report.
+    """The rows of all ranks for one round, identical on every rank. Columns are read by the names of the report."""
 
-    For few ranks it is kept as plain floats: between two steps of training all caches are cold, and each function of
-    numpy that is called then costs some ten microseconds, whatever it does. For many it is an array, as to follow the
-    pointers of a list then costs more.
-    """
+    __slots__ = ("_rows",)
 
-    __slots__ = ("_numbers", "workers")
-
-    def __init__(self, vector: list[float] | npt.NDArray[Any], workers: int) -> None:
-        self._numbers: list[float] | npt.NDArray[np.float64]
-        if workers > FEW_RANKS:
-            self._numbers = np.array(vector, dtype=np.float64)
-        else:
-            self._numbers = vector if isinstance(vector, list) else vector.tolist()
-        if len(self._numbers) != self.length(workers):
+    def __init__(self, vector: npt.ArrayLike, workers: int) -> None:
+        numbers = np.array(vector, dtype=np.float64)
+        if numbers.size != self.length(workers):
             raise ValueError(
-                f"the table of {workers} ranks has {self.length(workers)} numbers, got {len(self._numbers)}; all ranks "
-                "must run the same version of this program"
+                f"the table of {workers} ranks has {self.length(workers)} numbers, got {numbers.size}; all ranks must "
+                "run the same version of this program"
             )
-        self.workers = workers
-        """the number of ranks"""
+        self._rows = numbers.reshape(workers, len(_COLUMNS))
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks."""
+        return len(self._rows)
 
     @staticmethod
     def length(workers: int) -> int:
@@ -263,18 +249,17 @@ class RoundTable:
 
     def figures(self, name: str) -> list[float]:
         """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
-        figures = self._numbers[_COLUMNS[name] :: len(_COLUMNS)]
-        return figures if isinstance(figures, list) else figures.tolist()
+        return self._rows[:, _COLUMNS[name]].tolist()  # type: ignore[no-any-return]
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """The same as an array."""
-        return np.array(self._numbers[_COLUMNS[name] :: len(_COLUMNS)])
+        return self._rows[:, _COLUMNS[name]].copy()
 
     def replaced(self, name: str, figures: Sequence[float]) -> RoundTable:
         """The same with other figures of that name."""
-        numbers = self._numbers.copy()
-        numbers[_COLUMNS[name] :: len(_COLUMNS)] = figures
-        return RoundTable(numbers, self.workers)
+        other = RoundTable(self._rows, self.workers)
+        other._rows[:, _COLUMNS[name]] = figures
+        return other
 
     @property
     def total(self) -> int:
@@ -295,15 +280,8 @@ class RoundTable:
     @property
     def unanimous(self) -> bool:
         """Whether all ranks have the very same plan, place in the data, settings and witness."""
-        numbers, width = self._numbers, len(_COLUMNS)
-        if isinstance(numbers, np.ndarray):
-            common = numbers.reshape(self.workers, width)[:, _COMMON]
-            return bool((common == common[0]).all())  # what is not a number is not equal to itself
-        first = numbers[_COMMON]
-        return not any(math.isnan(x) for x in first) and all(
-            numbers[start + _COMMON.start : start + _COMMON.stop] == first
-            for start in range(width, len(numbers), width)
-        )
+        common = self._rows[:, _COMMON]
+        return bool((common == common[0]).all())  # what is not a number is not equal to itself
 
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
         """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""

@@ -10,16 +10,13 @@ F being what is left once no x_i falls below its minimum (at most n passes). A r
 and no split is sooner than the latest of them: that is what a plan is compared with. The plan itself is the integer
 optimum (``allocation.minimax``).
 
-Every operation is correctly rounded and every sum exact, so all ranks find the same, whatever their processor. Few
-ranks come as plain floats, since most rounds end here, with cold caches: each function of numpy takes ten microseconds
-then. Many come as arrays.
+Every operation is correctly rounded and every sum exact, so all ranks find the same, whatever their processor.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +25,9 @@ from hvd_hetero.allocation import minimax, proportional
 from hvd_hetero.policies.base import comparable_speeds
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["AffineCosts", "Numbers"]
+__all__ = ["AffineCosts", "Floats"]
 
-Numbers: TypeAlias = Sequence[float] | npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
 
 _CHANGE_PER_GAIN = 8.0  # a round that is 3 % shorter is worth 24 % of a share; proportional costs take 6 % (arbitrary)
 _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (arbitrary)
@@ -39,36 +36,22 @@ _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (ar
 class AffineCosts:
     """What the ranks tell of themselves: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
 
-    def __init__(self, speeds: Numbers, fixed: Numbers, typical_size: float, minimum: int, multiple_of: int) -> None:
+    def __init__(self, speeds: Floats, fixed: Floats, typical_size: float, minimum: int, multiple_of: int) -> None:
         self._speeds, self._fixed, self._typical_size = speeds, fixed, typical_size
         self._minimum, self._step = minimum, multiple_of
-        self._many = isinstance(speeds, np.ndarray)
-        if isinstance(speeds, np.ndarray):
-            self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
-            self._rates: Any = speeds * (1.0 + np.asarray(fixed) / typical_size)  # u
-        else:
-            self.all_known = all(0.0 < v < math.inf for v in speeds)
-            self._rates = [v * (1.0 + f / typical_size) for v, f in zip(speeds, fixed, strict=True)]
+        self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
+        self._rates = speeds * (1.0 + fixed / typical_size)  # u
 
-    def near_best(self, plan: RoundPlan, tolerance: float, doubts: Numbers | None = None) -> bool:
+    def near_best(self, plan: RoundPlan, tolerance: float, doubts: Floats | float = 0.0) -> bool:
         """Whether no split is sooner by more than ``tolerance`` and, of each rank, what is doubtful.
 
         None is sooner than T. In integers none is sooner, either, if whoever takes a unit from the latest rank becomes
         as late.
         """
         heads = self._heads(plan)
-        if self._many:
-            margin = tolerance if doubts is None else np.maximum(doubts, tolerance)
-            work = np.asarray(plan.samples) + heads
-            latest_s = float((work / self._rates * (1.0 - margin)).max())
-            with_one_more_s = float(((work + self._step) / self._rates).min())
-        else:
-            margins = [0.0] * len(heads) if doubts is None else doubts
-            told = zip(plan.samples, heads, self._rates, margins, strict=True)
-            latest_s = max((x + h) / u * (1.0 - max(doubt, tolerance)) for x, h, u, doubt in told)
-            with_one_more_s = min(
-                (x + h + self._step) / u for x, h, u in zip(plan.samples, heads, self._rates, strict=True)
-            )
+        work = np.asarray(plan.samples) + heads
+        latest_s = float((work / self._rates * (1.0 - np.maximum(doubts, tolerance))).max())
+        with_one_more_s = float(((work + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
         level_s, clamped_s = self._level(plan.total, heads)
@@ -78,36 +61,27 @@ class AffineCosts:
         """Whether a rank has less than this share of what the best split would give it."""
         heads = self._heads(plan)
         level_s, _ = self._level(plan.total, heads)
-        if self._many:
-            return bool((np.asarray(plan.samples) < share * (self._rates * level_s - heads)).any())
-        told = zip(plan.samples, heads, self._rates, strict=True)
-        return any(x < share * (u * level_s - h) for x, h, u in told)
+        return bool((np.asarray(plan.samples) < share * (self._rates * level_s - heads)).any())
 
-    def _heads(self, plan: RoundPlan) -> Any:
+    def _heads(self, plan: RoundPlan) -> Floats:
         """h, of the micro-batches that a plan has; one of a rank without samples."""
-        if self._many:
-            return self._fixed * np.maximum(plan.micro_batches, 1)
-        return [f * (k or 1) for f, k in zip(self._fixed, plan.micro_batches, strict=True)]
+        return self._fixed * np.maximum(plan.micro_batches, 1)
 
-    def _level(self, total: int, heads: Any) -> tuple[float, float]:
+    def _level(self, total: int, heads: Floats) -> tuple[float, float]:
         """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
-        least = self._minimum
-        level_s = (total + _sum(heads)) / _sum(self._rates)
-        if self._many:
-            short = self._rates * level_s - heads < least
-        else:
-            short = [u * level_s - h < least for u, h in zip(self._rates, heads, strict=True)]
-        if not any(short):
+        rates, least = self._rates, self._minimum
+        level_s = (total + _sum(heads)) / _sum(rates)
+        free = rates * level_s - heads >= least
+        if free.all():
             return level_s, 0.0
-        rates, fixed = np.asarray(self._rates), np.asarray(heads)
-        free = ~np.asarray(short)
         while free.any():
-            level_s = (total - least * int((~free).sum()) + _sum(fixed[free])) / _sum(rates[free])
-            still = free & (rates * level_s - fixed >= least)
+            clamped = least * (len(free) - int(free.sum()))
+            level_s = (total - clamped + _sum(heads[free])) / _sum(rates[free])
+            still = free & (rates * level_s - heads >= least)
             if (still == free).all():
                 break
             free = still
-        return level_s, float(((least + fixed[~free]) / rates[~free]).max())
+        return level_s, float(((least + heads[~free]) / rates[~free]).max())
 
     def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Sequence[int] = ()) -> RoundPlan:
         """The best plan: ranks whose speed is known divide what they hold together, the others keep it.
@@ -124,7 +98,7 @@ class AffineCosts:
             largest = np.minimum(largest, np.where(np.asarray(limits) > 0, limits, plan.total))
         found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SOUGHT):
-            heads = np.asarray(self._heads(found))
+            heads = self._heads(found)
             shares = held.copy()
             shares[known] = minimax(
                 1.0 / rates[known], heads[known] / rates[known], 0.0, total, self._minimum, upper[known], self._step
@@ -139,10 +113,10 @@ class AffineCosts:
                 break
         return best
 
-    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float, doubts: Numbers) -> bool:
+    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float, doubts: Floats) -> bool:
         """Whether the latest rank of known speed is sooner, for certain, by more than ``tolerance``."""
         known = self._known
-        surely = 1.0 - np.maximum(np.asarray(doubts), tolerance)[known]
+        surely = 1.0 - np.maximum(doubts, tolerance)[known]
         latest_s = self._seconds(held)[known] * surely
         return float(self._seconds(wanted)[known].max(initial=0.0)) < float(latest_s.max(initial=0.0))
 
@@ -168,21 +142,21 @@ class AffineCosts:
 
     @property
     def _known(self) -> npt.NDArray[np.bool_]:
-        return comparable_speeds(np.asarray(self._speeds)) > 0
+        return comparable_speeds(self._speeds) > 0
 
     @property
-    def _comparable_rates(self) -> npt.NDArray[np.float64]:
+    def _comparable_rates(self) -> Floats:
         """u, from speeds cut to what all processors would have measured alike, up to a common factor."""
-        return comparable_speeds(np.asarray(self._speeds)) * (1.0 + np.asarray(self._fixed) / self._typical_size)
+        return comparable_speeds(self._speeds) * (1.0 + self._fixed / self._typical_size)
 
-    def _seconds(self, plan: RoundPlan) -> npt.NDArray[np.float64]:
+    def _seconds(self, plan: RoundPlan) -> Floats:
         """t, in a unit of its own."""
-        work: npt.NDArray[np.float64] = np.asarray(plan.samples) + np.asarray(self._heads(plan))
+        work: Floats = np.asarray(plan.samples) + self._heads(plan)
         seconds = np.zeros(len(work))
         np.divide(work, self._comparable_rates, out=seconds, where=self._known)
         return seconds
 
 
-def _sum(figures: Numbers) -> float:
+def _sum(figures: Floats) -> float:
     """Rounded once, and so the same everywhere."""
-    return math.fsum(figures.tolist() if isinstance(figures, np.ndarray) else figures)
+    return math.fsum(figures.tolist())

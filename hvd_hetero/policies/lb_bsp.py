@@ -10,11 +10,11 @@ import numpy as np
 from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.measurement.device_profile import DeviceProfile
-from hvd_hetero.policies.affine_shares import AffineCosts, Numbers
+from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.prediction import Predictor, Steady, predictor
-from hvd_hetero.rounds import FEW_RANKS, FinishedRound, RoundPlan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
@@ -130,25 +130,24 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        read = table.figures if table.workers <= FEW_RANKS else table.column
-        limits = table.figures("limit")
+        limits = [int(limit) for limit in table.figures("limit")]
         return self._worthwhile(
             plan,
-            read("samples_per_s"),
-            read("fixed_samples"),
-            read("uncertainty"),
-            list(map(int, limits)) if any(limits) else [],
+            table.column("samples_per_s"),
+            table.column("fixed_samples"),
+            table.column("uncertainty"),
+            limits if any(limits) else (),
         )
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
         if self._curves is not None:
             return plan
-        nothing = [0.0] * len(speeds)
-        return self._worthwhile(plan, speeds, nothing, nothing)
+        nothing = np.zeros(len(speeds))
+        return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing)
 
     def _worthwhile(
-        self, plan: RoundPlan, speeds: Numbers, fixed: Numbers, doubts: Numbers, limits: Sequence[int] = ()
+        self, plan: RoundPlan, speeds: Floats, fixed: Floats, doubts: Floats, limits: Sequence[int] = ()
     ) -> RoundPlan:
         """The best plan where it is worth a change, or the equal one where that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)

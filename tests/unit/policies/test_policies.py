@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -70,33 +68,6 @@ def test_lb_bsp_leaves_a_split_that_is_good_enough():
     plan = policy.first(2, 200)
     assert policy.next(plan, told([1.02, 1.0])) == plan
     assert policy.next(plan, told([1.2, 1.0])) != plan
-
-
-@pytest.mark.parametrize("options", [{"tolerance": 0.0}, {}, {"minimum": 5, "max_micro_batch": 7}], ids=str)
-def test_lb_bsp_decides_alike_in_plain_numbers_and_in_arrays(options, monkeypatch):
-    """The rounds include ranks that are a hair out of balance, equal, uncertain, or without a usable speed."""
-    rng = np.random.default_rng(3)
-    odd = [math.nan, 0.0, -1.0, math.inf]
-    rounds = []
-    for k in range(60):
-        speeds = rng.uniform(1.0, 3.0, 5) if k % 3 else rng.uniform(1.0, 1.06, 5)
-        if k % 5 == 4:
-            speeds[k % 4] = odd[k // 5 % 4]
-        rounds.append((speeds.tolist(), rng.uniform(0.0, 0.1, 5).tolist() if k % 2 else [0.0] * 5))
-
-    def plans() -> list[RoundPlan]:
-        policy = LBBSP(**options)
-        found = [policy.first(5, 320)]
-        for speeds, uncertain in rounds:
-            found.append(policy.next(found[-1], told(speeds, uncertainty=uncertain)))
-            found.append(policy.renegotiate(found[-1], speeds[::-1]))
-        return found
-
-    plain = plans()
-    monkeypatch.setattr("hvd_hetero.rounds.FEW_RANKS", 0)
-    monkeypatch.setattr("hvd_hetero.policies.lb_bsp.FEW_RANKS", 0)
-    assert plans() == plain
-    assert len(set(plain)) > 20
 
 
 @pytest.mark.parametrize("unknown", [float("nan"), 0.0, -5.0, float("inf")])
