@@ -72,7 +72,7 @@ def main() -> None:
     }
     state = warm_start([round(p, 6) for p in found.parameters], **notes)
     options.out.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    print(f"fitted on {', '.join(p.name for p in paths)}: {found.steps} steps ({found.stopped}), loss {found.loss:.4f}")
+    print(f"fitted on {', '.join(p.name for p in paths)}: loss {found.loss:.4f}")
     print(f"wrote {options.out}")
 
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.narx.network import EARLY_STOP_FALL, EARLY_STOP_STEPS
 
 if TYPE_CHECKING:
     import torch
 
 LOOK_BACK = 2
+EARLY_STOP_FALL, EARLY_STOP_STEPS = 1e-4, 4  # lb-bsp section 4.2
 
 
 class Recurrent(Predictor):

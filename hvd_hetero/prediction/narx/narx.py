@@ -81,6 +81,8 @@ class NARX(Predictor):
         retrain_every: int = 100,
         background: bool = True,
     ) -> None:
+        import scipy.optimize  # noqa: F401 - for its trainings: imported in one of them it would hold up rounds
+
         super().__init__()
         for option, value, least in (
             ("window", window, 20),

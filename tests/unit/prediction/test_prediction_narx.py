@@ -57,7 +57,7 @@ def test_derivatives_equal_numerical_ones():
         np.testing.assert_allclose(slopes[:, k], (plus - minus) / 2e-6, atol=1e-8)
 
 
-def test_the_fit_is_about_as_good_as_scipys_least_squares():
+def test_the_fit_is_as_good_as_another_methods():
     rng = np.random.default_rng(4)
     u = rng.normal(0, 0.5, (200, 6))
     y = np.tanh(u @ rng.normal(size=6)) + 0.3 * u[:, 0] + rng.normal(0, 0.05, 200)
@@ -69,30 +69,25 @@ def test_the_fit_is_about_as_good_as_scipys_least_squares():
     assert ours.loss <= 2 * theirs.cost / 200 * 1.1 + 1e-3
 
 
-def test_early_stopping_ends_when_the_loss_no_longer_falls():
-    u = np.random.default_rng(5).normal(size=(100, 6))
-    noise = np.random.default_rng(6).normal(size=100)
-    flat = network.fit(network.start(0), u, noise, pull=1.0, max_steps=500)
-    assert flat.stopped == "early"
-    assert flat.steps < 100
-    short = network.fit(network.start(0), u, u[:, 0], pull=0.01, max_steps=2)
-    assert (short.stopped, short.steps) == ("steps", 2)
+def test_a_fit_ends_early_when_the_loss_no_longer_falls_and_gives_way_between_steps():
+    rng, rests = np.random.default_rng(5), []
+    u, noise = rng.normal(size=(100, 6)), rng.normal(size=100)
+    network.fit(network.start(0), u, noise, pull=1.0, max_steps=500, rest=lambda: rests.append(None))
+    assert 2 < len(rests) < 100
+    rests.clear()
+    network.fit(network.start(0), u, u[:, 0], pull=0.01, max_steps=2, rest=lambda: rests.append(None))
+    assert len(rests) < 8
 
 
-def test_a_fit_of_what_is_no_number_ends_early_with_the_start():
-    u = np.full((30, 6), np.nan)
-    fit = network.fit(network.start(0), u, np.ones(30), pull=1.0)
-    assert fit.stopped in ("singular", "early")
+def test_a_fit_of_what_is_no_number_is_the_start():
+    fit = network.fit(network.start(0), np.full((30, 6), np.nan), np.ones(30), pull=1.0)
     assert fit.parameters == network.start(0)
 
 
-def test_a_singular_system_is_a_value_and_no_exception(monkeypatch):
-    def refuse(*_):
-        raise np.linalg.LinAlgError("singular")
-
-    monkeypatch.setattr(np.linalg, "solve", refuse)
+def test_parameters_that_the_data_say_nothing_about_stay():
     fit = network.fit(network.start(0), np.zeros((30, 6)), np.zeros(30), pull=1.0)
-    assert (fit.stopped, fit.steps, fit.parameters) == ("singular", 1, network.start(0))
+    assert fit.parameters[:12] == pytest.approx(network.start(0)[:12])
+    assert network.forward(fit.parameters, (0.0,) * 6) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_ema_until_500_rounds_from_scratch_and_the_network_from_then_on():
