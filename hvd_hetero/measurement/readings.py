@@ -45,6 +45,8 @@ from pathlib import Path
 
 import psutil
 
+from hvd_hetero.measurement.control_groups import ControlGroups, quota, text_of
+
 log = logging.getLogger(__name__)
 
 _UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
@@ -97,7 +99,7 @@ class ResourceMeter:
         self._latest = Resources(math.nan, math.nan)
         self._niced = os.getpriority(os.PRIO_PROCESS, 0) > 0
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        groups = _Groups(self._proc / "self" / "cgroup", Path(cgroup))
+        groups = ControlGroups(self._proc / "self", Path(cgroup))
         self._quotas = [*groups.levels("cpu"), *groups.levels("")]
         self._accounts = groups.beside("cpu", "cpuacct")
         self._limits = [*groups.levels("memory"), *groups.levels("")]
@@ -123,7 +125,7 @@ class ResourceMeter:
 
     def _cpu(self, now_s: float) -> float:
         cores = self._cores()
-        quotas = {group: quota for group in self._quotas if (quota := _quota(group)) < math.inf}
+        quotas = {group: allowed for group in self._quotas if (allowed := quota(group)) < math.inf}
         free = [float(len(cores)), *quotas.values()]
         accounts = {path: self._group_s(path) for path in quotas}
         new = _Used(now_s, self._busy_s(), self._own_s(), accounts, min(free))
@@ -148,7 +150,7 @@ class ResourceMeter:
         for group in self._cpusets:
             # The kernel keeps the affinity inside the cpuset; this matters where the affinity comes from elsewhere.
             names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
-            if text := next(filter(None, (_text(group / name) for name in names)), ""):
+            if text := next(filter(None, (text_of(group / name) for name in names)), ""):
                 cores &= _core_list(text)
         if not cores:
             raise ValueError("affinity and cpuset have no core in common")
@@ -169,10 +171,10 @@ class ResourceMeter:
         return (int(after_name[11]) + int(after_name[12])) * self._tick_s  # utime, stime
 
     def _group_s(self, path: Path) -> float:
-        usage_ns = _text(self._accounts[path] / "cpuacct.usage") if path in self._accounts else ""
+        usage_ns = text_of(self._accounts[path] / "cpuacct.usage") if path in self._accounts else ""
         if usage_ns:
             return int(usage_ns) * 1e-9
-        stat = _text(path / "cpu.stat").split()
+        stat = text_of(path / "cpu.stat").split()
         return int(stat[stat.index("usage_usec") + 1]) * 1e-6 if "usage_usec" in stat else 0.0
 
     def _memory(self) -> float:
@@ -181,10 +183,10 @@ class ResourceMeter:
         host_bytes = limit
         for group in self._limits:
             for top, used, cache in _MEMORY_FILES:
-                text = _text(group / top)
+                text = text_of(group / top)
                 if text in ("", "max") or int(text) >= host_bytes:  # v1 writes "unlimited" as a huge number
                     continue
-                stat = _text(group / "memory.stat").split()
+                stat = text_of(group / "memory.stat").split()
                 cached = int(stat[stat.index(cache) + 1]) if cache in stat else 0
                 limit = min(limit, int(text))
                 free = min(free, int(text) - int((group / used).read_text()) + cached)
@@ -195,54 +197,6 @@ _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-
-
-class _Groups:
-    """Where the control groups of this process lie, in version 1, version 2 and both at once."""
-
-    def __init__(self, membership: Path, root: Path) -> None:
-        self._root = root
-        self._paths: dict[str, str] = {}  # controller -> path of the group; "" is version 2
-        lines = _text(membership).splitlines()  # none in a kernel without control groups: no limits but the host's
-        for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-            self._paths.update(dict.fromkeys(controllers.split(","), path))
-
-    def beside(self, controller: str, other: str) -> dict[Path, Path]:
-        """Groups of one controller to the same groups under another, where the process is in the same one of both."""
-        if self._paths.get(controller) != self._paths.get(other):
-            return {}
-        return dict(zip(self.levels(controller), self.levels(other), strict=False))
-
-    def levels(self, controller: str) -> list[Path]:
-        """The group and those around it, innermost first; empty where this controller is not mounted."""
-        if controller not in self._paths:
-            return []
-        if controller:
-            wanted = [m for m in sorted(self._root.glob("*")) if controller in m.name.split(",")]
-        else:
-            wanted = [m for m in (self._root, self._root / "unified") if os.path.exists(m / "cgroup.controllers")]
-        if not wanted:
-            return []
-        parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
-        while parts and not os.path.isdir(wanted[0].joinpath(*parts)):
-            parts = parts[1:]  # in a container the path may be the host's, and the mount begins further in
-        return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]
-
-
-def _quota(group: Path) -> float:
-    """Cores that this group alone allows, by either version's files; infinite where it sets no limit."""
-    quota, _, period = _text(group / "cpu.max").partition(" ")
-    if not quota:
-        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
-    return math.inf if quota in ("", "max") or int(quota) < 0 else int(quota) / int(period)
-
-
-def _text(path: Path) -> str:
-    """The file's content, "" where there is no such file."""
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        return ""
 
 
 def _core_list(text: str) -> set[int]:

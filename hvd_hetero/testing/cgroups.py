@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_hetero.measurement.control_groups import memberships, text_of
+
 PREFIX = "hvd-hetero"
 _MIN_QUOTA_US = 1_000  # the kernel refuses less, for period and quota alike
 _MAX_PERIOD_US = 1_000_000
@@ -129,13 +131,13 @@ class CpuController:
 def find_controller(proc: Path = Path("/proc")) -> CpuController:
     """The controller of this machine, from the mount table; v1 goes first, for a hybrid machine has ``cpu`` there."""
     v2: CpuController | None = None
-    for line in _read(proc / "self/mountinfo").splitlines():
+    for line in text_of(proc / "self/mountinfo").splitlines():
         fields = line.split()
         root, mount = fields[3], Path(fields[4])
         kind, _, options = fields[fields.index("-") + 1 : fields.index("-") + 4]
         if kind == "cgroup" and "cpu" in options.split(","):
             return CpuController(1, mount, (_group_of(proc, os.getpid(), 1, mount, root),), root, proc)
-        if kind == "cgroup2" and "cpu" in _read(mount / "cgroup.controllers").split():
+        if kind == "cgroup2" and "cpu" in text_of(mount / "cgroup.controllers").split():
             own = _group_of(proc, os.getpid(), 2, mount, root)
             v2 = CpuController(2, mount, (own,) if own == mount else (own, own.parent), root, proc)
     if v2 is None:
@@ -145,7 +147,7 @@ def find_controller(proc: Path = Path("/proc")) -> CpuController:
 
 def members(group: Path) -> list[int]:
     """The processes in ``group``; 0 stands for one that this pid namespace cannot name."""
-    return [int(pid) for pid in _read(group / "cgroup.procs").split()]
+    return [int(pid) for pid in text_of(group / "cgroup.procs").split()]
 
 
 def enter(pid: int, group: Path) -> None:
@@ -163,29 +165,20 @@ def _move(pid: int, group: Path) -> None:
 def _switch_on_cpu(parent: Path) -> None:
     """Enable ``cpu`` for the children of ``parent``. Left on afterwards: off would lift the limits of other ranks."""
     control = parent / "cgroup.subtree_control"
-    if "cpu" not in _read(control).split():
+    if "cpu" not in text_of(control).split():
         control.write_text("+cpu")
 
 
 def _group_of(proc: Path, pid: int, version: int, mount: Path, root: str) -> Path:
     """The directory of the group of ``pid``: its path in the hierarchy, less the part that the mount leaves out."""
-    for line in _read(proc / str(pid) / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if (version == 1 and "cpu" in controllers.split(",")) or (version == 2 and not controllers):
-            relative = os.path.relpath(path, root)
-            return mount if relative == "." or relative.startswith("..") else mount / relative
-    return mount
+    path = memberships(proc / str(pid)).get("cpu" if version == 1 else "")
+    if path is None:
+        return mount
+    relative = os.path.relpath(path, root)
+    return mount if relative == "." or relative.startswith("..") else mount / relative
 
 
 def _start_ticks(proc: Path, pid: int) -> int | None:
     """When ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if it is dead."""
-    fields = _read(proc / str(pid) / "stat").rpartition(")")[2].split()  # from field 3, the state, on
+    fields = text_of(proc / str(pid) / "stat").rpartition(")")[2].split()  # from field 3, the state, on
     return None if not fields or fields[0] in "ZX" else int(fields[19])  # Z: dead, and not yet reaped
-
-
-def _read(path: Path) -> str:
-    """The text of a file of the kernel, empty if it is gone: processes and groups may end between two looks."""
-    try:
-        return path.read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError):
-        return ""

@@ -1,0 +1,63 @@
+"""Where the control groups of a process lie, in version 1, version 2 and both at once."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+__all__ = ["ControlGroups", "memberships", "quota", "text_of"]
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of the kernel; "" if it is gone, since groups and processes may end between two looks."""
+    try:
+        return path.read_text().strip()
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        return ""
+
+
+def memberships(process: Path) -> dict[str, str]:
+    """The group of a process by controller, from its folder in ``/proc``; "" is version 2. Empty without groups."""
+    found: dict[str, str] = {}
+    lines = text_of(process / "cgroup").splitlines()
+    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        found.update(dict.fromkeys(controllers.split(","), path))
+    return found
+
+
+def quota(group: Path) -> float:
+    """Cores that this group alone allows, by either version's files; infinite where it sets no limit."""
+    allowed, _, period = text_of(group / "cpu.max").partition(" ")
+    if not allowed:
+        allowed, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
+    return math.inf if allowed in ("", "max") or int(allowed) < 0 else int(allowed) / int(period)
+
+
+class ControlGroups:
+    """The groups of this process below ``root``, where control groups are mounted."""
+
+    def __init__(self, process: Path, root: Path) -> None:
+        self._root = root
+        self._paths = memberships(process)
+
+    def beside(self, controller: str, other: str) -> dict[Path, Path]:
+        """Groups of one controller to the same groups under another, where the process is in the same one of both."""
+        if self._paths.get(controller) != self._paths.get(other):
+            return {}
+        return dict(zip(self.levels(controller), self.levels(other), strict=False))
+
+    def levels(self, controller: str) -> list[Path]:
+        """The group and those around it, innermost first; empty where this controller is not mounted."""
+        if controller not in self._paths:
+            return []
+        if controller:
+            wanted = [m for m in sorted(self._root.glob("*")) if controller in m.name.split(",")]
+        else:
+            wanted = [m for m in (self._root, self._root / "unified") if os.path.exists(m / "cgroup.controllers")]
+        if not wanted:
+            return []
+        parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
+        while parts and not os.path.isdir(wanted[0].joinpath(*parts)):
+            parts = parts[1:]  # in a container the path may be the host's, and the mount begins further in
+        return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]
