@@ -30,7 +30,6 @@ class Predictor(ABC):
     name: ClassVar[str]
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
     version: ClassVar[int] = 1  # of the layout of state_dict
-    reads: ClassVar[tuple[int, ...]] = ()  # the older versions that load, too
     uncertainty: float = 0.0  # the share by which the latest forecast may be off by chance; 0: take it as it is
 
     def __init__(self) -> None:
@@ -69,10 +68,10 @@ class Predictor(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the predictor that wrote ``state`` stopped."""
-        for key, accepted in (("predictor", (self.name,)), ("version", (self.version, *self.reads))):
-            if state.get(key) not in accepted:
+        for key, mine in (("predictor", self.name), ("version", self.version)):
+            if state.get(key) != mine:
                 raise ValueError(
-                    f"state: {key} must be {' or '.join(map(repr, accepted))} to load into {type(self).__name__}, got "
+                    f"state: {key} must be {mine!r} to load into {type(self).__name__}, got "
                     f"{state.get(key)!r}; load it into the predictor that saved it, or start without a state"
                 )
         rounds, last = int(state["rounds"]), state["last"]

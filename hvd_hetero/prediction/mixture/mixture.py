@@ -56,7 +56,6 @@ class Mixture(Predictor):
 
     name = "mixture"
     version: ClassVar[int] = 3
-    reads: ClassVar[tuple[int, ...]] = (1, 2)  # of 1 its members, not its weights: they were learnt in another way
 
     def __init__(
         self,
@@ -137,15 +136,12 @@ class Mixture(Predictor):
             raise ValueError(
                 f"state: members must be {mine}, got {saved}; build the mixture with the members it was saved with"
             )
-        prior = state["prior"] if state["version"] == 1 else state["experts"]["prior"]
-        experts, shaken = ExpertWeights(prior, self.experts.share), ExpertWeights(prior, self.experts.share)
-        jumps, quiet = Jumps(), _AFTER
-        if state["version"] > 1:
-            experts.restore(state["experts"])
-        if state["version"] > 2:
-            shaken.restore(state["shaken"])
-            jumps.restore(state["jumps"])
-            quiet = min(max(int(state["quiet"]), 0), _AFTER)
+        experts, shaken = (ExpertWeights(state["experts"]["prior"], self.experts.share) for _ in range(2))
+        experts.restore(state["experts"])
+        shaken.restore(state["shaken"])
+        jumps = Jumps()
+        jumps.restore(state["jumps"])
+        quiet = min(max(int(state["quiet"]), 0), _AFTER)
         kept = [member.state_dict() for member in self.members]
         try:
             for member, one in zip(self.members, state["members"], strict=True):

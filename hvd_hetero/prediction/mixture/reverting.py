@@ -41,7 +41,6 @@ class Reverting(Predictor):
 
     name = "reverting"
     version: ClassVar[int] = 2
-    reads: ClassVar[tuple[int, ...]] = (1,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,16 +94,13 @@ class Reverting(Predictor):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        old = state["version"] == 1
         y0, y1 = map(float, state["y"])
         a, b = map(float, state["coefficients"])
-        products = _products_of(state["covariance"], a, b) if old else tuple(map(float, state["products"]))
-        errors, weight = (0.0, 0.0) if old else map(float, state["errors"])
+        products, (errors, weight) = tuple(map(float, state["products"])), map(float, state["errors"])
         if len(products) != 5 or not all(map(math.isfinite, (y0, y1, a, b, errors, weight, *products))):
             raise ValueError(f"state: y, coefficients, five products and errors must be finite, got {state!r}")
         moderation = Moderation()
-        if not old or "moderation" in state:  # the first states of version 1 had none
-            moderation.restore(state["moderation"])
+        moderation.restore(state["moderation"])
         self._moderation = moderation
         self._y, self._level, self._coefficients = (y0, y1), float(state["level"]), (a, b)
         self._products, self._errors, self._weight = products, errors, weight
@@ -119,13 +115,3 @@ def _most_probable(products: Sequence[float], pull: float) -> tuple[float, float
     if determinant <= 1e-9 * ff * gg:  # speeds that never moved, or features that are one: nothing to tell them apart
         return _PRIOR
     return (gg * fz - fg * gz) / determinant, (ff * gz - fg * fz) / determinant
-
-
-def _products_of(covariance: Sequence[float], a: float, b: float) -> tuple[float, ...]:
-    """The sums behind version 1: coefficients under a prior of 0 with covariance 100, and their covariance."""
-    aa, ab, bb = map(float, covariance)
-    determinant = aa * bb - ab * ab
-    if determinant <= 0.0:
-        raise ValueError(f"state: covariance must be positive definite, got {covariance!r}")
-    ff, fg, gg = bb / determinant, -ab / determinant, aa / determinant
-    return ff - 0.01, fg, gg - 0.01, ff * a + fg * b, fg * a + gg * b

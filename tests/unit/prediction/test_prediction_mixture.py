@@ -149,22 +149,6 @@ def test_a_state_of_other_members_or_with_bad_numbers_is_refused():
         Mixture([EMA(), Reverting()]).load_state_dict(state | {"experts": state["experts"] | {"log_e": [0.0]}})
 
 
-def test_of_a_state_of_version_1_the_members_are_taken_and_the_weights_learnt_anew():
-    """Such a state had columns of its own beside the members and the prior."""
-    former = Mixture([EMA(), Memoryless()])
-    for v in (3.0, 4.0, 6.0, 5.0):
-        former.update(v)
-    state = former.state_dict()
-    del state["experts"]
-    old = state | {"version": 1, "prior": [0.3, 0.7], "regret": [0.1, 0.2], "learnt": 3}
-    mixture = Mixture([EMA(), Memoryless()])
-    mixture.load_state_dict(old)
-    assert [m.predict() for m in mixture.members] == [m.predict() for m in former.members]
-    assert mixture.weights == (0.3, 0.7)
-    mixture.update(7.0)
-    assert mixture.weights != (0.3, 0.7)
-
-
 def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_known():
     known, unknown = (Mixture([EMA(), NARX(background=False), Memoryless()]) for _ in range(2))
     known.update(100.0, 0.5, 0.5)

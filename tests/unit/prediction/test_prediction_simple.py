@@ -110,25 +110,6 @@ def test_reverting_without_any_movement_keeps_its_prior():
     assert p.predict() == pytest.approx(np.exp(0.3 * np.log(100.0) + 0.2 * np.log(80.0) + 0.5 * p._level))
 
 
-@pytest.mark.parametrize("moderated", [True, False])
-def test_reverting_takes_states_of_version_1(moderated):
-    """They held the covariance of recursive least squares, and the first of them no moderation."""
-    rng, p = np.random.default_rng(9), Reverting()
-    features, targets = rng.normal(0, 0.05, (40, 2)), rng.normal(0, 0.05, 40)
-    covariance = np.linalg.inv(features.T @ features + np.eye(2) / 100.0)
-    a, b = covariance @ features.T @ targets
-    old = {
-        "predictor": "reverting", "version": 1, "rounds": 41, "last": 100.0, "y": [4.6, 4.5], "level": 4.4,
-        "range": [4.0, 5.0], "coefficients": [a, b], "covariance": covariance[[0, 0, 1], [0, 1, 1]].tolist(),
-    }  # fmt: skip
-    p.load_state_dict(old | ({"moderation": [0.05, 41]} if moderated else {}))
-    assert p.predict() == pytest.approx(np.exp(4.6 + a * -0.1 + b * -0.2))
-    f, z = features, targets
-    assert p._products == pytest.approx((*(f.T @ f)[[0, 0, 1], [0, 1, 1]], *(f.T @ z)))
-    p.update(90.0)
-    assert 50.0 < p.predict() < 110.0
-
-
 def test_reverting_learns_that_a_spike_passes():
     p = Reverting()
     rng = np.random.default_rng(4)
@@ -169,9 +150,6 @@ def test_reverting_refuses_a_state_with_bad_numbers():
         Reverting().load_state_dict(p.state_dict() | {"coefficients": [float("inf"), 0.0]})
     with pytest.raises(ValueError, match="moderation must be a size and a number of rounds"):
         Reverting().load_state_dict(p.state_dict() | {"moderation": [-0.1, 3]})
-    old = p.state_dict() | {"version": 1, "covariance": [1.0, 2.0, 1.0]}
-    with pytest.raises(ValueError, match="covariance must be positive definite"):
-        Reverting().load_state_dict(old)
 
 
 def test_options_are_the_objects_own_and_not_the_states():
