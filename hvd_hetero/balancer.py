@@ -319,7 +319,7 @@ class Balancer:
             self.observer(finished)
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
-        self.meter.settle()
+        self.meter.end_round()
         self._wait_s = self.meter.waited(now)
         self._state = _State.AGREED
         self._rescale = 1.0

@@ -56,7 +56,7 @@ def predict_ends(interval_s: ArrayLike, lookahead: SupportsIndex, last_end_s: Ar
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         raise ValueError(
-            f"interval_s must be positive and finite, got {recent[row, column]} at worker {row}, place {column}; "
+            f"interval_s must be positive and finite, got {recent[row, column]} at worker {row}, position {column}; "
             "mark what was not measured by NaN"
         )
     start = np.asarray(last_end_s, dtype=np.float64)

@@ -2,9 +2,9 @@
 
 Objective: pick one end e^p of every worker p such that d_Z = max Z - min Z is smallest; the earliest of equals.
 
-Sort all nR ends into one timeline x_0 <= x_1 <= ... (equal times in the order of the workers) and work with places
-instead of times. next(j) is the place of the next end of the worker whose end is at place j; first(p) is the place of
-the first end of p. The shortest stretch of the timeline that starts at place j and holds every worker ends at
+Sort all nR ends into one timeline x_0 <= x_1 <= ... (equal times in the order of the workers) and work with slots
+instead of times. next(j) is the slot of the next end of the worker whose end is at slot j; first(p) is the slot of
+the first end of p. The shortest stretch of the timeline that starts at slot j and holds every worker ends at
 
     c(j) = max( max_p first(p), max_{i < j} next(i) )
 
@@ -13,7 +13,7 @@ because each worker's first end at or after j is either its very first, or follo
     c(0) = max_p first(p),    c(j + 1) = max(c(j), next(j)),    d* = min_j x_{c(j)} - x_j
 
 as long as every worker still has an end, j <= min_p last(p). c is one running maximum. The answer is the first j that
-attains d*; each worker then takes its last end up to place c(j). c never falls, so this is the first window at which
+attains d*; each worker then takes its last end up to slot c(j). c never falls, so this is the first window at which
 Algorithm 2 finds d*, and the set it holds there.
 
 Complexity: O(nR log nR) time, for the sort, O(nR) space; the paper's is O(R n^2).
@@ -39,16 +39,16 @@ def zipline(ends: ArrayLike) -> Barrier:
     times = checked_ends(ends)
     order = times.argsort(axis=None, kind="stable")
     timeline = times.ravel()[order]
-    place = np.empty(times.shape, dtype=np.intp)
-    place.ravel()[order] = np.arange(times.size)  # ravel of a fresh array is a view
+    slot = np.empty(times.shape, dtype=np.intp)
+    slot.ravel()[order] = np.arange(times.size)  # ravel of a fresh array is a view
 
-    lefts = place[:, -1].min() + 1  # beyond, some worker has no end left
+    lefts = slot[:, -1].min() + 1  # beyond, some worker has no end left
     cover = np.empty(times.size, dtype=np.intp)
-    cover[0] = place[:, 0].max()
-    cover[place[:, :-1] + 1] = place[:, 1:]  # next(j), stored at j + 1; a worker's last place is never below `lefts`
+    cover[0] = slot[:, 0].max()
+    cover[slot[:, :-1] + 1] = slot[:, 1:]  # next(j), stored at j + 1; a worker's last slot is never below `lefts`
     cover = np.maximum.accumulate(cover[:lefts])
 
     left = (timeline[cover] - timeline[:lefts]).argmin()
     right = cover[left]
-    index = np.count_nonzero(place <= right, axis=1) - 1
+    index = np.count_nonzero(slot <= right, axis=1) - 1
     return Barrier(index, float(timeline[right] - timeline[left]), float(timeline[right]))

@@ -95,7 +95,7 @@ class SpeedMeter:
         self._held_s = 0.0
         """seconds that other ranks have held up this micro-batch"""
         self._round_held_s = 0.0
-        """and the micro-batches done of this round; after `settle`, of the one before"""
+        """and the micro-batches done of this round; after `end_round`, of the one before"""
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
         self._drivers_read_at = clock()
@@ -242,7 +242,7 @@ class SpeedMeter:
             self.stopwatch.stop()
         self._apply_s += seconds
 
-    def settle(self) -> None:
+    def end_round(self) -> None:
         """The synchronisation is over, and the queue has come past the round."""
         self._learn_the_rest()
         if self.stopwatch is not None:
@@ -256,7 +256,7 @@ class SpeedMeter:
         return self._round_held_s > 0
 
     def waited(self, now: float) -> float:
-        """After ``settle``: how long others, and the transfer, kept this rank waiting in the round that is over.
+        """After ``end_round``: how long others, and the transfer, kept this rank waiting in the round that is over.
 
         Where work is queued, the host is done with it long before the device; what is left of the round after the
         device's time is the wait (too little by as much of the last update as ran before the round began).

@@ -72,7 +72,7 @@ class Options:
     """from one worker's end of a round to the others' hearing of it, where the first ends the round"""
     sync: str | Mixing = ALLREDUCE
     """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
-    the place of the allreduce. A learner needs to know as well (``learner_for``)"""
+    place of the allreduce. A learner needs to know as well (``learner_for``)"""
     evaluate_every: int = 0
     """rounds between two evaluations of the loss, which take no simulated time; 0: never"""
 
@@ -222,10 +222,10 @@ class RoundSimulation:
         machines, count = self.machines, pieces.count
         _check_micro_batches(count)
         each = machines.per_batch.following(count)  # (n, K)
-        place = np.arange(each.shape[1])
-        work_s = np.where(place < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
-        total_s = np.cumsum(np.where(place < count[:, None], work_s * each, 0.0), axis=1) * factors[:, None]
-        ends_s = np.stack([machines.availability.finish(start_s, total_s[:, j]) for j in place], axis=1)
+        number = np.arange(each.shape[1])
+        work_s = np.where(number < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
+        total_s = np.cumsum(np.where(number < count[:, None], work_s * each, 0.0), axis=1) * factors[:, None]
+        ends_s = np.stack([machines.availability.finish(start_s, total_s[:, j]) for j in number], axis=1)
         rows = np.arange(machines.count)
         finish_s = np.where(count > 0, ends_s[rows, np.maximum(count, 1) - 1], start_s)
         done = count
@@ -234,7 +234,7 @@ class RoundSimulation:
             if (end := self.planner.anticipation) is not None:
                 errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
                 busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
-                stops = end.ends_before(busy_s, input_s[:, None], place + 1) & (place + 1 < count[:, None])
+                stops = end.ends_before(busy_s, input_s[:, None], number + 1) & (number + 1 < count[:, None])
                 most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
             whole = (count > 0) & (most == count)
             heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
@@ -273,7 +273,7 @@ class RoundSimulation:
             for name, value in meter.row().items():
                 rows[name].append(value)
             meter.rest()
-            meter.settle()
+            meter.end_round()
         rows["wait_s"] = self._wait_s.tolist()
         zeros = [0.0] * len(used)
         return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T.ravel(), len(used))

@@ -47,14 +47,14 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
     figure = _figure((11.0, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
-    places = np.arange(len(found))[::-1]
+    heights = np.arange(len(found))[::-1]
     colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
     rates = [outcome.samples_per_s for outcome, _ in found]
-    bars.barh(places, rates, color=colours, height=0.65)
-    for place, rate, (outcome, _) in zip(places, rates, found, strict=True):
+    bars.barh(heights, rates, color=colours, height=0.65)
+    for height, rate, (outcome, _) in zip(heights, rates, found, strict=True):
         text = f"{rate:,.0f}   {outcome.times_bsp:.2f} times BSP, waits {outcome.waiting_share:.0%}"
-        bars.text(rate, place, "  " + text, va="center", fontsize=9)
-    bars.set_yticks(places, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
+        bars.text(rate, height, "  " + text, va="center", fontsize=9)
+    bars.set_yticks(heights, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
     bars.set_xlim(0, 1.75 * max(rates))
     bars.set_xlabel("samples per second")
 

@@ -71,7 +71,7 @@ class Network:
         return float(2 * (n - 1) * (self.latency_s + self.message_bytes / (n * bandwidth.min())))
 
     def exchange_s(self, bandwidth: Floats, matchings: int, round_number: int) -> float:
-        """Exchanges with one neighbour after the other, in the place of the allreduce."""
+        """Exchanges with one neighbour after the other, instead of the allreduce."""
         if self.kind == "recorded":
             return self.recorded_s[round_number % len(self.recorded_s)]
         table_s = 2 * (len(bandwidth) - 1) * self.latency_s
@@ -83,9 +83,9 @@ class Network:
         if service_s == 0:
             return arrival_s
         order = np.argsort(arrival_s, kind="stable")
-        place = np.arange(len(order))
+        position = np.arange(len(order))
         # f_j = max over i <= j of a_i + (j - i + 1) s: the busy period that j belongs to began with some i.
-        done = np.maximum.accumulate(arrival_s[order] - place * service_s) + (place + 1) * service_s
+        done = np.maximum.accumulate(arrival_s[order] - position * service_s) + (position + 1) * service_s
         result = np.empty_like(done)
         result[order] = done
         return np.asarray(result)

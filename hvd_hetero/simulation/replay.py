@@ -59,10 +59,10 @@ def replay(run: Run) -> Replay:
     """The machines that a run was recorded on."""
     wrong = ~((run.elapsed_s >= 0) & (run.elapsed_s <= _LONGEST_ROUND_S))
     if wrong.any():
-        place = int(np.argmax(wrong))
+        first = int(np.argmax(wrong))
         raise ValueError(
-            f"elapsed_s must be at least 0 and at most {_LONGEST_ROUND_S:g} seconds, got {run.elapsed_s[place]:g} in "
-            f"round {run.round[place]}; remove that line"
+            f"elapsed_s must be at least 0 and at most {_LONGEST_ROUND_S:g} seconds, got {run.elapsed_s[first]:g} in "
+            f"round {run.round[first]}; remove that line"
         )
     keep = _usable(run)
     if len(keep) < 2:

@@ -37,51 +37,53 @@ class Series:
             raise ValueError(
                 f"{settings.where}: where and equals go together (a column and its text); give both or none"
             )
-        place = f"{settings.where}: {shown(name)}"
+        source = f"{settings.where}: {shown(name)}"
         try:
-            numbers = list(self._numbers(self._folder / name, column, (only, value), place))
+            numbers = list(self._numbers(self._folder / name, column, (only, value), source))
         except (csv.Error, EOFError, zlib.error, OSError, ValueError) as error:
-            raise ValueError(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
+            raise ValueError(str(error) if str(error).startswith(source) else f"{source}: {error}") from None
         if not numbers:
             where = "" if only is None else f" where {shown(only)} is {shown(value)}"
-            raise ValueError(f"{place} has no rows{where}; name a column that has numbers")
+            raise ValueError(f"{source} has no rows{where}; name a column that has numbers")
         if beyond := [number for number in numbers if not within.least <= number <= within.most]:
             raise ValueError(
-                f"{place}: {shown(column)} must hold numbers of at least {within.least:g} and at most {within.most:g}, "
-                f"got {beyond[0]:g}; mend or leave out that row"
+                f"{source}: {shown(column)} must hold numbers of at least {within.least:g} and at most "
+                f"{within.most:g}, got {beyond[0]:g}; mend or leave out that row"
             )
         return numbers
 
-    def _numbers(self, path: Path, column: str, chosen: tuple[str | None, str | None], place: str) -> Iterator[float]:
+    def _numbers(self, path: Path, column: str, chosen: tuple[str | None, str | None], source: str) -> Iterator[float]:
         raw = open_file(path)
         unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         with raw, io.TextIOWrapper(unpacked, encoding="utf-8", newline="") as text:
-            rows = csv.DictReader(self._lines(text, place))
+            rows = csv.DictReader(self._lines(text, source))
             names = list(rows.fieldnames or ())
             for name in (column, chosen[0]):
                 if names and name is not None and name not in names:
-                    raise ValueError(f"{place} has no column {shown(name)}; it has {', '.join(map(shown, names[:20]))}")
+                    raise ValueError(
+                        f"{source} has no column {shown(name)}; it has {', '.join(map(shown, names[:20]))}"
+                    )
             for row in rows:
                 if chosen[0] is not None and row[chosen[0]] != chosen[1]:
                     continue
                 self._values += 1
                 if self._values > MOST_VALUES:
-                    raise ValueError(f"{place}: all series together hold more than {MOST_VALUES} values; take parts")
+                    raise ValueError(f"{source}: all series together hold more than {MOST_VALUES} values; take parts")
                 try:
                     yield float(row[column] or "")
                 except ValueError:
                     raise ValueError(
-                        f"{place}, line {rows.line_num}: {shown(column)} must be a number, got {shown(row[column])}; "
+                        f"{source}, line {rows.line_num}: {shown(column)} must be a number, got {shown(row[column])}; "
                         "mend or leave out that row"
                     ) from None
 
-    def _lines(self, file: TextIO, place: str) -> Iterator[str]:
+    def _lines(self, file: TextIO, source: str) -> Iterator[str]:
         """Lines, and an error where one, or all files together, are longer than any that are meant."""
         while line := file.readline(_LONGEST_LINE):
             self._characters += len(line)
             if self._characters > MOST_BYTES_OF_SERIES or (len(line) == _LONGEST_LINE and not line.endswith("\n")):
                 raise ValueError(
-                    f"{place}: all series together hold more than {MOST_BYTES_OF_SERIES} characters, or one line more "
+                    f"{source}: all series together hold more than {MOST_BYTES_OF_SERIES} characters, or one line more "
                     f"than {_LONGEST_LINE}; take parts"
                 )
             yield line

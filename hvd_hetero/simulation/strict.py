@@ -96,12 +96,12 @@ class Settings:
     def numbers(self, key: str, within: Range, default: Any = _REQUIRED) -> tuple[float, ...]:
         """A list of numbers, each in a range."""
         values = self.take(key, list, default)
-        for place, value in enumerate(values):
+        for position, value in enumerate(values):
             if not _is_a(value, float):
                 raise ValueError(
-                    f"{self.where}: {key}[{place}] must be a number, got {shown(value)}; it is {within.of}"
+                    f"{self.where}: {key}[{position}] must be a number, got {shown(value)}; it is {within.of}"
                 )
-            self._checked(f"{key}[{place}]", value, within)
+            self._checked(f"{key}[{position}]", value, within)
         return tuple(map(_as_float, values))
 
     def _checked(self, key: str, value: Any, within: Range) -> Any:

@@ -55,21 +55,21 @@ def read_lines(
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
     rounds = 0
     for number, line in enumerate(lines, start=2):
-        place = f"{path}, line {number}"
+        source = f"{path}, line {number}"
         rounds += 1
         if rounds * workers > MOST_FIGURES:
-            raise ValueError(f"{place}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
-        row = _object(line, place)
+            raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
+        row = _object(line, source)
         for name, kind in per_round.items():
-            columns[name].append(_number(row.get(name), kind, f"{place}: {name}", null=False))
+            columns[name].append(_number(row.get(name), kind, f"{source}: {name}", null=False))
         for name, kind in per_rank.items():
             if name not in row and name in optional:
                 columns[name].extend([0] * workers)
                 continue
             values = row.get(name)
             if not isinstance(values, list) or len(values) != workers:
-                _refuse(f"{place}: {name}", f"a list of {workers} numbers, one for each rank", values)
-            columns[name].extend(_number(value, kind, f"{place}: {name}", null=True) for value in values)
+                _refuse(f"{source}: {name}", f"a list of {workers} numbers, one for each rank", values)
+            columns[name].extend(_number(value, kind, f"{source}: {name}", null=True) for value in values)
     arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
     return header, {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
 
@@ -108,18 +108,18 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
     return header
 
 
-def _object(line: bytes, place: str) -> dict[str, Any]:
+def _object(line: bytes, source: str) -> dict[str, Any]:
     try:
         found = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{place} is no JSON: {why}; cut the file before that line, or remove it") from None
+        raise ValueError(f"{source} is no JSON: {why}; cut the file before that line, or remove it") from None
     if not isinstance(found, dict):
-        _refuse(place, "a JSON object", found)
+        _refuse(source, "a JSON object", found)
     return found
 
 
-def _number(value: Any, kind: type, place: str, *, null: bool) -> Any:
+def _number(value: Any, kind: type, source: str, *, null: bool) -> Any:
     whole = kind is np.int64
     if whole and type(value) in (int, float) and 0 <= value < _LARGEST and int(value) == value:
         return int(value)
@@ -127,7 +127,7 @@ def _number(value: Any, kind: type, place: str, *, null: bool) -> Any:
         return value
     if not whole and value is None and null:
         return math.nan
-    return _refuse(place, _RULES[whole, null], value)
+    return _refuse(source, _RULES[whole, null], value)
 
 
 def _short(value: Any) -> str:
@@ -137,6 +137,6 @@ def _short(value: Any) -> str:
         return type(value).__name__
 
 
-def _refuse(place: str, rule: str, value: Any) -> NoReturn:
+def _refuse(source: str, rule: str, value: Any) -> NoReturn:
     got = "nothing" if value is None else _short(value)
-    raise ValueError(f"{place} must hold {rule}, got {got}; mend that line, or cut the file before it")
+    raise ValueError(f"{source} must hold {rule}, got {got}; mend that line, or cut the file before it")

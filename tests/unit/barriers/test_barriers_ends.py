@@ -44,7 +44,7 @@ def test_what_is_predicted_can_be_searched():
         (([[[1.0]]], 3), "got shape"),
         (([[1.0, 2.0], [np.nan, np.nan]], 3), "only NaN for worker 1"),
         (([1.0, 0.0], 3), "positive and finite, got 0.0 at worker 1"),
-        (([[1.0, -2.0]], 3), "got -2.0 at worker 0, place 1"),
+        (([[1.0, -2.0]], 3), "got -2.0 at worker 0, position 1"),
         (([1.0, np.inf], 3), "got inf"),
         (([1.0, 2.0], 3, [0.0, 0.0, 0.0]), "one for each of the 2 workers"),
         (([1.0, 2.0], 3, np.nan), "one finite number"),
