@@ -4,9 +4,9 @@
     make demo SLOW=3             at a third
     make demo FRAMEWORK=keras    with Keras instead of PyTorch
 
-Trains a small convolutional network under BSP, under LB-BSP, and with stock Horovod whose split is set by hand
-(the oracle), and ends with a table and a picture. Takes two to three minutes. Exit code 1 if the three trainings,
-which see the same samples in the same order, do not end at the same loss.
+It trains a small convolutional network under BSP, under LB-BSP, and with stock Horovod whose split is set by hand (the
+oracle), and ends with a table and a picture, after two to three minutes. The three trainings see the same samples in
+the same order; the exit code is 1 if they do not end at the same loss.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     options.out = options.out or Path("out", "demo" if options.framework == "torch" else "demo-keras")
     options.out.mkdir(parents=True, exist_ok=True)
     for phase in BALANCED:
-        (options.out / f"{phase}.jsonl").unlink(missing_ok=True)  # an earlier demo's, which would be kept otherwise
+        (options.out / f"{phase}.jsonl").unlink(missing_ok=True)  # an earlier demo's file would be kept otherwise
     console = Console()
     console.print(
         f"Two ranks by horovodrun, the last one [b]{options.slow:g} times slower[/b]; "
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, console: Console) -> tuple[dict[str, dict], dict[str, list[int]], list[str]]:
-    """Launch the ranks and draw their progress. What each phase ended with, its last batches, how ranks were slowed."""
+    """Launch the ranks and draw their progress; return results and last batches of each phase, and the slow-downs."""
     results: dict[str, dict] = {}
     batches: dict[str, list[int]] = {}
     slowness: list[str] = []

@@ -1,4 +1,4 @@
-"""What the demo shares, whatever the framework: pictures, hyper-parameters, the split of the oracle, what is a loss."""
+"""Parts of the demo that both frameworks share: pictures, hyper-parameters, the oracle's split, the check of losses."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ WARM_UP_ROUNDS = 5
 SEED = 0
 ROUNDS, GLOBAL_BATCH = 120, 128
 
-# A rate three times as high still trains. Close to the edge of stability, rounding decides whether a training
-# succeeds: schemes then end at different losses for no reason of their own (benchmarks/demo_losses.py).
+# A rate three times as high still trains, but close to the edge of stability rounding decides whether a training
+# succeeds. Schemes would then end at different losses for no reason of their own (benchmarks/demo_losses.py).
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 LEARNT = 0.2
-"""What every seed stays below after ROUNDS rounds of GLOBAL_BATCH samples; chance is ln 10 = 2.30."""
+"""Loss that every seed stays below after ROUNDS rounds of GLOBAL_BATCH samples; chance is ln 10 = 2.30."""
 SPREAD = 0.03
-"""Of the loss over twenty seeds, from the lowest to the highest, rounded up."""
+"""Range of the loss over twenty seeds, rounded up."""
 
 
 def images(count: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Generated pictures of ten classes: a smooth pattern per class, shifted at random, under noise of variance 1."""
+    """Return pictures of ten classes: a smooth pattern per class, shifted at random, with noise of variance 1."""
     rng = np.random.default_rng(1)
     waves = rng.normal(size=(CLASSES, 3, 4, 4)) / 3
     grid = np.arange(SIDE) * 2 * np.pi / SIDE
@@ -46,12 +46,12 @@ def images(count: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[
 
 
 def training_samples(global_batch: int) -> int:
-    """How many samples to train on, so that no round is short."""
+    """Return the number of samples to train on, so that no round is short."""
     return math.ceil(TRAIN_SAMPLES / global_batch) * global_batch
 
 
 def rank_options() -> argparse.Namespace:
-    """What the demo's front tells a rank."""
+    """Settings that the demo's front passes to a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -61,14 +61,14 @@ def rank_options() -> argparse.Namespace:
 
 
 def hand_set_split(options: argparse.Namespace) -> list[int]:
-    """The split that a person would set who knew how fast each rank is: to the speeds that they showed under BSP."""
+    """Return the split that a person would set by hand from the ranks' speeds under BSP."""
     run = read_run(options.out / "bsp.jsonl").after(WARM_UP_ROUNDS)
     speeds = np.median(run.samples / (run.compute_s + run.input_s), axis=0)
     return [int(x) for x in proportional(speeds, options.global_batch)]
 
 
 def hand_set_batches(options: argparse.Namespace, shares: list[int], rank: int) -> list[list[int]]:
-    """The indices of this rank's batches under such a split: the samples and the order of the other trainings."""
+    """Return the indices of this rank's batches under a split, with the samples and order of the other trainings."""
     order = SharedPermutation(training_samples(options.global_batch), shuffle=True, seed=SEED)
     plan = RoundPlan.of(shares)
     lists: list[list[int]] = []
@@ -81,7 +81,7 @@ def hand_set_batches(options: argparse.Namespace, shares: list[int], rank: int) 
 
 
 def judge(losses: Mapping[str, float], rounds: int, global_batch: int) -> tuple[bool, str]:
-    """Whether the trainings came to the same loss, and to a low one if they were long enough; a sentence on it."""
+    """Return whether the trainings reached the same loss, low if they were long enough, with a sentence about it."""
     told = ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
     apart = float(np.ptp(list(losses.values())))  # NaN if one is
     if not apart <= SPREAD:

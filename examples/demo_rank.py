@@ -1,9 +1,8 @@
 """One rank of the demo (see ``demo.py``): the same training three times, on ranks of unequal speed.
 
-First BSP, then LB-BSP, both by hvd-hetero; and the oracle: stock Horovod with the split that a person would set who
-knew how fast each rank is. The oracle trains one half before LB-BSP and the other after it, so that a machine that
-changes its pace meanwhile favours neither. Rank 0 prints one JSON object per line, which the demo's front draws as
-progress.
+First BSP and then LB-BSP, both by hvd-hetero. The oracle is stock Horovod with the split that a person would set by
+hand from the ranks' speeds. It trains one half before LB-BSP and the other after it, so that a machine that changes its
+pace favours neither. Rank 0 prints one JSON object per line, which the demo's front draws as progress.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 
 def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Generated pictures of ten classes, as tensors."""
+    """Return pictures of ten classes, as tensors."""
     x, labels = demo_data.images(count, seed)
     return torch.from_numpy(x), torch.from_numpy(labels)
 
 
 def network(seed: int = SEED) -> torch.nn.Module:
-    """A small convolutional network; the same weights on every call."""
+    """Return a small convolutional network, with the same weights on every call."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
@@ -48,19 +47,18 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Pace:
-    """One gradient at a time, at the pace of a slow rank: the sleep goes between the forward and the backward pass.
+    """Gradients at the pace of a slow rank: it sleeps between the forward and the backward pass. One per training.
 
-    Where the processor quota cannot be set, a rank f times slower is to take f c seconds for what takes a core c
-    seconds. If it waited for its core during w of them, because another rank has that core too, it has been slow
-    already for that long:
+    If no processor quota can be set, a rank f times slower must take f c seconds for c seconds of a core's work. If it
+    waited w seconds for a core that it shares with another rank, it was slow for that long already:
 
         slept_s = (f - 1) c - w.
 
-    c is processor time of this thread, in which PyTorch runs the backward pass of a CPU as well. With wall time in
-    its place, two ranks on one core would each pay for the other.
+    c is processor time of this thread, which also runs PyTorch's backward pass on a CPU. With wall time instead, two
+    ranks on one core would each pay for the other.
 
-    The forward pass just done is paid for, and the backward pass to come at the price per sample of the last one;
-    what that was wrong by is settled in the next step. One object for each training: prices differ between them.
+    It pays for the forward pass just done, and for the coming backward pass at the last price per sample; the next step
+    corrects the difference. Prices differ between trainings.
     """
 
     def __init__(self, slowness: SlowDown) -> None:
@@ -69,7 +67,7 @@ class Pace:
         self._backward_s_per_sample = 0.0
 
     def gradient(self, model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> None:
-        """Add that of ``scale`` times the mean loss."""
+        """Add the gradient of ``scale`` times the mean loss."""
         began = self._now()
         loss = functional.cross_entropy(model(x), y) * scale
         expected_s = self._backward_s_per_sample * len(x)
@@ -93,14 +91,14 @@ class Pace:
             self._owed_s = 0.0
             return
         self._owed_s += seconds
-        # `after_compute` knows a factor, not a wait: told of so much work, it sleeps just what is owed.
+        # `after_compute` takes work, not a wait: for this much work it sleeps exactly what is owed.
         self._slowness.after_compute(max(self._owed_s, 0.0) / (self._slowness.factor - 1))
-        # A credit is for the next step only: else a rank that had to wait a long time would run at full speed later.
+        # A credit counts for the next step only, or a rank that waited long would run at full speed later.
         self._owed_s = max(min(self._owed_s, 0.0), -abs(seconds))
 
 
 class Rank:
-    """What the phases share: the data, how fast this rank is, and how to tell of progress."""
+    """Parts that the phases share: the data, this rank's slowness, and progress."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -114,14 +112,14 @@ class Rank:
             print(json.dumps(event), flush=True)
 
     def finish(self, phase: str, model: torch.nn.Module, samples_per_s: float) -> None:
-        """Tell how it went: throughput after the warm-up, loss on unseen data."""
+        """Report throughput after the warm-up, and loss on unseen data."""
         with torch.no_grad():
             loss = functional.cross_entropy(model(self.test[0]), self.test[1]).item()
         self.say(phase=phase, loss=loss, samples_per_s=samples_per_s)
         hvd.allreduce(torch.zeros(1), name=f"end of {phase}")
 
     def balanced(self, policy: str) -> None:
-        """The training loop of a user of hvd-hetero."""
+        """Train as a user of hvd-hetero does."""
         options = self.options
         model, pace = network(), Pace(self.slowness)
         telemetry = options.out / f"{policy}.jsonl"
@@ -139,9 +137,9 @@ class Rank:
         self.finish(policy, model, settled.throughput if settled else math.nan)
 
     def oracle(self) -> Iterator[None]:
-        """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP. Pauses half-way."""
+        """Train with stock Horovod and a split set by hand from the speeds under BSP, pausing half-way."""
         options = self.options
-        # Named, because Horovod names an object after its type, and None is of another type than a list.
+        # Named, because Horovod names an object after its type, and None has another type than a list.
         split = demo_data.hand_set_split(options) if hvd.rank() == 0 else None
         shares = hvd.broadcast_object(split, root_rank=0, name="shares")
         lists = demo_data.hand_set_batches(options, shares, hvd.rank())

@@ -1,8 +1,8 @@
 """One rank of the demo (see ``demo.py``), with Keras: the same training three times, on ranks of unequal speed.
 
-As ``demo_rank.py`` does: BSP, LB-BSP, and the oracle in two halves around LB-BSP. Runs on Keras 3, and on tf_keras
-where TF_USE_LEGACY_KERAS=1 is set. The oracle calls Horovod's grouped allreduce in the train step, on a tf.data
-pipeline of fixed batches, because Horovod's optimizer for Keras synchronises nothing on Keras 3.
+The phases are those of ``demo_rank.py``: BSP, LB-BSP, and the oracle in two halves around LB-BSP. It runs on Keras 3,
+and on tf_keras if TF_USE_LEGACY_KERAS=1 is set. The oracle calls Horovod's grouped allreduce in the train step, on a
+tf.data pipeline of fixed batches, because Horovod's optimizer for Keras synchronises nothing on Keras 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ keras = tf.keras
 
 
 def layers() -> tuple[Any, Any]:
-    """Inputs and outputs of a small convolutional network."""
+    """Return inputs and outputs of a small convolutional network."""
     inputs = keras.layers.Input((demo_data.SIDE, demo_data.SIDE, 3))
     x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(inputs)
     x = keras.layers.MaxPooling2D()(x)
@@ -37,11 +37,11 @@ def layers() -> tuple[Any, Any]:
 
 
 class Network(keras.Model):  # type: ignore[misc]
-    """The demo's model. Its train step pays for this rank's slowness where the processor quota cannot be set."""
+    """The demo's model; its train step pays for this rank's slowness if no processor quota can be set."""
 
     slowness: SlowDown
     tape: Callable[[tf.GradientTape], Any] | None = None
-    """what the oracle makes of a tape; None where the optimizer synchronises"""
+    """Function that wraps the tape for the oracle; None if the optimizer synchronises."""
     share = 1.0
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Network(keras.Model):  # type: ignore[misc]
 
 
 class StockTape:
-    """A tape whose gradients are paid for, then summed by plain Horovod."""
+    """A tape whose gradients are paid for and then summed by plain Horovod."""
 
     def __init__(self, tape: tf.GradientTape, pay: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         self._tape = tape
@@ -83,7 +83,7 @@ class StockTape:
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells of every round, of which some may be done already."""
+    """Report every round, of which some may be done already."""
 
     def __init__(self, tell: Callable[[int], None], done: int = 0) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Progress(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class Rank:
-    """What the phases share: the data, how fast this rank is, and how to tell of progress."""
+    """Parts that the phases share: the data, this rank's slowness, and progress."""
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -112,7 +112,7 @@ class Rank:
             print(json.dumps(event), flush=True)
 
     def network(self) -> Network:
-        """The network, compiled; the same weights on every call."""
+        """Return the compiled network, with the same weights on every call."""
         keras.utils.set_random_seed(demo_data.SEED)
         model = Network(*layers())
         model.slowness = self.slowness
@@ -125,7 +125,7 @@ class Rank:
         return np.ascontiguousarray(x.transpose(0, 2, 3, 1)), y
 
     def finish(self, phase: str, model: Network, samples_per_s: float) -> None:
-        """Tell how it went: throughput after the warm-up, loss on unseen data."""
+        """Report throughput after the warm-up, and loss on unseen data."""
         x, y = self.test
         logits = model(tf.constant(x.transpose(0, 2, 3, 1)))
         loss = float(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)))
@@ -133,7 +133,7 @@ class Rank:
         hvd.allreduce(tf.zeros(1), name=f"end of {phase}")
 
     def balanced(self, policy: str) -> None:
-        """What a user of hvd-hetero writes."""
+        """Train as a user of hvd-hetero does."""
         options = self.options
         model = self.network()
         telemetry = options.out / f"{policy}.jsonl"
@@ -146,9 +146,9 @@ class Rank:
         self.finish(policy, model, settled.throughput if settled else math.nan)
 
     def oracle(self) -> Iterator[None]:
-        """Stock Horovod, its split set by hand to the speeds that the ranks showed under BSP. Pauses half-way."""
+        """Train with stock Horovod and a split set by hand from the speeds under BSP, pausing half-way."""
         options = self.options
-        # Named, because Horovod names an object after its type, and None is of another type than a list.
+        # Named, because Horovod names an object after its type, and None has another type than a list.
         split = demo_data.hand_set_split(options) if hvd.rank() == 0 else None
         shares = hvd.broadcast_object(split, root_rank=0, name="shares")
         lists = demo_data.hand_set_batches(options, shares, hvd.rank())
@@ -174,7 +174,7 @@ def main() -> None:
     hvd.init()
     pin_to_core(hvd.rank())
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)  # one computes, while another waits for Horovod
+    tf.config.threading.set_inter_op_parallelism_threads(2)  # one computes while another waits for Horovod
     rank = Rank(demo_data.rank_options())
     rank.say(slowness=hvd.allgather_object(rank.slowness.describe()))
     with rank.slowness:

@@ -3,8 +3,8 @@
     horovodrun -np 2 python examples/keras_digits.py
     TF_USE_LEGACY_KERAS=1 horovodrun -np 2 python examples/keras_digits.py     # with tf_keras
 
-Needs scikit-learn, which carries the 1,797 digits. Every rank trains on what it can finish in time; the result is that
-of one process with a batch of 128. Each rank evaluates its part of the test set; the figures are those of all of it.
+It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
+of one process with a batch of 128. Each rank evaluates its part of the test set; the figures are those of the whole.
 """
 
 from __future__ import annotations

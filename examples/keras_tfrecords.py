@@ -1,13 +1,13 @@
-"""Learn from TFRecord files that are shuffled, parsed and filtered on the way: a stream whose length nobody knows.
+"""Learn from TFRecord files that are shuffled, parsed and filtered: a stream of unknown length.
 
     horovodrun -np 2 python examples/keras_tfrecords.py
     TF_USE_LEGACY_KERAS=1 horovodrun -np 2 python examples/keras_tfrecords.py     # with tf_keras
 
-Needs scikit-learn, whose digits it writes to files first. All ranks read the same files, and every record goes to one
+It needs scikit-learn, and first writes its digits to files. All ranks read the same files, and every record goes to one
 of them. An epoch ends on all ranks in the same round, and the result is that of one process with a batch of 128.
 
-Six lines differ from a script for one process; they are marked. Without them, ``samples.batch(128)`` stands in the
-place of ``resize_batches(samples, balance)``.
+Six marked lines differ from a script for one process, which has ``samples.batch(128)`` instead of
+``resize_batches(samples, balance)``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def read(files: Sequence[str]) -> tf.data.Dataset:
-    """Read the even digits, in another order in each epoch: the same one on every rank, as the seed sees to."""
+    """Read the even digits, in another order each epoch; the seed makes it the same on every rank."""
     records = tf.data.TFRecordDataset(files).shuffle(500, seed=0)
     return records.map(parse, num_parallel_calls=tf.data.AUTOTUNE).filter(lambda image, label: label % 2 == 0)
 

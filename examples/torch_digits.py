@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python examples/torch_digits.py
 
-Needs scikit-learn, which carries the 1,797 digits. Every rank trains on what it can finish in time; the result is that
+It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
 of one process with a batch of 128.
 """
 
@@ -51,7 +51,7 @@ def main() -> None:
             functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
 
-        # Evaluation: each rank takes every n-th sample, and the counts are summed, so that samples weigh alike.
+        # Each rank evaluates every n-th sample, and the counts are summed, so that samples weigh alike.
         model.eval()
         mine = slice(hvd.rank(), None, hvd.size())
         with torch.no_grad():

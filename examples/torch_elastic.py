@@ -1,12 +1,12 @@
-"""Recognise handwritten digits on ranks that may be lost, and may come, while it trains: a whole PyTorch script.
+"""Recognise handwritten digits on ranks that may die and join during training: a whole PyTorch script.
 
     cp examples/hosts.txt ~/hosts.txt
     HOSTS=~/hosts.txt horovodrun -np 3 --min-np 1 --max-np 4 --host-discovery-script examples/discover_hosts.sh \
         --network-interface lo python examples/torch_elastic.py
 
 Each rank prints the number of its process. End one with ``kill -9``: the others go on from the last commit. Or let one
-more join: ``echo 127.0.0.0001:1 >> ~/hosts.txt``. All host names in there mean this machine; Horovod gives up the
-whole host of a rank that has failed, so each rank has a name of its own. Needs scikit-learn, which carries the digits.
+more join: ``echo 127.0.0.0001:1 >> ~/hosts.txt``. Each rank has its own host name, because Horovod gives up the whole
+host of a rank that has failed; all these names mean this machine. It needs scikit-learn, which holds the digits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: TorchState) -> None:
-        # Anew after every reset: what depends on the ranks. What does not is in the state.
+        # Everything that depends on the ranks is made again after every reset; the rest is in the state.
         balance = LoadBalance(options.policy, global_batch=128)
         loader = BalancedLoader(training, balance, shuffle=True, seed=0)
         optimizer = DistributedOptimizer(state.optimizer, balance, named_parameters=model.named_parameters())
