@@ -1,4 +1,4 @@
-"""One rank of `accuracy_torch.py`: the digits that come with scikit-learn, under every scheme, from several seeds."""
+"""One rank of `accuracy_torch.py`: scikit-learn's digits under every scheme, from several seeds."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Hosts with a delay between them, on one machine: network namespaces whose packets a relay hands on later.
+"""Hosts on one machine with a delay between them: network namespaces whose packets a relay forwards later.
 
     with DelayedLink(one_way_s=0.005) as link:
         print(link.round_trip_s())
         launch(script, 2, starter=link.starter)
 
-Each host is a network namespace with a TUN device. The relay, a process of its own, reads every packet, keeps it for
-the delay, and writes it to the device of its destination. No netem is needed, so any kernel with TUN devices will do.
-Packets are large (`MTU`), because a packet costs the relay as much time as a few kilobytes do.
+Each host is a network namespace with a TUN device. The relay, a separate process, reads every packet, keeps it for the
+delay, and writes it to the device of its destination. It needs no netem, so any kernel with TUN devices will do.
+Packets are large (`MTU`), because a packet costs the relay as much time as a few kilobytes.
 
-A host has a name, too, which is its address. Horovod 0.28.1 makes a second set of Gloo contexts, for the global process
-set, at the address that the host's name resolves to, whatever HOROVOD_GLOO_IFACE says.
+A host also has a name, which is its address. Horovod 0.28.1 makes a second set of Gloo contexts, for the global process
+set, at the address that the host's name resolves to; HOROVOD_GLOO_IFACE does not change that.
 
-The namespaces are not named: they and the devices end with the relay and the last rank. The relay ends when its
-standard input does, so it does not outlive this process, whatever ends that. Needs root, ``ip`` and ``nsenter``.
+The namespaces have no names: they and the devices end with the relay and the last rank. The relay ends with its
+standard input, so it never outlives this process. It needs root, ``ip`` and ``nsenter``.
 """
 
 from __future__ import annotations

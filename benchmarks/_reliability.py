@@ -1,7 +1,7 @@
-"""What the ranks of an elastic job wrote down, read after its end: which rounds counted, and whether they should have.
+"""Read the logs of an elastic job's ranks: which rounds counted, and whether they should have.
 
-A membership begins with the round that follows the last commit. So of its rounds those count that come before the
-beginning of the next membership; what it did beyond was lost, and is to be done again.
+A membership begins with the round after the last commit. Its rounds count up to the beginning of the next membership;
+later ones were lost and are done again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a rank of an elastic job needs, whatever its framework: time of its own, a log, and the job's policies.
+"""Parts of an elastic job's rank for any framework: simulated time, a log, and the job's policies.
 
-Time is the script's own: computing a sample takes as long as the host is said to need, waiting and moving data nothing,
-and what really passes (milliseconds) is nothing beside it. So plans are of the faults and not of the machine's load.
+Time is simulated: a sample takes as long as its host is said to need, waiting and moving data take nothing, and real
+time (milliseconds) hardly counts. So plans follow the faults, not the machine's load.
 """
 
 from __future__ import annotations

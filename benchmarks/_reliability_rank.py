@@ -1,4 +1,4 @@
-"""What each rank of `benchmarks/reliability.py` does: train elastically, have faults happen, write down what it saw."""
+"""One rank of `benchmarks/reliability.py`: train elastically under faults, and log what it sees."""
 
 from __future__ import annotations
 

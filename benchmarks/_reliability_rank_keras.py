@@ -1,4 +1,4 @@
-"""What `_reliability_rank.py` does, with Keras: train elastically, have faults happen, write down what it saw."""
+"""One rank of an elastic job with Keras: train under faults, and log what it sees."""
 
 from __future__ import annotations
 

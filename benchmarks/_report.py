@@ -1,4 +1,4 @@
-"""Where benchmark tables are stored, and under which circumstances they came about."""
+"""Store benchmark tables with the circumstances of their measurement."""
 
 from __future__ import annotations
 

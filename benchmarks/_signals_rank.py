@@ -1,4 +1,4 @@
-"""What each rank of `benchmarks/signals.py` does: signal in two ways, compute meanwhile, and report the moments."""
+"""One rank of `benchmarks/signals.py`: signal in two ways, compute meanwhile, and report the times."""
 
 from __future__ import annotations
 

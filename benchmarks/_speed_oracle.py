@@ -1,4 +1,4 @@
-"""The oracle of `speed_torch.py`: stock Horovod, with the split that a careful person sets who knows the speeds."""
+"""The oracle of `speed_torch.py`: stock Horovod with a split set by hand from known speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of `speed_torch.py`: every scheme trains a network of its own, in turns of a few rounds."""
+"""One rank of `speed_torch.py`: each scheme trains its own network, in turns of a few rounds."""
 
 from __future__ import annotations
 

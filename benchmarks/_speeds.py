@@ -1,7 +1,7 @@
-"""Kinds of made-up series of speeds, for judging predictors where no recording has been looked at.
+"""Synthetic series of speeds, for judging predictors where they were not tuned.
 
-Each is a function of the number of rounds and a random generator, and gives logarithms of speeds. Sizes are arbitrary,
-with measurement noise of 1 to 5 % as on real ranks.
+Each kind is a function of the number of rounds and a random generator that returns logarithms of speeds. Sizes are
+arbitrary, with measurement noise of 1 to 5 % as on real ranks.
 """
 
 from __future__ import annotations

@@ -2,15 +2,14 @@
 
     python benchmarks/accuracy_torch.py [--write] [--ranks 3] [--seeds 5]
 
-A network of one hidden layer on scikit-learn's digits, twelve epochs, the same hyper-parameters throughout; accuracy
-on the quarter held back, of the mean of all ranks' models. A scheme is as good as BSP if the difference of the means
-over the seeds is within the seeds' spread, which is that of BSP, from its worst seed to its best, and the same for
-every scheme: a scheme's own spread is shown, and allows it nothing, or the less steady one would be held to less.
-A difference to either side counts.
+A network of one hidden layer trains on scikit-learn's digits for twelve epochs, with the same hyper-parameters
+throughout. The accuracy is that of the mean of all ranks' models on the quarter held back. A scheme is as good as BSP
+if the means over the seeds differ by no more than BSP's spread, from its worst seed to its best, in either direction. A
+scheme's own spread is shown and allows it nothing; otherwise a less steady scheme would be held to less.
 
-Five seeds and not three, because the least that three seeds differ by is often small by chance. For accuracies that
-scatter normally by s, the spread of n seeds is 1.7 s on average for three and 2.3 s for five, the difference of two
-means 0.8 s and 0.6 s: a scheme as good as BSP is beyond it with a probability of about 0.14 and 0.02.
+Five seeds are used because three often differ little by chance. For accuracies that scatter normally by s, the spread
+of n seeds is 1.7 s on average for three and 2.3 s for five, and the difference of two means 0.8 s and 0.6 s. A scheme
+as good as BSP then misses with a probability of about 0.14 and 0.02.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Is `minimax` exact, and how much sooner than the paper's linear program? Prints the answer to both.
+"""Check that `minimax` is exact, and measure how much faster than the paper's linear program it is.
 
-Exactness: `minimax` against every split there is (small instances; the times of all workers must match, not only of
-the latest) and against branch and bound, `scipy.optimize.milp` (middle instances); bounds, multiples and ties in both.
-Speed: `minimax` and `minimax_lp` (HiGHS, sparse) in turns on the same instances; medians, and their ratio.
+Exactness: `minimax` against all splits (small instances; the times of all workers must match, not only the latest's)
+and against branch and bound, `scipy.optimize.milp` (middle instances), both with bounds, multiples and ties.
+Speed: `minimax` and `minimax_lp` (HiGHS, sparse) in turns on the same instances; medians and their ratio.
 
     python benchmarks/allocation.py [--write]
 """

@@ -1,9 +1,9 @@
-"""Is `zipline` the paper's ZipLine, and how much sooner? Prints the answer to both, beside the paper's Table II.
+"""Check `zipline` against the paper's ZipLine, and measure how much faster it is, beside the paper's Table II.
 
-Exactness: against brute force over every choice of ends (2,000 small instances, half of them full of ties), and against
-Algorithm 2 as the paper writes it, set Z for set Z, on those and on larger ones. `grid_scan` and `full_grid_scan`
-against Algorithm 1 as the paper describes it.
-Speed: `zipline` and the literal Algorithm 2 in turns on the same instances; medians, and their ratio.
+Exactness: against brute force over all choices of ends (2,000 small instances, half of them full of ties), and against
+Algorithm 2 as the paper writes it, set Z for set Z, on those and larger ones; `grid_scan` and `full_grid_scan` against
+Algorithm 1 as the paper describes it.
+Speed: `zipline` and the literal Algorithm 2 in turns on the same instances; medians and their ratio.
 
     python benchmarks/barriers.py [--write]
 """

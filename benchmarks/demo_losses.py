@@ -1,11 +1,11 @@
-"""Does the demo's network train whatever the rounding? Twenty seeds, each also from weights changed by one millionth.
+"""Check that rounding does not decide the demo's loss: twenty seeds, each also with weights changed by a millionth.
 
     python benchmarks/demo_losses.py [--write] [--seeds 20] [--rounds 120] [--jobs 2]
 
-The demo's own network, data and hyper-parameters, in one process per job. A seed draws the first weights and the order
-of the samples. The loss is that on the demo's held-out pictures. Two schemes of the same demo sum the same gradients in
-another order, which changes them by a ten-millionth or so; a training at the edge of stability makes a different result
-of that. Half an hour on one core.
+Each job trains the demo's network, data and hyper-parameters in one process. A seed draws the first weights and the
+order of the samples. The loss is that on the demo's held-out pictures. Two schemes of the same demo sum the same
+gradients in another order, which changes them by about a ten-millionth; at the edge of stability a training then ends
+elsewhere. This takes half an hour on one core.
 """
 
 from __future__ import annotations

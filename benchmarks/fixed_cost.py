@@ -1,16 +1,16 @@
-"""LB-BSP where a step has a fixed cost: the shares that it finds, against the best for what the ranks really cost.
+"""LB-BSP with fixed costs per step: its shares against the best ones for the ranks' true costs.
 
     python benchmarks/fixed_cost.py [--write] [--rounds N] [--seeds N]
 
-Each rank needs (m x + b) seconds for x samples, with b from 0 to 100 times what the samples of an equal share take: 1,
-2 and 3 ranks, equal and 1 : 1/2 (: 1/3), where a slower rank is slower in both parts, or in m alone. 200 rounds in
-simulated time, with a passing slowdown of the last rank (2, 3, 10 times, rounds 60 to 90) and without, with a short
-last round every 40 rounds and without. Times scatter by nothing, 2 % or 5 % (log-normal). Policy and measurements are
+Each rank needs (m x + b) seconds for x samples, with b from 0 to 100 times the time of an equal share's samples. Cases
+have 1, 2 or 3 ranks, equal or 1 : 1/2 (: 1/3), where a slower rank is slower in both parts or in m alone; 200 rounds in
+simulated time; with or without a passing slow-down of the last rank (2, 3, 10 times, rounds 60 to 90); with or without
+a short last round every 40 rounds; times that scatter by nothing, 2 % or 5 % (log-normal). Policy and measurements are
 production's.
 
-Per case: the mean time of a round over that of the best integer split for the true costs of that round (``minimax``,
-without scatter), and the rounds in which a rank has less than half of its best share. Not counted are short rounds and
-the 20 rounds after the start and after each change of pace.
+The table has, per case, the mean time of a round over that of the best integer split for the true costs of that round
+(``minimax``, without scatter), and the rounds in which a rank has less than half of its best share. Short rounds, and
+the 20 rounds after the start and after each change of pace, do not count.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Gamma of this CUDA device for a small convolutional network, where its memory ends, and what events say of a step.
+"""Gamma of this CUDA device for a small convolutional network, the end of its memory, and times by events.
 
     python benchmarks/gamma_cuda.py [--write] [--memory-share 0.1]
 
-Needs a CUDA device; without one it says so and exits with 2, for nothing was measured. No Horovod is needed.
+It needs a CUDA device and no Horovod. Without a device it says so and exits with 2, because nothing was measured.
 
-Three things that tests can only play:
+It measures three things that tests can only imitate:
 
-1. the curve by the clock, around a synchronisation (``device_curve``), and memory's end by running out of it,
-   with the process kept to a share of the memory so that it does not take minutes;
+1. the curve by the clock, around a synchronisation (``device_curve``), and the end of memory by running out of it, with
+   the process limited to a share of the memory so that this does not take minutes;
 2. the curve by events in a loop that never waits within a step (``torch_hooks.cuda_stopwatch``), over the sizes of
    LB-BSP's ladder, learned as in training (``hvd_hetero.measurement.device_profile``);
-3. how far the two are apart, and what the events cost the host.
+3. the difference of the two, and the cost of events for the host.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""What LB-BSP costs in Keras where it has nothing to gain: the step time on equal ranks, over that of stock Horovod.
+"""Overhead of LB-BSP in Keras: the step time on equal ranks, over that of stock Horovod.
 
     python benchmarks/overhead_keras.py [--write] [--only NAME ...] [--batch SAMPLES]
     python benchmarks/overhead_keras.py --short [--write]
 
-As ``overhead_torch.py`` does: two ranks, pinned to a core each, train the same network with stock Horovod and with
-LB-BSP, in alternating blocks of rounds of one run; each pair of neighbouring blocks gives one ratio of median step
-times, and the table has the median of these ratios and their quartiles. There are two trainings of each kind, since
-equal ones differ in pace by where their memory came to lie.
+As in ``overhead_torch.py``, two ranks, each pinned to a core, train the same network with stock Horovod and with
+LB-BSP, in alternating blocks of rounds of one run. Each pair of neighbouring blocks gives one ratio of median step
+times, and the table has the median of these ratios and their quartiles. There are two trainings of each kind, because
+equal ones differ in pace by where their memory lies.
 
-All on tf_keras, where Horovod's own optimizer for Keras works: it is compiled into the model, which ``fit`` trains on a
-tf.data pipeline that batches a shard of the arrays, as Keras users write it. A block is one call of ``fit``; a step is
-timed from the end of the one before, so that fetching and callbacks are in it, and the first steps of a block are left
-out. No absolute time is a result.
+All runs use tf_keras, where Horovod's own optimizer for Keras works. It is compiled into the model, which ``fit``
+trains on a tf.data pipeline that batches a shard of the arrays, as Keras users write it. A block is one call of
+``fit``. A step is timed from the end of the previous one, so it includes fetching and callbacks; the first steps of a
+block do not count. No absolute time is a result.
 
-The networks: the demo's convolutional one, and dense ones of 10 and 100 parameter tensors. What balancing costs does
-not depend on the batch, so the ratio does, and with fewer samples it is less favourable. As in ``overhead_torch.py``
-the table has 256 samples per rank, a step of a tenth or two of a second, and a quarter of it in the convolutional
-network; ``--batch 64`` measures dense steps of a twentieth of a second, into a table of its own. ``--short`` is for
-steps of some milliseconds: a dense network of four layers with few samples, whose target is looser.
+The networks are the demo's convolutional one, and dense ones of 10 and 100 parameter tensors. Balancing costs the same
+for any batch, so the ratio is less favourable with fewer samples. As in ``overhead_torch.py``, the table has 256
+samples per rank, a step of a tenth or two of a second, and a quarter of it in the convolutional network. ``--batch 64``
+measures dense steps of a twentieth of a second, into a separate table. ``--short`` is for steps of some milliseconds: a
+dense network of four layers with few samples, whose target is looser.
 """
 
 from __future__ import annotations

@@ -1,35 +1,34 @@
-"""What balancing costs where it has nothing to gain: the step time on equal ranks, over that of stock Horovod.
+"""Overhead of balancing: the step time on equal ranks, over that of stock Horovod.
 
     python benchmarks/overhead_torch.py [--write] [--only NAME ...] [--batch SAMPLES]
     python benchmarks/overhead_torch.py --short [--write]
 
-Two ranks, pinned to a core each, train one network with stock Horovod (``hvd.DistributedOptimizer``, the
+Two ranks, each pinned to a core, train one network with stock Horovod (``hvd.DistributedOptimizer``, the
 ``DistributedSampler`` and ``DataLoader`` of PyTorch), with BSP and with LB-BSP of this project (``BalancedLoader``,
 ``DistributedOptimizer``), in alternating blocks of rounds of one run. Each block of ours and its neighbour of stock
-give one ratio of median step times; the table has the median of these ratios and their quartiles. No absolute time is
-a result. Blocks are short, since the pace of a machine that has neighbours changes within a second: in as much time,
-many ratios of steps that lie close together have a surer median than few ratios of long blocks (stock Horovod against
-itself, 490 steps: an error of 0.007 in blocks of 2, of 0.015 and more in blocks of 8 and 16).
+give one ratio of median step times; the table has the median of these ratios and their quartiles. No absolute time is a
+result. Blocks are short, because the pace of a machine with neighbours changes within a second: in the same time, many
+ratios of steps close together give a surer median than few ratios of long blocks (stock Horovod against itself, 490
+steps: an error of 0.007 in blocks of 2, of 0.015 and more in blocks of 8 and 16).
 
-Each network is trained in several launches, which differ by more than the pairs of one tell (once 0.994, then 1.019,
-with an error of 0.007 each). How many there are does not depend on how they come out, only on how much they scatter, by
-a rule set beforehand: three, and as long as the standard error of a median is above half a per cent one more, up to
-nine. All pairs of all launches count. With q the distance of the quartiles, the error of a median of n is about
-0.93 q / sqrt(n) (exact for the normal law and large n), or what the medians of the launches tell by their standard
-deviation, if that is more. Where that stays above half a per cent, a median less than two of its errors from the target
-leaves it undecided. Ratios of both ranks are in the median, but a pair counts once in n, for the ranks wait for each
-other and have nearly the same step times.
+Each network trains in several launches, which differ by more than the pairs of one launch show (once 0.994, then 1.019,
+with an error of 0.007 each). Their number depends on their scatter only, not on their results, by a rule set
+beforehand: three, and one more while the standard error of a median is above half a per cent, up to nine. All pairs of
+all launches count. With q the distance of the quartiles, the error of a median of n is about 0.93 q / sqrt(n) (exact
+for the normal law and large n), or the standard deviation of the launches' medians implies more. If it stays above half
+a per cent, a median closer than two errors to the target leaves it undecided. The median holds ratios of both ranks,
+but a pair counts once in n: the ranks wait for each other, so their step times are nearly the same.
 
-All kinds train the very same tensors: parameters, momenta and the optimizer inside are one, and the hooks on them are
-put on for a block and taken off after it. (Two networks of one process differ by up to a tenth in pace, by where
-their memory came to lie, which would hide what is looked for.) The first steps of a block are not counted.
+All kinds train the very same tensors: they share parameters, momenta and the inner optimizer, and the hooks are put on
+for a block and taken off after it. (Two networks of one process differ by up to a tenth in pace, by where their memory
+lies, which would hide the overhead.) The first steps of a block do not count.
 
-The networks: the demo's convolutional one, and dense ones of 10, 100 and 400 parameter tensors. What balancing costs
-does not depend on the batch, so the ratio does: a step of a tenth or two of a second, as networks of so many tensors
-usually have, takes 256 samples here, and a quarter of it in the convolutional one. Smaller ones by ``--batch``.
+The networks are the demo's convolutional one, and dense ones of 10, 100 and 400 parameter tensors. Balancing costs the
+same for any batch, so the ratio depends on the batch. A step of a tenth or two of a second, usual for networks of so
+many tensors, takes 256 samples here, and a quarter of it in the convolutional one; ``--batch`` chooses fewer.
 
-``--short`` is for steps of some milliseconds, in which everything that is done once a step shows: a dense network of
-four layers with few samples, in blocks of more steps. Its target is looser.
+``--short`` is for steps of some milliseconds, which show everything that is done once a step: a dense network of four
+layers with few samples, in blocks of more steps. Its target is looser.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Random faults, and whether anything was lost: N elastic jobs of 2 and 3 real ranks, each with a schedule of its own.
+"""Random faults, and whether anything was lost: N elastic jobs of 2 and 3 real ranks, each with its own schedule.
 
     python benchmarks/reliability.py [--schedules 50] [--first 0] [--jobs 3] [--write]
 
-A schedule is drawn from its number: the policy in turn, the number of ranks, how often is committed, and one to four
-faults in random rounds: ranks killed when a round begins or with their gradients on the way (also two at once, also
-rank 0), frozen for half a second, made slow, telling absurd speeds, joining. Of each job it is checked that
+A schedule's number is its seed. It draws the number of ranks, how often to commit, and one to four faults in random
+rounds; policies take turns. Ranks are killed when a round begins or with their gradients on the way (also two at once,
+also rank 0), frozen for half a second, slowed down, made to report absurd speeds, or join. Each job is checked:
 
     it ends                     within the watchdog's limit, with the ranks that should be left
     every sample once           the samples of each epoch, written down from the batches themselves
@@ -13,10 +13,10 @@ rank 0), frozen for half a second, made slow, telling absurd speeds, joining. Of
                                 rounds: equal to 1e-9 where gradients are averaged exactly; the loss within a tenth of
                                 the one process's under local updates and D-PSGD, whose steps are others by design
 
-Recovery is from the last round of a membership to the first of the next one being ready: noticing, meeting anew (a
-newcomer's start, where there is one), restoring. It is real time, of a machine that may have other work. Horovod's part
-is most of it: a rank may wait for one that is gone until HOROVOD_GLOO_TIMEOUT_SECONDS are over (--patience; it must be
-longer than a newcomer takes to start, for whom the others wait as long).
+Recovery lasts from the last round of a membership until the next one is ready for its first: noticing, meeting again
+(with the start of a rank that joins), restoring. It is real time, on a machine that may have other work. Most of it is
+Horovod's: a rank may wait for a lost one until HOROVOD_GLOO_TIMEOUT_SECONDS are over (--patience). The others wait as
+long for a rank that joins, so this must be longer than a start.
 """
 
 from __future__ import annotations

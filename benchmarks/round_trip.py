@@ -1,25 +1,25 @@
-"""What balancing costs between hosts that are far apart: the step time over stock Horovod's, at a round trip of 10 ms.
+"""Overhead of balancing between distant hosts: the step time over stock Horovod's, at a round trip of 10 ms.
 
     sudo python benchmarks/round_trip.py [--write] [--pairs N] [--only FRAMEWORK ...]
 
-Two ranks, pinned to a core each, are on hosts of their own: network namespaces between which every packet takes half of
-the round trip (``_delayed_link.py``, which needs root). The round trip that is reached is measured by TCP and is in the
-table. A step of stock Horovod's is then mostly waiting for collectives. One more that is not fused costs one or two
-round trips, a quarter of a short step.
+Two ranks, each pinned to a core, run on two hosts: network namespaces between which every packet takes half of the
+round trip (``_delayed_link.py``, which needs root). The table has the round trip that TCP measures. A step of stock
+Horovod is then mostly waiting for collectives. One more collective that is not fused costs one or two round trips, a
+quarter of a short step.
 
 As in ``overhead_torch.py`` and ``overhead_keras.py``, stock Horovod, BSP and LB-BSP train the same network in
 alternating blocks of one run. Each block of ours and its neighbour of stock give one ratio of median step times; the
 table has the median of these ratios of both ranks, its error and the quartiles. No absolute time is a result.
 
-Shares are even, or uneven: five eighths of the global batch on rank 0. Uneven ones are set by hand, for stock Horovod
-by the batch size of each rank. The policies keep them: LB-BSP measures, predicts and plans in every round, but its plan
-is not followed, since on equal ranks it would lead back to even shares. (Stock Horovod averages over ranks and not over
-samples, so with uneven shares it trains something else, in the same time.)
+Shares are even, or uneven: five eighths of the global batch on rank 0. Uneven shares are set by hand, for stock Horovod
+by each rank's batch size. LB-BSP measures, predicts and plans in every round, but its plan is not followed, because on
+equal ranks it would restore even shares. (Stock Horovod averages over ranks, not over samples, so with uneven shares it
+trains something else, in the same time.)
 
 The networks are dense, in PyTorch and in Keras (a loop around a gradient tape, on tf_keras, where Horovod's own tape
-works; each ``fit`` begins with seconds of broadcasts at this delay). Layers are narrow, because the relay is no measure
-of bandwidth. With 32 samples per rank a step computes for some milliseconds, and all gradients fall into few cycles of
-Horovod's thread; with 512 the backward pass outlasts several cycles.
+works; each ``fit`` would begin with seconds of broadcasts at this delay). Layers are narrow, because the relay does not
+represent bandwidth. With 32 samples per rank a step computes for some milliseconds, and all gradients fall into few
+cycles of Horovod's thread; with 512 the backward pass outlasts several cycles.
 """
 
 from __future__ import annotations

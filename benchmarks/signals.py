@@ -1,4 +1,4 @@
-"""Two ways to tell ranks that compute that one of them has finished: how soon they know, and what waiting costs.
+"""Two ways to tell computing ranks that one of them has finished: their latency, and the cost of waiting.
 
     python benchmarks/signals.py [--rounds 200] [--write]
 
@@ -13,8 +13,8 @@ default and 0.5 ms in the third kind of work). Ways and kinds of work take turns
 from the call of the finisher to the first look that finds the signal, so half a piece of work is in it; all ranks are
 on one machine and share CLOCK_MONOTONIC. With more ranks than cores, it also has the scheduler in it.
 
-Cost while waiting: the processor time of a whole rank that sleeps, while the way is armed, less that of one with
-Horovod initialised and nothing armed, the median over turns of a second each; in thousandths of a core.
+The cost of waiting is the processor time of a sleeping rank with the way armed, less that of one with Horovod
+initialised and nothing armed: the median over turns of a second each, in thousandths of a core.
 """
 
 from __future__ import annotations

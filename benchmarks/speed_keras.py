@@ -1,13 +1,13 @@
-"""What LB-BSP gains in Keras on ranks of unequal speed, as ratios of one run: over stock Horovod, and to the oracle.
+"""Gain of LB-BSP in Keras on ranks of unequal speed, over stock Horovod and over the oracle, as ratios of one run.
 
     python benchmarks/speed_keras.py [--write] [--cycles N]
 
-All on tf_keras, where Horovod's own optimizer for Keras works. Two ranks, the second one slowed down two and three
-times by a processor quota. Each trains the demo's convolutional network three times over, in alternating blocks of one
-job: stock Horovod (``hvd.DistributedOptimizer`` compiled in, equal batches), the oracle (the same, with the batch of
-each rank set by hand to the speeds measured beforehand), and LB-BSP (the callback). A block is one call of ``fit``; the
-first steps of a block are left out. Each block gives one ratio to the blocks of the same cycle; the table has
-medians and quartiles. No absolute time is a result.
+All runs use tf_keras, where Horovod's own optimizer for Keras works, on two ranks, the second slowed down two and three
+times by a processor quota. Each trains the demo's convolutional network three times, in alternating blocks of one job:
+with stock Horovod (``hvd.DistributedOptimizer`` compiled in, equal batches), with the oracle (the same, with each
+rank's batch set by hand from speeds measured beforehand), and with LB-BSP (the callback). A block is one call of
+``fit``; its first steps do not count. Each block gives one ratio to the blocks of the same cycle; the table has medians
+and quartiles. No absolute time is a result.
 """
 
 from __future__ import annotations

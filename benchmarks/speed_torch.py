@@ -1,29 +1,28 @@
-"""What every scheme gains on ranks of unequal speed, on real Horovod ranks: samples per second, as ratios of one run.
+"""Gain of every scheme on real ranks of unequal speed: samples per second, as ratios of one run.
 
     python benchmarks/speed_torch.py [--write] [--only NAME ...]
 
-All schemes train the demo's convolutional network, each one of its own, in alternating turns of a few rounds of one
-job: stock Horovod (``hvd.DistributedOptimizer`` and the stock sampler), the oracle (stock Horovod, with the split set
-by hand: tuned beforehand, in real training, until all ranks are at work equally long, and set anew between its turns
-by what these show), and the schemes of this project. Each turn gives one ratio to the oracle's turn of the same cycle;
-the table has their median, its standard error and their quartiles. No absolute time is a result.
+Each scheme trains its own copy of the demo's convolutional network, in alternating turns of a few rounds of one job:
+stock Horovod (``hvd.DistributedOptimizer`` and the stock sampler), the oracle, and the schemes of this project. The
+oracle is stock Horovod with a split set by hand: tuned beforehand, in real training, until all ranks work equally long,
+and adjusted between its turns by what these show. Each turn gives one ratio to the oracle's turn of the same cycle; the
+table has their median, its standard error and their quartiles. No absolute time is a result.
 
-A round is one update, and holds 384 samples but for two schemes. Of a non-blocking round slow ranks do a part only,
-so each rank may do as many there as the fastest has in the oracle's split: then these rounds hold about as many as the
+A round is one update of 384 samples, with two exceptions. In a non-blocking round slow ranks do only a part, so each
+rank may do as many samples as the fastest has in the oracle's split; these rounds then hold about as many as the
 others. A superstep of ElasticBSP holds as many iterations of 96 samples as it takes all ranks to end together. The
-table says how many samples an update took, and how many of them each rank did (means over all turns).
+table has the samples of an update, and each rank's part of them (means over all turns).
 
-Self-adaptive allocation is held against LB-BSP turn by turn: the median of the ratios of the same cycle, for both meet
-the same moments of the machine there. It begins to count after five epochs, trained in turns as well. From 9 : 1 it is
-to be stable within five epochs and to stay so to the end, which is ten epochs: a declaration that is taken back does
-not count.
+Self-adaptive allocation is compared with LB-BSP turn by turn, by the median of the ratios of the same cycle, because
+both meet the same moments of the machine there. It counts after five epochs, which are trained in turns, too. From 9 :
+1 it must be stable within five epochs and stay so to the end of ten: a declaration that is taken back does not count.
 
-Where the slow rank is another one every 60 rounds, each scheme meets the change in the first round of its turn. The
-oracle then takes up the split for that slow rank, which it has by the turns before with the same one slow.
+If the slow rank changes every 60 rounds, each scheme meets the change in the first round of its turn. The oracle then
+uses the split that it learned in earlier turns with the same slow rank.
 
-The first rank has a core to itself, and the others share one. They are slowed down by processor quotas, which hold
-while they fit into that core together: 1/2 and 1/3 do. Where quotas cannot be set, a sleep proportional to computing
-does it; then ranks also wait for their core, by chance, and their speeds scatter twice as much.
+The first rank has a core to itself, and the others share one. Processor quotas slow them down if they fit into that
+core together, as 1/2 and 1/3 do. If quotas cannot be set, a sleep in proportion to computing does; then ranks also wait
+for their core, by chance, and their speeds scatter twice as much.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Are the run-time and throughput formulas right? Prints each beside Monte Carlo, for P from 2 to 1,000 workers.
+"""Check the run-time and throughput formulas against Monte Carlo, for P from 2 to 1,000 workers.
 
 Eqs. 7 to 14, and the means of Eqs. 16 and 17, against the mean over simulated rounds of exponential times. Eqs. 15, 17
 and 18 for given times (their means do not exist, or are in the former table) against counting: workers of those speeds

@@ -1,4 +1,4 @@
-"""Does MATCHA keep its promises? Prints them for known graphs, and checks them on 300 random ones.
+"""Check MATCHA's promises: print them for known graphs, and test them on 300 random ones.
 
 For every graph and budget: the matchings partition the edges and are at most max degree + 1; the expected communication
 equals the budget; rho < 1; the connectivity is within a millionth of a proven bound; and at budget 1 rho is no worse

@@ -1,10 +1,9 @@
-"""Train the parameters of NARX that come with the package, on the recorded traces of this project.
+"""Train the parameters of NARX that the package ships, on this project's recorded traces.
 
     python benchmarks/train_narx.py             # writes hvd_hetero/prediction/narx/warm.json
 
-Fitted on the series with even numbers only; the others stay unseen, so that `benchmarks/prediction.py` can judge the
-shipped parameters on them. The network is fitted from ten random starts, and the one with the least loss is kept; it
-takes seconds.
+The fit sees series with even numbers only, so that `benchmarks/prediction.py` can judge the shipped parameters on the
+others. It starts from ten random networks and keeps the one with the least loss; it takes seconds.
 """
 
 from __future__ import annotations
