@@ -35,7 +35,7 @@ import tensorflow as tf
 from horovod.common.elastic import ObjectState
 
 from hvd_hetero.elastic import Member
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.start import start_alike
 from keras_callbacks.step.exchange import average
@@ -76,8 +76,8 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
     batch: int
 
     def __init__(self, model: Any, optimizer: Any = None, *, scale_learning_rate: bool = False, **values: Any) -> None:
-        host.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
-        if not host.is_built(model):
+        keras_versions.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
+        if not keras_versions.is_built(model):
             raise ValueError(
                 f"model must be built, so that there are weights to keep, and {model.name!r} is not; give it an Input, "
                 "or call model.build(input_shape) before KerasState(model)"
@@ -89,14 +89,14 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
                 "optimizer must be given where the model is not compiled, got None; call model.compile(optimizer, "
                 "loss) before KerasState(model)"
             )
-        if scale_learning_rate and host.follows_schedule(self.optimizer):
+        if scale_learning_rate and keras_versions.follows_schedule(self.optimizer):
             raise ValueError(
                 "scale_learning_rate=True needs an optimizer whose learning rate is a number, and this one's is a "
                 "schedule; compile with a number, and change it by a callback that multiplies it"
             )
         self._check_names(values)
         self.scale_learning_rate = scale_learning_rate
-        host.build_optimizer(self.optimizer, model.trainable_variables)
+        keras_versions.build_optimizer(self.optimizer, model.trainable_variables)
         self._balance: LoadBalance | None = None
         self._own: list[tf.Variable] = []
         self._save_variables()
@@ -127,8 +127,10 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         with failures_told():
             shared = self._survival.share(hvd)
             if shared.mixes:
-                average(host.trained_variables(self.model), "elastic", counts=self._survival.has_taken_part)
-            start_alike(host.plain(self.model.weights), host.optimizer_variables(self.optimizer), "elastic")
+                average(keras_versions.trained_variables(self.model), "elastic", counts=self._survival.has_taken_part)
+            start_alike(
+                keras_versions.plain(self.model.weights), keras_versions.optimizer_variables(self.optimizer), "elastic"
+            )
             super().sync()
         self._survival.accept(shared)
         for variable, value in own:
@@ -159,7 +161,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             self.batch = balance.skipped
         elif balance.queue is not None and not balance.queue.survives_resets and hvd.rank() == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
-        self._own = host.plain(v for layer in balance.local_layers for v in layer.weights)
+        self._own = keras_versions.plain(v for layer in balance.local_layers for v in layer.weights)
 
     def _leave(self) -> None:
         """Let go of the former membership's objects: the wrapped optimizer and train step, signals, files."""
@@ -170,7 +172,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             self._former = weakref.ref(balance)
 
     def _variables(self) -> list[tf.Variable]:
-        return [*host.plain(self.model.weights), *host.optimizer_variables(self.optimizer)]
+        return [*keras_versions.plain(self.model.weights), *keras_versions.optimizer_variables(self.optimizer)]
 
     def _save_variables(self) -> None:
         self._saved = [variable.numpy() for variable in self._variables()]

@@ -15,7 +15,7 @@ from hvd_hetero.policies import Policy
 from hvd_hetero.session import Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.custom_loop import batches
 from keras_callbacks.metrics.of_all_ranks import Figures, global_results
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset, refuses_resized
@@ -150,7 +150,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         What the first batch of a model would build, ``batches`` builds and broadcasts at the beginning of an epoch,
         and so layers that have been added since the last one.
         """
-        host.check_layers(model, self.policy.name)
+        keras_versions.check_layers(model, self.policy.name)
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self._witnesses = [v for v in weights if v.trainable and v.shape.num_elements()] if together else []
@@ -178,7 +178,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
             for value in list(attributes.values()):
                 if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
                     former.release()  # it trained this model, or this optimizer, before
-        host.check_compiled(model)
+        keras_versions.check_compiled(model)
         self.balancer.meter.queued = bool(tf.config.get_visible_devices("GPU"))
         if self.policy.measures and self.balancer.meter.queued:
             raise ValueError(
@@ -186,7 +186,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 "StaticAllocation([…]) there"
             )
         if self.queue is not None:
-            host.build(model, model.train_step, self.queue.spec)
+            keras_versions.build(model, model.train_step, self.queue.spec)
         self._attach(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -197,7 +197,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
                 "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
             )
         model = self.model
-        host.build_optimizer(model.optimizer, model.trainable_variables)
+        keras_versions.build_optimizer(model.optimizer, model.trainable_variables)
         self.start(model, model.optimizer)
         self.fitting = True
 
@@ -227,7 +227,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         self._meet(leaving=True)
         self.fitting = False
         if self.mixing is not None:
-            average(host.trained_variables(self.model), self.prefix)
+            average(keras_versions.trained_variables(self.model), self.prefix)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """An evaluation begins, or goes on, and its figures are not complete."""
@@ -260,8 +260,8 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         graph = GraphRound(self, exchange)
         self._optimizer = model.optimizer
         if isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers:
-            self._undo.append(host.loss_passes_through(model, graph.weigh))
-        self._undo.append(host.gradients_pass_through(model.optimizer, graph.receive, self))
+            self._undo.append(keras_versions.loss_passes_through(model, graph.weigh))
+        self._undo.append(keras_versions.gradients_pass_through(model.optimizer, graph.receive, self))
         figures, self._tests = Figures(self, model), Figures(self, model)
         step = graph.train_step(model.train_step, figures)
         step.wrapped_by = self  # type: ignore[attr-defined]
@@ -305,7 +305,7 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
 
 
 def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
-    return host.as_it_is(lambda data: figures.observed(host.as_keras_would(step), data))
+    return keras_versions.as_it_is(lambda data: figures.observed(keras_versions.as_keras_would(step), data))
 
 
 def _set(model: Any, name: str, value: Any) -> Callable[[], None]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.adapted import share_adapted
 from keras_callbacks.step.exchange import assign, end_to_end, parcels
 
@@ -29,30 +29,34 @@ class CommonStart:
 
     def give(self, model: Any, optimizer: Any) -> list[tf.Variable]:
         """Give all ranks rank 0's weights and optimizer state, and return the weights; a collective call."""
-        own = host.names_of(host.plain(v for layer in self._local_layers for v in layer.weights))
-        weights = [v for v in host.weights(model) if v._unique_id not in own]
+        own = keras_versions.names_of(keras_versions.plain(v for layer in self._local_layers for v in layer.weights))
+        weights = [v for v in keras_versions.weights(model) if v._unique_id not in own]
         # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
-        state = host.optimizer_variables(optimizer)
+        state = keras_versions.optimizer_variables(optimizer)
         start_alike(weights, state, self._prefix)
         share_adapted(model, self._prefix, self._local_layers)
         self._given[id(model)] = model, optimizer
-        self._names.update(own, host.names_of(weights), host.names_of(state))
+        self._names.update(own, keras_versions.names_of(weights), keras_versions.names_of(state))
         return weights
 
     def new(self, spec: Any) -> list[tuple[Any, Any]]:
         """Build what the first such batch would build; returns the models that have, or whose optimizers have, more."""
         pairs = list(self._given.values())
         for model, _ in pairs:
-            if host.has_call(model):
-                host.build(model, lambda batch: model(batch[0] if isinstance(batch, tuple) else batch), spec)  # noqa: B023
+            if keras_versions.has_call(model):
+                keras_versions.build(model, lambda batch: model(batch[0] if isinstance(batch, tuple) else batch), spec)  # noqa: B023
         for _, optimizer in pairs:
             trained = [v for model, its in pairs if its is optimizer for v in model.trainable_variables]
-            host.build_optimizer(optimizer, trained)
-        return [pair for pair in pairs if self.lacks([*host.weights(pair[0]), *host.optimizer_variables(pair[1])])]
+            keras_versions.build_optimizer(optimizer, trained)
+        return [
+            pair
+            for pair in pairs
+            if self.lacks([*keras_versions.weights(pair[0]), *keras_versions.optimizer_variables(pair[1])])
+        ]
 
     def lacks(self, variables: Iterable[Any]) -> list[Any]:
         """Those of the variables that each rank has values of its own of."""
-        return [v for v in variables if host.names_of(host.plain([v]))[0] not in self._names]
+        return [v for v in variables if keras_versions.names_of(keras_versions.plain([v]))[0] not in self._names]
 
 
 def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: str) -> None:

@@ -15,7 +15,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.metrics.figures import Told
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
 
@@ -53,7 +53,11 @@ class Figures:
             return logs
         logs = tf.nest.map_structure(lambda value: None if value is None else tf.identity(value), logs)
         graph = tf.compat.v1.get_default_graph()
-        known = [*self.state(), *host.plain(self._model.weights), *host.optimizer_variables(self._model.optimizer)]
+        known = [
+            *self.state(),
+            *keras_versions.plain(self._model.weights),
+            *keras_versions.optimizer_variables(self._model.optimizer),
+        ]
         handles = variables_of(graph, known)
         updates = updates_in(graph, handles)
         if not again:
@@ -68,7 +72,9 @@ class Figures:
 
     def state(self) -> list[tf.Variable]:
         """The variables of all metrics: of the model's, and of those that a step tells of; alike on all ranks."""
-        found = {v._unique_id: v for v in host.plain(v for metric in self._model.metrics for v in metric.variables)}
+        found = {
+            v._unique_id: v for v in keras_versions.plain(v for metric in self._model.metrics for v in metric.variables)
+        }
         for variables in self._told.state.values() if self._told else ():
             found |= {v._unique_id: v for v in variables if v._unique_id not in found}
         return list(found.values())
@@ -135,27 +141,35 @@ class Figures:
         self, graph: Any, logs: dict[str, Any], handles: dict[str, tf.Variable], updates: dict[str, Update]
     ) -> None:
         model = self._model
-        metrics = host.plain(v for metric in model.metrics for v in metric.variables) + host.tracked_state(model)
-        others = {v._unique_id: v for v in [*host.plain(model.weights), *host.optimizer_variables(model.optimizer)]}
+        metrics = keras_versions.plain(
+            v for metric in model.metrics for v in metric.variables
+        ) + keras_versions.tracked_state(model)
+        others = {
+            v._unique_id: v
+            for v in [*keras_versions.plain(model.weights), *keras_versions.optimizer_variables(model.optimizer)]
+        }
         for v in metrics:
             others.pop(v._unique_id, None)
         self._told = Told(graph, logs, handles, updates, others.values(), metrics)
         self._names = set(logs)
         self._updates = updates
-        trained = host.trained_variables(model)
+        trained = keras_versions.trained_variables(model)
         # Where micro-batches are gathered, the step as traced has no update, and what it trains might be advanced, too.
-        apart = set() if self._balance.policy.accumulates else set(host.names_of(trained))
-        candidates = [v for v in host.advanced_variables(model) if v._unique_id not in apart]
-        alike = [*trained, *host.optimizer_variables(model.optimizer)]
+        apart = set() if self._balance.policy.accumulates else set(keras_versions.names_of(trained))
+        candidates = [v for v in keras_versions.advanced_variables(model) if v._unique_id not in apart]
+        alike = [*trained, *keras_versions.optimizer_variables(model.optimizer)]
         # Of what a stock layer does in a branch nothing is seen.
-        self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *host.spectral_vectors(model)]
+        self.advanced = [
+            *of_no_batch(graph, handles, updates, candidates, alike),
+            *keras_versions.spectral_vectors(model),
+        ]
         with tf.init_scope():
             new = [v for v in self.state() if v._unique_id not in self._base]
             self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}
 
     def _groups(self) -> dict[str, list[tf.Variable]]:
         """The state of each metric; of what is no metric of the model's, that of each figure that tells of it."""
-        groups = {f"metric {m.name!r}": host.plain(m.variables) for m in _single(self._model.metrics)}
+        groups = {f"metric {m.name!r}": keras_versions.plain(m.variables) for m in _single(self._model.metrics)}
         known = {v._unique_id for group in groups.values() for v in group}
         for name, variables in self._told.state.items() if self._told else ():
             groups[f"what is told as {name!r}"] = [v for v in variables if v._unique_id not in known]
@@ -164,7 +178,7 @@ class Figures:
     def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
         """The sums that count batches, and those that are divided by them: the others of the same metric."""
         found: dict[str, Update] = {}
-        advanced = set(host.names_of(self.advanced))  # counters, say, by which the step goes on
+        advanced = set(keras_versions.names_of(self.advanced))  # counters, say, by which the step goes on
         for group in self._groups().values():
             of_group = [updates[v._unique_id] for v in group if v._unique_id in updates.keys() - advanced]
             if any(update.counts_batches for update in of_group):
@@ -174,7 +188,7 @@ class Figures:
         return list(found.values())
 
     def _reduction(self, variable: tf.Variable) -> str:
-        if variable._unique_id in host.names_of(self.advanced):
+        if variable._unique_id in keras_versions.names_of(self.advanced):
             return "mean"  # the same on all ranks
         if variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
             return "mean"

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.session import Session
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.pipeline.queue import RoundQueue, micro_batches
 
 __all__ = ["RoundCalls"]
@@ -109,12 +109,12 @@ class RoundCalls:
         """The optimizer's, in the graph; 1 where ranks may have different ones."""
         optimizer = self._optimizer
         # Under local updates ranks make different numbers of updates, by which a schedule goes.
-        apart = self.policy.updates_locally and host.follows_schedule(optimizer)
+        apart = self.policy.updates_locally and keras_versions.follows_schedule(optimizer)
         return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
     def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
-        others = {} if self._optimizer is None else host.hyper_parameters(self._optimizer)
+        others = {} if self._optimizer is None else keras_versions.hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
         ended = self.queue is not None and self.queue.ends_after(int(self.share()[1]))
         row = self.balancer.report(settings=settings, witness=self._witness, ended=ended)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.topology.mixing import Mixing
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 
 if TYPE_CHECKING:
     from keras_callbacks.step.calls import RoundCalls
@@ -309,8 +309,8 @@ def exchange_of(balance: RoundCalls, model: Any) -> Exchange:
     """What the policy and ``sync`` of a training ask for; variables are asked for in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:
-        return host.trained_variables(model)
+        return keras_versions.trained_variables(model)
 
     if balance.policy.updates_locally:
-        return LocalUpdates(balance, lambda: [*trained(), *host.averaged_variables(model.optimizer)])
+        return LocalUpdates(balance, lambda: [*trained(), *keras_versions.averaged_variables(model.optimizer)])
     return AllReduce(balance) if balance.mixing is None else NeighbourAverage(balance, trained, balance.mixing)

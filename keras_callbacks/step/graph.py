@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.keras_versions import Update
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.step.exchange import SHARE, Exchange, Gradient, ask, scaled
@@ -57,9 +57,9 @@ class GraphRound:
         self._figures = figures
 
         def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
-            return figures.observed(host.as_keras_would(step), data, state[_WEIGHT], again=again)
+            return figures.observed(keras_versions.as_keras_would(step), data, state[_WEIGHT], again=again)
 
-        return host.as_it_is(lambda data: whole(observed, data))
+        return keras_versions.as_it_is(lambda data: whole(observed, data))
 
     def weigh(self, loss: Any) -> Any:
         """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
@@ -198,10 +198,12 @@ class GraphRound:
 
         Zero, where it has held no data.
         """
-        own = host.names_of(host.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables))
+        own = keras_versions.names_of(
+            keras_versions.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables)
+        )
         shared = [
             g is not None and name not in own
-            for g, name in zip(gradients, host.names_of(host.plain(variables)), strict=True)
+            for g, name in zip(gradients, keras_versions.names_of(keras_versions.plain(variables)), strict=True)
         ]
         present = [g for g, here in zip(gradients, shared, strict=True) if here]
         if not present:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
-from keras_callbacks import keras_versions as host
+from keras_callbacks import keras_versions
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
@@ -103,7 +103,7 @@ class RoundFunction:
             raise failure from None
         balance.balancer.applied(time.perf_counter() - balance.agreed_at)
         if samples == 0:
-            advanced = set(host.names_of(self._figures.advanced))
+            advanced = set(keras_versions.names_of(self._figures.advanced))
             # What only tracing has found, in the first round, is as the epoch began.
             for variable, value in (self._figures.base() | kept).values():
                 if variable._unique_id not in advanced:
@@ -136,7 +136,9 @@ class RoundFunction:
 
     def _marked(self) -> list[Any]:
         model = self._model
-        trained = set(host.names_of(host.trained_variables(model)))
-        plain = [v for v in host.advanced_variables(model) if v._unique_id not in trained]  # not Keras's, perhaps
-        marked = [*self._figures.state(), *host.plain(model.non_trainable_variables), *plain]
+        trained = set(keras_versions.names_of(keras_versions.trained_variables(model)))
+        plain = [
+            v for v in keras_versions.advanced_variables(model) if v._unique_id not in trained
+        ]  # not Keras's, perhaps
+        marked = [*self._figures.state(), *keras_versions.plain(model.non_trainable_variables), *plain]
         return list({v._unique_id: v for v in marked}.values())
