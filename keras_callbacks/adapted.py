@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
+from keras_callbacks.wire import HorovodWire
 
 __all__ = ["share_adapted"]
 
@@ -18,7 +18,7 @@ __all__ = ["share_adapted"]
 _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 
 
-def share_adapted(model: Any, prefix: str, local_layers: Sequence[Any] = ()) -> None:
+def share_adapted(model: Any, wire: HorovodWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
     """Give all ranks rank 0's numbers; refuse words that are not those of rank 0. A collective call.
 
     Words are not handed over: by their number layers behind have been made. Functions that have been traced with other
@@ -34,9 +34,9 @@ def share_adapted(model: Any, prefix: str, local_layers: Sequence[Any] = ()) -> 
         return
     words = [_checksum(layer) for layer in lookups]
     numbers = [_numbers(layer) for layer in adapted]
-    first_words, first_numbers = hvd.broadcast_object((words, numbers), root_rank=0, name=f"{prefix}.adapted")
+    first_words, first_numbers = wire.broadcast_object((words, numbers), root_rank=0, name=f"{prefix}.adapted")
     others = [layer.name for layer, a, b in zip(lookups, words, first_words, strict=True) if a != b]
-    found = hvd.allgather_object(others, name=f"{prefix}.words")
+    found = wire.allgather_object(others, name=f"{prefix}.words")
     if any(found):
         rank = next(rank for rank, names in enumerate(found) if names)
         raise HeteroError(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from hvd_hetero.balancer import MicroBatch
-from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
-from keras_callbacks.step.exchange import SHARE, ask
+from keras_callbacks.load_balance import LoadBalance, session_of
+from keras_callbacks.step.calls import SHARE
 
-if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
-
-__all__ = ["batches", "weighted_gradients"]
+__all__ = ["weighted_gradients"]
 
 
 def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any], balance: LoadBalance) -> list[Any]:
@@ -40,46 +35,14 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
-    if unknown := balance.common_start.lacks(variables):
+    session = session_of(balance)
+    if unknown := session.common_start.lacks(variables):
         raise ValueError(
             f"{len(unknown)} of the {len(gradients)} variables given have values of this rank's own, first "
             f"{unknown[0].name!r}: they were made after balance.start(model, optimizer), or are not of its model. Call "
             "it on all ranks once they are made, between two batches"
         )
-    share = ask(balance, balance.share, SHARE, after=tf.nest.flatten(present, expand_composites=True))
-    reduced = iter(balance.all_reduce(present, share))
+    arrived = tf.nest.flatten(present, expand_composites=True)
+    share = session.calls.ask(session.calls.share, SHARE, after=arrived)
+    reduced = iter(session.all_reduce(present, share))
     return [None if g is None else next(reduced) for g in gradients]
-
-
-def batches(balance: LoadBalance, data: BalancedDataset) -> Iterator[Any]:
-    """One epoch's batches of this rank; each is a round, which ends when the next is asked for."""
-    plan = balance.balancer.plan()
-    if plan.ends == "first" or plan.local or balance.mixing is not None:
-        raise ValueError(
-            f"policy {balance.policy.name!r} with this sync does not end a round by averaging gradients alone, which "
-            "only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
-        )
-    if not isinstance(data, BalancedDataset):
-        raise ValueError(
-            f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "
-            "balance.batches(resize_batches((x, y), balance))"
-        )
-    for pair in balance.common_start.new(data.element_spec):
-        balance.start(*pair)
-    balance.queue = queue = data.queue
-    balance.balancer.abandon()  # of a loop that was left before its last batch was used
-    iterator = iter(data)
-    number = 0
-    while number == 0 or not queue.at_end:
-        queue.prepare(new=number == 0)
-        balance.look()
-        asked_at = time.perf_counter()
-        batch = next(iterator)
-        with queue.lock:
-            cut = queue.take()
-            work = MicroBatch(cut.plan, cut.samples, True, cut.epoch, cut.place)
-            balance.balancer.begin(work, time.perf_counter() - asked_at)
-        yield batch
-        balance.balancer.expect_next()
-        balance.balancer.applied(time.perf_counter() - balance.agreed_at)
-        number += 1

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero.balancer import Balancer
+from keras_callbacks.load_balance import LoadBalance, session_of
 from keras_callbacks.pipeline.alike import check_alike
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, ArrayOrder, RoundQueue
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, is_sequence
 from keras_callbacks.pipeline.stream import StreamOrder
-
-if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
 
 __all__ = ["resize_batches"]
 
@@ -65,10 +64,9 @@ def resize_batches(
         rank reads samples of its own, as of files that only it reads. None: ``"whole"``, unless the dataset is seen to
         be a shard, which is refused.
     """
-    from keras_callbacks.load_balance import LoadBalance
-
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
+    session = session_of(balance)
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
     if stream not in (None, "whole", "shard") or (stream is not None and not is_stream):
         raise ValueError(
@@ -76,12 +74,12 @@ def resize_batches(
             f"{type(data).__name__}: leave it out for arrays"
         )
     if prefetch is None:
-        prefetch = int(balance.policy.keeps_total and not is_stream)
+        prefetch = int(session.policy.keeps_total and not is_stream)
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch must be a whole number of batches, 0 or more, got {prefetch!r}")
-    if prefetch and not balance.policy.keeps_total:
+    if prefetch and not session.policy.keeps_total:
         raise ValueError(
-            f"prefetch must be 0 under policy {balance.policy.name!r}, got {prefetch}: how many samples a round takes "
+            f"prefetch must be 0 under policy {session.policy.name!r}, got {prefetch}: how many samples a round takes "
             "is known only when it is over"
         )
     if prefetch and is_stream:
@@ -89,17 +87,17 @@ def resize_batches(
             f"prefetch must be 0 for a dataset, got {prefetch}: its samples are fetched ahead before they are cut into "
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
-    balance.balancer.set_lead(prefetch)
+    session.balancer.set_lead(prefetch)
     if is_stream:
-        order = _stream_order(data, balance, seed if shuffle else None, stream)
-        queue = RoundQueue(order, balance.balancer)
-        batch = order.reader(balance.guard(queue.part))
+        order = _stream_order(data, session.balancer, seed if shuffle else None, stream)
+        queue = RoundQueue(order, session.balancer)
+        batch = order.reader(session.calls.guard(queue.part))
     else:
         arrays, length = _tensors(data)
         known = _Known()
-        queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), balance.balancer, known.show)
+        queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), session.balancer, known.show)
         batch = _gather(arrays, known)
-    balance.use(queue)
+    session.queue = queue
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
     # beforehand it is "unknown", and the callback ends the epoch.
     numbers = tf.data.Dataset.range(queue.rounds) if queue.rounds is not None else tf.data.Dataset.counter()
@@ -118,8 +116,8 @@ def resize_batches(
     return BalancedDataset(batches, queue, prefetch)
 
 
-def _stream_order(data: Any, balance: LoadBalance, seed: int | None, stream: str | None) -> StreamOrder:
-    rank, workers = balance.balancer.rank, balance.balancer.workers
+def _stream_order(data: Any, balancer: Balancer, seed: int | None, stream: str | None) -> StreamOrder:
+    rank, workers = balancer.rank, balancer.workers
     if not isinstance(data, tf.data.Dataset):
         return StreamOrder(SequenceSource(data, seed), rank, workers, whole=stream != "shard")
     if stream != "shard":

@@ -30,16 +30,24 @@ import logging
 import weakref
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
 
 from hvd_hetero.elastic import Member
-from keras_callbacks import keras_versions
-from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.start import start_alike
-from keras_callbacks.step.exchange import average
+from keras_callbacks.keras_versions import (
+    build_optimizer,
+    follows_schedule,
+    is_built,
+    is_keras_3,
+    optimizer_variables,
+    tf_variables,
+    trained_variables,
+)
+from keras_callbacks.load_balance import LoadBalance, session_of
+from keras_callbacks.session import FitSession
+from keras_callbacks.start import average, start_alike
 from keras_callbacks.step.failures import failures_told
+from keras_callbacks.wire import HorovodWire
 
 __all__ = ["CommitStateCallback", "KerasState"]
 
@@ -76,8 +84,8 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
     batch: int
 
     def __init__(self, model: Any, optimizer: Any = None, *, scale_learning_rate: bool = False, **values: Any) -> None:
-        keras_versions.is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
-        if not keras_versions.is_built(model):
+        is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
+        if not is_built(model):
             raise ValueError(
                 f"model must be built, so that there are weights to keep, and {model.name!r} is not; give it an Input, "
                 "or call model.build(input_shape) before KerasState(model)"
@@ -89,25 +97,26 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
                 "optimizer must be given where the model is not compiled, got None; call model.compile(optimizer, "
                 "loss) before KerasState(model)"
             )
-        if scale_learning_rate and keras_versions.follows_schedule(self.optimizer):
+        if scale_learning_rate and follows_schedule(self.optimizer):
             raise ValueError(
                 "scale_learning_rate=True needs an optimizer whose learning rate is a number, and this one's is a "
                 "schedule; compile with a number, and change it by a callback that multiplies it"
             )
         self._check_names(values)
         self.scale_learning_rate = scale_learning_rate
-        keras_versions.build_optimizer(self.optimizer, model.trainable_variables)
-        self._balance: LoadBalance | None = None
+        build_optimizer(self.optimizer, model.trainable_variables)
+        self._wire = HorovodWire()
+        self._session: FitSession | None = None
         self._own: list[tf.Variable] = []
         self._save_variables()
-        broadcast = functools.partial(hvd.broadcast_object, root_rank=0, name="elastic_state")
-        super().__init__(broadcast, hvd.rank, **{"epoch": 0, "batch": 0, **values})
+        broadcast = functools.partial(self._wire.broadcast_object, root_rank=0, name="elastic_state")
+        super().__init__(broadcast, lambda: self._wire.rank, **{"epoch": 0, "batch": 0, **values})
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
-        if (balance := self._balance) is not None:
-            place = None if balance.queue is None else balance.queue.place()
-            self._survival.keep(balance.balancer, place, mixes=balance.mixing is not None)
+        if (session := self._session) is not None:
+            place = None if session.queue is None else session.queue.place()
+            self._survival.keep(session.balancer, place, mixes=session.mixing is not None)
         self._save_variables()
         super().save()
         self._save_values()
@@ -125,12 +134,12 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self._leave()
         own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
         with failures_told():
-            shared = self._survival.share(hvd)
+            shared = self._survival.share(self._wire)
             if shared.mixes:
-                average(keras_versions.trained_variables(self.model), "elastic", counts=self._survival.has_taken_part)
-            start_alike(
-                keras_versions.plain(self.model.weights), keras_versions.optimizer_variables(self.optimizer), "elastic"
-            )
+                counts = self._survival.has_taken_part
+                average(trained_variables(self.model), self._wire, "elastic", counts=counts)
+            weights, state = tf_variables(self.model.weights), optimizer_variables(self.optimizer)
+            start_alike(weights, state, self._wire, "elastic")
             super().sync()
         self._survival.accept(shared)
         for variable, value in own:
@@ -143,36 +152,39 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
         A collective call, before any round; ``CommitStateCallback`` makes it when a fit begins.
         """
-        if balance is self._balance:
+        self._follow(session_of(balance))
+
+    def _follow(self, session: FitSession) -> None:
+        if session is self._session:
             return
-        self._check_new(balance, hvd.rank(), hvd.size())
+        self._check_new(session, self._wire.rank, self._wire.size)
         self._leave()
-        self._balance = balance  # from here on it is to be let go of, whatever fails
-        balance.elastic = True
-        survival = self._survival
-        factor = survival.rate_factor(balance.balancer.global_batch, scales=self.scale_learning_rate)
+        self._session = session  # from here on it is to be let go of, whatever fails
+        session.elastic = True
+        survival, queue = self._survival, session.queue
+        factor = survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate)
         if factor != 1.0:
             self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
-        same_ranks = survival.take_up(balance.balancer, hvd, balance.prefix)
+        same_ranks = survival.take_up(session.balancer, self._wire, session.prefix)
         if survival.place is not None:
-            if not same_ranks and balance.queue is not None and not balance.queue.survives_resets:
+            if not same_ranks and queue is not None and not queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
-            balance.go_on(survival.place, self.batch)
-            self.batch = balance.skipped
-        elif balance.queue is not None and not balance.queue.survives_resets and hvd.rank() == 0:
+            session.go_on(survival.place, self.batch)
+            self.batch = session.skipped
+        elif queue is not None and not queue.survives_resets and self._wire.rank == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
-        self._own = keras_versions.plain(v for layer in balance.local_layers for v in layer.weights)
+        self._own = tf_variables(v for layer in session.local_layers for v in layer.weights)
 
     def _leave(self) -> None:
         """Let go of the former membership's objects: the wrapped optimizer and train step, signals, files."""
-        balance, self._balance = self._balance, None
-        if balance is not None:
-            balance.release()
-            balance.close()
-            self._former = weakref.ref(balance)
+        session, self._session = self._session, None
+        if session is not None:
+            session.release()
+            session.close()
+            self._former = weakref.ref(session)
 
     def _variables(self) -> list[tf.Variable]:
-        return [*keras_versions.plain(self.model.weights), *keras_versions.optimizer_variables(self.optimizer)]
+        return [*tf_variables(self.model.weights), *optimizer_variables(self.optimizer)]
 
     def _save_variables(self) -> None:
         self._saved = [variable.numpy() for variable in self._variables()]
@@ -209,7 +221,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._before = 0
-        self._balance: Any = None
+        self._session: FitSession | None = None
 
     def set_model(self, model: Any) -> None:
         """Make sure that what is kept is what is trained."""
@@ -222,14 +234,14 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Go on where the state stands."""
-        balance = getattr(self.model.train_step, "wrapped_by", None)
-        if not isinstance(balance, LoadBalance):
+        session = getattr(self.model.train_step, "wrapped_by", None)
+        if not isinstance(session, FitSession):
             raise ValueError(
                 "CommitStateCallback needs a LoadBalance in the same fit, whose place in the data it keeps; write "
                 "callbacks=[balance, CommitStateCallback(state)]"
             )
-        self._balance = balance
-        self.state.follow(balance)
+        self._session = session
+        self.state._follow(session)
         self._before = self.state.batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -243,7 +255,8 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Commit, if it is time; on_epoch_end does so after the last batch, for no fit can begin at an epoch's end."""
         self.state.batch = self._before + batch + 1
-        if self.state.batch % self.batches_per_commit == 0 and not self._balance.epoch_is_over:
+        assert self._session is not None, "on_train_begin has found it"
+        if self.state.batch % self.batches_per_commit == 0 and not self._session.epoch_is_over:
             self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

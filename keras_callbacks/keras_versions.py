@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 __all__ = [
@@ -13,10 +12,10 @@ __all__ = [
     "as_it_is",
     "as_keras_would",
     "averaged_variables",
-    "build",
+    "backend_of",
+    "build_model",
     "build_optimizer",
-    "check_compiled",
-    "check_layers",
+    "compiles_by_itself",
     "follows_schedule",
     "gradients_pass_through",
     "has_call",
@@ -26,11 +25,12 @@ __all__ = [
     "loss_passes_through",
     "names_of",
     "optimizer_variables",
-    "plain",
     "spectral_vectors",
+    "steps_per_execution",
+    "tf_variables",
     "tracked_state",
     "trained_variables",
-    "weights",
+    "weights_of",
 ]
 
 # What receives (gradients, variables) once they are computed, and what gives back the update.
@@ -49,74 +49,33 @@ def is_keras_3(model: Any) -> bool:
     )
 
 
-def check_compiled(model: Any) -> None:
-    """Refuse what could not be synchronised, and say what to write instead; switch XLA off where it chose itself."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before model.fit")
-    keras_3 = is_keras_3(model)
-    if keras_3:
-        import keras
+def backend_of(model: Any) -> str:
+    """What computes: "tensorflow", or another backend of Keras 3."""
+    if not is_keras_3(model):
+        return "tensorflow"
+    import keras
 
-        if keras.backend.backend() != "tensorflow":
-            raise ValueError(
-                f"Keras runs on {keras.backend.backend()!r}, and gradients are synchronised inside TensorFlow's graph; "
-                "set KERAS_BACKEND=tensorflow, or use torch_hooks with a model in PyTorch"
-            )
-    if hasattr(optimizer, "_allreduce_grads") or hasattr(optimizer, "_hvd") or "horovod" in type(optimizer).__module__:
-        raise ValueError(
-            "the optimizer is Horovod's DistributedOptimizer, which on Keras 3 synchronises nothing, and elsewhere "
-            "would do so twice; compile the model with the plain optimizer: LoadBalance wraps it in fit"
-        )
-    if isinstance(optimizer, list | tuple):
-        raise ValueError("the model has several optimizers; LoadBalance synchronises one: compile it with a single one")
-    if _steps_per_execution(model) != 1:
-        raise ValueError(
-            f"steps_per_execution is {_steps_per_execution(model)}, and the plan may change after every step: "
-            "compile with steps_per_execution=1"
-        )
-    if model.distribute_strategy.num_replicas_in_sync != 1:
-        raise ValueError(
-            "the model is under a tf.distribute strategy; build and compile it without, Horovod takes its place"
-        )
-    if model.jit_compile:
-        if not (keras_3 and model._resolve_auto_jit_compile()):
-            raise ValueError(
-                "jit_compile=True compiles the train step with XLA, which has no kernel for Horovod's grouped "
-                "allreduce; compile with jit_compile=False"
-            )
-        model.jit_compile = False  # it was "auto", most likely
+    return str(keras.backend.backend())
 
 
-def check_layers(model: Any, policy: str) -> None:
-    """Refuse layers in which ranks wait for one another, unless all do the same anyway.
-
-    Their waiting is inside the graph, where nobody can tell it from computing: all ranks would seem equally fast.
-    """
-    if policy == "bsp":
-        return
-    waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
-    if waiting:
-        raise ValueError(
-            f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
-            "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "
-            "policy='bsp', a normalisation that needs no other rank, such as GroupNormalization, or "
-            "torch_hooks.SyncBatchNorm with a model in PyTorch"
-        )
-
-
-def _steps_per_execution(model: Any) -> int:
+def steps_per_execution(model: Any) -> int:
+    """Steps of ``fit`` in one call of the train function."""
     steps = model.steps_per_execution if is_keras_3(model) else getattr(model, "_steps_per_execution", 1)
     return 1 if steps is None else int(steps)
 
 
-def build(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
+def compiles_by_itself(model: Any) -> bool:
+    """Whether XLA was chosen by ``jit_compile="auto"``, the default of Keras 3, most likely."""
+    return bool(is_keras_3(model) and model._resolve_auto_jit_compile())
+
+
+def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
     """Make sure that all variables exist that this step on such a batch makes, so that they can be broadcast.
 
     Tracing builds them, as in Keras itself, and computes nothing: no seed moves on, and a model that is trained by
     ``train_step`` alone needs no ``call``.
     """
-    if is_built(model) and weights(model):
+    if is_built(model) and weights_of(model):
         return
     try:
         tf.function(step, autograph=not is_keras_3(model)).get_concrete_function(spec)
@@ -136,10 +95,10 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
         optimizer.build(variables)
 
 
-def weights(model: Any) -> list[tf.Variable]:
+def weights_of(model: Any) -> list[tf.Variable]:
     """All weights that exist by now: a model of tf_keras has none to tell before it is built."""
     tells = model.built or is_keras_3(model) or "build" not in type(model).__dict__
-    return plain(model.weights) if tells else []
+    return tf_variables(model.weights) if tells else []
 
 
 def is_built(model: Any) -> bool:
@@ -152,7 +111,7 @@ def has_call(model: Any) -> bool:
     return type(model).call is not tf.keras.Model.call
 
 
-def plain(variables: Iterable[Any]) -> list[tf.Variable]:
+def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
     """TensorFlow's variables behind those of Keras 3; without look-up tables, which tf_keras counts as weights."""
     return [v if isinstance(v, tf.Variable) else v.value for v in variables if hasattr(v, "value")]
 
@@ -165,7 +124,7 @@ def names_of(variables: list[tf.Variable]) -> list[str]:
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
     """All state of an optimizer, in an order that all ranks share."""
     variables = optimizer.variables
-    listed = plain(variables() if callable(variables) else variables)
+    listed = tf_variables(variables() if callable(variables) else variables)
     names = set(names_of(listed))
     return listed + [v for v in _settings(optimizer) if v._unique_id not in names]  # tf_keras does not list them
 
@@ -185,7 +144,8 @@ def _settings(optimizer: Any) -> list[tf.Variable]:
         getattr(optimizer, "dynamic_scale", None),
         *getattr(getattr(optimizer, "_loss_scale", None), "_weights", {}).values(),
     ]
-    return plain(v for v in found if isinstance(v, tf.Variable) or isinstance(getattr(v, "value", None), tf.Variable))
+    kept = (v for v in found if isinstance(v, tf.Variable) or isinstance(getattr(v, "value", None), tf.Variable))
+    return tf_variables(kept)
 
 
 def advanced_variables(model: Any) -> list[tf.Variable]:
@@ -195,21 +155,21 @@ def advanced_variables(model: Any) -> list[tf.Variable]:
     """
     parts = list(model._flatten_layers())
     own = [v for part in parts for v in vars(part).values() if isinstance(v, tf.Variable)]
-    metrics = plain(v for metric in model.metrics for v in metric.variables)
+    metrics = tf_variables(v for metric in model.metrics for v in metric.variables)
     apart = set(names_of([*tracked_state(model), *metrics]))
-    found = {v._unique_id: v for v in [*weights(model), *own] if v._unique_id not in apart}
+    found = {v._unique_id: v for v in [*weights_of(model), *own] if v._unique_id not in apart}
     return list(found.values())
 
 
 def spectral_vectors(model: Any) -> list[tf.Variable]:
     """What SpectralNormalization advances, by the weights alone and in a branch of its graph."""
     kind = tf.keras.layers.SpectralNormalization
-    return plain(layer.vector_u for layer in model._flatten_layers() if isinstance(layer, kind) and layer.built)
+    return tf_variables(layer.vector_u for layer in model._flatten_layers() if isinstance(layer, kind) and layer.built)
 
 
 def trained_variables(model: Any) -> list[tf.Variable]:
     """What training changes by gradients."""
-    return plain(model.trainable_variables)
+    return tf_variables(model.trainable_variables)
 
 
 def tracked_state(model: Any) -> list[tf.Variable]:
@@ -217,7 +177,7 @@ def tracked_state(model: Any) -> list[tf.Variable]:
     layers = list(model._flatten_layers())
     metrics = [layer for layer in layers if isinstance(layer, tf.keras.metrics.Metric)]
     metrics += [metric for layer in layers for metric in getattr(layer, "_metrics", ())]
-    return plain(v for metric in metrics for v in metric.variables)
+    return tf_variables(v for metric in metrics for v in metric.variables)
 
 
 def follows_schedule(optimizer: Any) -> bool:

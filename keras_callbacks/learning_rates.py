@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
+
+from keras_callbacks.wire import HorovodWire
 
 __all__ = ["LearningRateSchedule", "LearningRateWarmup"]
 
@@ -85,7 +86,7 @@ class LearningRateWarmup(LearningRateSchedule):
     def __init__(self, initial_lr: float, *, warmup_epochs: int = 5) -> None:
         if warmup_epochs < 1:
             raise ValueError(f"warmup_epochs must be 1 or more, got {warmup_epochs}")
-        small = 1.0 / hvd.size()
+        small = 1.0 / HorovodWire().size
         super().__init__(
             initial_lr,
             lambda epoch: small + (1.0 - small) * min(epoch / warmup_epochs, 1.0),

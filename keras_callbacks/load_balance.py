@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvd_hetero.consistency import WaysOut
-from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import Policy
 from hvd_hetero.session import Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
-from keras_callbacks import keras_versions
-from keras_callbacks.custom_loop import batches
-from keras_callbacks.metrics.of_all_ranks import Figures, global_results
-from keras_callbacks.pipeline.balanced_dataset import BalancedDataset, refuses_resized
-from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.start import CommonStart
-from keras_callbacks.step.calls import RoundCalls
-from keras_callbacks.step.exchange import AllReduce, average, exchange_of
-from keras_callbacks.step.failures import tells_failures
-from keras_callbacks.step.graph import GraphRound
-from keras_callbacks.step.train_function import EPOCH_IS_OVER, RoundFunction
+from keras_callbacks.keras_versions import build_model, trained_variables
+from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
+from keras_callbacks.refusals import check_compiled, check_device
+from keras_callbacks.session import FitSession
+from keras_callbacks.start import average
+from keras_callbacks.step.loop import batches
+from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 
-__all__ = ["LoadBalance"]
+__all__ = ["LoadBalance", "session_of"]
 
 _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, data, shuffle, seed and prefetch of resize_batches, and "
@@ -44,7 +39,7 @@ _WAYS_OUT = WaysOut(
 )
 
 
-class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc]
+class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
 
         balance = LoadBalance(policy="lb-bsp", global_batch=512)
@@ -86,63 +81,41 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         telemetry: str | Path | None = None,
         patience: Patience | None = None,
     ) -> None:
-        if not hvd.is_initialized():
+        wire = HorovodWire()
+        if not wire.initialized:
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
-        tf.keras.callbacks.Callback.__init__(self)
-        self._training = Session(
-            policy, hvd.rank(), hvd.size(), global_batch, telemetry, sync=sync, wire=hvd, patience=patience,
+        super().__init__()
+        core = Session(
+            policy, wire.rank, wire.size, global_batch, telemetry, sync=sync, wire=wire, patience=patience,
             waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
-        RoundCalls.__init__(self, self._training, tuple(local_layers))
-        self.balancer.ways_out = _WAYS_OUT
-        if local_layers and (self.mixing is not None or self.policy.updates_locally):
+        core.balancer.ways_out = _WAYS_OUT
+        if local_layers and (core.mixing is not None or core.policy.updates_locally):
             raise ValueError(
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        self.fitting = False
-        self.last_step = False
-        """whether the step at hand is the last of its epoch, as far as fit knows"""
-        self.skipped = 0
-        """steps of the epoch at hand that were done before this fit"""
-        self.elastic = False
-        """whether an elastic state follows this training"""
-        self.evaluated: dict[str, Any] | None = None
-        """what the last step of an evaluation has told, whose figures are of this rank alone"""
-        self.warned: set[str] = set()
-        """of which figures a warning has said that they are not of all samples"""
-        self._tests: Figures | None = None
-        self._undo: list[Callable[[], None]] = []
-        self.common_start = CommonStart(self.prefix, self.local_layers)
-        self.all_reduce = AllReduce(self)
+        self._session = FitSession(core, wire, self, tuple(local_layers))
 
-    # What users ask.
+    @property
+    def policy(self) -> Policy:
+        """The policy, as an object."""
+        return self._session.policy
 
     @property
     def rounds(self) -> int:
         """Rounds that all ranks have finished. The same number on every rank."""
-        return self.balancer.rounds
+        return self._session.balancer.rounds
 
     @property
     def plan(self) -> tuple[int, ...]:
         """Samples of every rank in the round at hand (between rounds: in the next one)."""
-        return self.balancer.plan().samples
+        return self._session.balancer.plan().samples
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank in the round at hand (between rounds: in the next one)."""
-        return self.plan[self.balancer.rank]
-
-    def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self._training.close()
-
-    def release(self) -> None:
-        """Give the model its plain optimizer back, which then trains this rank alone."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
-        self._optimizer = None
+        return self.plan[self._session.balancer.rank]
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
@@ -150,170 +123,72 @@ class LoadBalance(RoundCalls, tf.keras.callbacks.Callback):  # type: ignore[misc
         What the first batch of a model would build, ``batches`` builds and broadcasts at the beginning of an epoch,
         and so layers that have been added since the last one.
         """
-        keras_versions.check_layers(model, self.policy.name)
-        weights = self.common_start.give(model, optimizer)
-        together = self.mixing is None and not self.policy.updates_locally
-        self._witnesses = [v for v in weights if v.trainable and v.shape.num_elements()] if together else []
-        self._witness = 0.0
-        self._optimizer = optimizer
-        self._pending.clear()
-        self.balancer.abandon()
-        self.failure = None
-        self.stop_agreed = False
+        self._session.start(model, optimizer)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
         """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
-        return batches(self, data)
+        return batches(self._session, data)
 
-    # What fit says.
+    def release(self) -> None:
+        """Give the model its plain optimizer back, which then trains this rank alone."""
+        self._session.release()
+
+    def close(self) -> None:
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        self._session.close()
+
+    # What Keras calls.
 
     def set_model(self, model: Any) -> None:
         """Wrap the optimizer and the train step, before the train function is made of them."""
         super().set_model(model)
-        self.skipped = 0
-        if self._optimizer is not None and self._optimizer is model.optimizer and self._function_is_ours(model):
+        session = self._session
+        session.skipped = 0
+        if is_wrapped(session, model):
             return
-        self.release()
-        for attributes in (model.__dict__, getattr(model.optimizer, "__dict__", {})):
-            for value in list(attributes.values()):
-                if isinstance(former := getattr(value, "wrapped_by", None), LoadBalance):
-                    former.release()  # it trained this model, or this optimizer, before
-        keras_versions.check_compiled(model)
-        self.balancer.meter.queued = bool(tf.config.get_visible_devices("GPU"))
-        if self.policy.measures and self.balancer.meter.queued:
-            raise ValueError(
-                f"policy {self.policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
-                "StaticAllocation([…]) there"
-            )
-        if self.queue is not None:
-            keras_versions.build(model, model.train_step, self.queue.spec)
-        self._attach(model)
+        session.release()
+        release_from_others(model)
+        check_compiled(model)
+        session.meter.queued = bool(tf.config.get_visible_devices("GPU"))
+        check_device(session.policy, queued=session.meter.queued)
+        if session.queue is not None:
+            build_model(model, model.train_step, session.queue.spec)
+        wrap(session, model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Start all ranks from rank 0's weights."""
-        if self.queue is None:
-            raise ValueError(
-                "fit was given data that this LoadBalance cannot resize; write "
-                "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
-            )
-        model = self.model
-        keras_versions.build_optimizer(model.optimizer, model.trainable_variables)
-        self.start(model, model.optimizer)
-        self.fitting = True
+        self._session.train_begins()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the number of the epoch, which decides the order of its samples."""
-        assert self.queue is not None, "on_train_begin has checked it"
-        self.queue.want_epoch(epoch)
-        self._meet(leaving=False)
+        self._session.epoch_begins(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note whether this is the last step of the epoch."""
-        self.last_step = batch + 1 + self.skipped == (self.params or {}).get("steps")
+        self._session.step_begins(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All ranks stop, if one of them wants to."""
-        self.skipped = 0
-        if made := self.common_start.lacks(self.model.trainable_variables):
-            raise HeteroError(
-                f"{len(made)} variables were made in the course of training, first {made[0].name!r}, so each rank has "
-                "values of its own; make all layers in the model's constructor, or build them before fit"
-            )
-        stops = hvd.allreduce(tf.constant(int(self.wants_to_stop)), op=hvd.Sum, name=f"{self.prefix}.stop")
-        self.model.stop_training = bool(stops > 0)
+        self._session.epoch_ends()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Training is over, on all ranks."""
-        self._meet(leaving=True)
-        self.fitting = False
-        if self.mixing is not None:
-            average(keras_versions.trained_variables(self.model), self.prefix)
+        """Training is over, on all ranks; where they have a model each, all get the mean."""
+        session = self._session
+        session.train_ends()
+        if session.mixing is not None:
+            average(trained_variables(self.model), session.wire, session.prefix)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """An evaluation begins, or goes on, and its figures are not complete."""
-        self.evaluated = None
-        if batch == 0 and self._tests is not None:
-            self._tests.begin()
+        if self._session.evaluation is not None:
+            self._session.evaluation.step_begins(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Perhaps they are now."""
-        self.evaluated = dict(logs or {})
-
-    @property
-    def wants_to_stop(self) -> bool:
-        """Whether this rank would end training: a callback has said so."""
-        stops = self.fitting and self.model.stop_training
-        return bool(stops) and stops is not EPOCH_IS_OVER
-
-    def _meet(self, *, leaving: bool) -> None:
-        """Wherever a rank begins an epoch or leaves training, all do: else the rest would wait for it for ever."""
-        leavers = int(hvd.allreduce(tf.constant(int(leaving)), op=hvd.Sum, name=f"{self.prefix}.meet"))
-        if 0 < leavers < hvd.size():
-            raise HeteroError(
-                f"{leavers} of {hvd.size()} ranks left fit, and the others began another epoch. Give all ranks the "
-                "same number of epochs; where a callback of yours stops training on one rank, put balance behind it in "
-                "callbacks, which tells the others"
-            )
-
-    def _attach(self, model: Any) -> None:
-        exchange = exchange_of(self, model)
-        graph = GraphRound(self, exchange)
-        self._optimizer = model.optimizer
-        if isinstance(exchange, AllReduce) and not self.policy.accumulates and not self.local_layers:
-            self._undo.append(keras_versions.loss_passes_through(model, graph.weigh))
-        self._undo.append(keras_versions.gradients_pass_through(model.optimizer, graph.receive, self))
-        figures, self._tests = Figures(self, model), Figures(self, model)
-        step = graph.train_step(model.train_step, figures)
-        step.wrapped_by = self  # type: ignore[attr-defined]
-        self._undo.append(_set(model, "train_step", step))
-        self._undo.append(_set(model, "test_step", _observed(model.test_step, self._tests)))
-        model.make_train_function(force=True)
-        model.train_function = function = RoundFunction(self, model, model.train_function, figures)
-        results = global_results(self, model, self._tests, function.close_epoch)
-        self._undo.append(_set(model, "get_metrics_result", results))
-        model.test_function = None  # it may be that of the plain step
-
-        evaluate = refuses_resized(tells_failures(model.evaluate, lambda: self.elastic))
-        self._undo.append(_set(model, "evaluate", evaluate))
-
-        def forget_functions() -> None:
-            model.train_function = model.test_function = None
-
-        self._undo.append(forget_functions)
-
-    def _function_is_ours(self, model: Any) -> bool:
-        function = model.train_function
-        return isinstance(function, RoundFunction) and function.balance is self
-
-    @property
-    def epoch_is_over(self) -> bool:
-        """Between rounds: whether all ranks know that the epoch at hand has no further step."""
-        return self.stop_agreed or self.last_step or (self.queue is not None and self.queue.at_end)
-
-    def go_on(self, place: Mapping[str, Any], steps: int) -> None:
-        """The fit that begins goes on in the middle of an epoch, of which so many steps are done."""
-        assert self.queue is not None, "resize_batches comes before fit"
-        self.queue.go_on(place)
-        whole, left = self.queue.rounds, self.queue.rounds_left
-        self.skipped = steps
-        if whole is not None and left is not None and (self.params or {}).get("steps") == whole:
-            self.skipped = whole - left  # it may have been begun in rounds of another size, by other ranks
-
-    def use(self, queue: RoundQueue) -> None:
-        """Batches come from this queue from now on."""
-        self.queue = queue
+        if self._session.evaluation is not None:
+            self._session.evaluation.step_ends(logs or {})
 
 
-def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
-    return keras_versions.as_it_is(lambda data: figures.observed(keras_versions.as_keras_would(step), data))
-
-
-def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
-    former = {name: model.__dict__[name]} if name in model.__dict__ else {}
-    object.__setattr__(model, name, value)
-
-    def undo() -> None:
-        model.__dict__.pop(name, None)
-        model.__dict__.update(former)
-
-    return undo
+def session_of(balance: LoadBalance) -> FitSession:
+    """The session of a training, for those who are given its ``LoadBalance``."""
+    return balance._session

@@ -6,22 +6,31 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks import keras_versions
 from keras_callbacks.adapted import share_adapted
-from keras_callbacks.step.exchange import assign, end_to_end, parcels
+from keras_callbacks.keras_versions import (
+    build_model,
+    build_optimizer,
+    has_call,
+    names_of,
+    optimizer_variables,
+    tf_variables,
+    weights_of,
+)
+from keras_callbacks.step.parcels import assign, end_to_end, parcels
+from keras_callbacks.wire import HorovodWire
 
-__all__ = ["CommonStart", "start_alike"]
+__all__ = ["CommonStart", "average", "start_alike"]
 
 
 class CommonStart:
     """The models and optimizers of a training that all ranks have rank 0's values of."""
 
-    def __init__(self, prefix: str, local_layers: Sequence[Any]) -> None:
+    def __init__(self, wire: HorovodWire, prefix: str, local_layers: Sequence[Any]) -> None:
+        self._wire = wire
         self._prefix = prefix
         self._local_layers = local_layers
         self._given: dict[int, tuple[Any, Any]] = {}
@@ -29,47 +38,44 @@ class CommonStart:
 
     def give(self, model: Any, optimizer: Any) -> list[tf.Variable]:
         """Give all ranks rank 0's weights and optimizer state, and return the weights; a collective call."""
-        own = keras_versions.names_of(keras_versions.plain(v for layer in self._local_layers for v in layer.weights))
-        weights = [v for v in keras_versions.weights(model) if v._unique_id not in own]
+        own = names_of(tf_variables(v for layer in self._local_layers for v in layer.weights))
+        weights = [v for v in weights_of(model) if v._unique_id not in own]
         # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
-        state = keras_versions.optimizer_variables(optimizer)
-        start_alike(weights, state, self._prefix)
-        share_adapted(model, self._prefix, self._local_layers)
+        state = optimizer_variables(optimizer)
+        start_alike(weights, state, self._wire, self._prefix)
+        share_adapted(model, self._wire, self._prefix, self._local_layers)
         self._given[id(model)] = model, optimizer
-        self._names.update(own, keras_versions.names_of(weights), keras_versions.names_of(state))
+        self._names.update(own, names_of(weights), names_of(state))
         return weights
 
     def new(self, spec: Any) -> list[tuple[Any, Any]]:
         """Build what the first such batch would build; returns the models that have, or whose optimizers have, more."""
         pairs = list(self._given.values())
         for model, _ in pairs:
-            if keras_versions.has_call(model):
-                keras_versions.build(model, lambda batch: model(batch[0] if isinstance(batch, tuple) else batch), spec)  # noqa: B023
+            if has_call(model):
+                build_model(model, lambda batch: model(batch[0] if isinstance(batch, tuple) else batch), spec)  # noqa: B023
         for _, optimizer in pairs:
             trained = [v for model, its in pairs if its is optimizer for v in model.trainable_variables]
-            keras_versions.build_optimizer(optimizer, trained)
-        return [
-            pair
-            for pair in pairs
-            if self.lacks([*keras_versions.weights(pair[0]), *keras_versions.optimizer_variables(pair[1])])
-        ]
+            build_optimizer(optimizer, trained)
+        return [pair for pair in pairs if self.lacks([*weights_of(pair[0]), *optimizer_variables(pair[1])])]
 
     def lacks(self, variables: Iterable[Any]) -> list[Any]:
         """Those of the variables that each rank has values of its own of."""
-        return [v for v in variables if keras_versions.names_of(keras_versions.plain([v]))[0] not in self._names]
+        return [v for v in variables if names_of(tf_variables([v]))[0] not in self._names]
 
 
-def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: str) -> None:
+def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: HorovodWire, prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same variables in the same order.
 
     Names are left out of the comparison: Keras numbers layers and models of a process by what was made before.
     """
     variables = [*weights, *state]
     mine = [(tuple(v.shape), v.dtype.name, bool(v.trainable)) for v in variables]
-    theirs = hvd.broadcast_object(mine, root_rank=0, name=f"{prefix}.variables")
+    theirs = wire.broadcast_object(mine, root_rank=0, name=f"{prefix}.variables")
     other = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
     # All ranks stop or none does: a rank that went on alone would wait for the others for ever.
     _everywhere_or_nowhere(
+        wire,
         mine != theirs,
         f"{prefix}.differs",
         "do not train the same variables in the same order",
@@ -78,13 +84,14 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], prefix: st
         else f"this rank has {mine[other][:2]} where rank 0 has {theirs[other][:2]}",
     )
     for i, parcel in enumerate(parcels([v for v in variables if v.shape.is_fully_defined()])):
-        assign(parcel, hvd.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
+        assign(parcel, wire.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
     for i, variable in enumerate(v for v in variables if not v.shape.is_fully_defined()):
         # As what a Discretization of tf_keras has seen.
-        variable.assign(hvd.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
+        variable.assign(wire.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
     found = fingerprint(weights)
     _everywhere_or_nowhere(
-        found != hvd.broadcast_object(found, root_rank=0, name=f"{prefix}.fingerprint"),
+        wire,
+        found != wire.broadcast_object(found, root_rank=0, name=f"{prefix}.fingerprint"),
         f"{prefix}.unlike",
         "hold other weights than rank 0 after the broadcast",
         "is something else writing them?",
@@ -101,7 +108,17 @@ def fingerprint(variables: list[tf.Variable]) -> int:
     return total
 
 
-def _everywhere_or_nowhere(wrong: bool, name: str, meaning: str, here: str) -> None:
-    count = int(hvd.allreduce(tf.constant(int(wrong)), op=hvd.Sum, name=name))
-    if count:
+def average(variables: list[tf.Variable], wire: HorovodWire, prefix: str, *, counts: bool = True) -> None:
+    """Give every rank the mean of the variables of all ranks that count, if any does; a collective call."""
+    ranks = float(wire.sum(float(counts), f"{prefix}.mean.ranks"))
+    if ranks == 0:
+        return
+    for i, parcel in enumerate(parcels(variables)):
+        flat = end_to_end(parcel)
+        share = flat / ranks if counts else tf.zeros_like(flat)  # no product: a newcomer's may hold anything
+        assign(parcel, wire.sum(share, f"{prefix}.mean.{i}"))
+
+
+def _everywhere_or_nowhere(wire: HorovodWire, wrong: bool, name: str, meaning: str, here: str) -> None:
+    if count := int(wire.sum(int(wrong), name)):
         raise HeteroError(f"{count} ranks {meaning} ({here}); build and compile the model alike on every rank")

@@ -40,9 +40,9 @@ class Told:
         self._apart = {v._unique_id for v in apart}
         self._metrics = {v._unique_id for v in metrics}
         self.state: dict[str, list[tf.Variable]] = {}
-        """by figure, the variables that a step changes and the figure is made of"""
-        self.mixed: list[str] = []
-        """figures made of state and of something else, too, or of state in a function, which is not looked into"""
+        """By figure, the variables that a step changes and the figure is made of"""
+        self.partly_of_state: list[str] = []
+        """Figures made of state and of something else, too, or of state in a function, which is not looked into"""
         made: dict[str, Any] = {}
         for name, figure in figures.items():
             parts = tf.nest.flatten(figure)
@@ -55,7 +55,7 @@ class Told:
                 self.state[name] = changed
                 made[name] = figure
             elif changed or self._hides_state(operations):
-                self.mixed.append(name)
+                self.partly_of_state.append(name)
         self.compute: Callable[[], dict[str, Any]] = _cut(graph, self._handles, made)
         """The figures made of state, of the state as it is."""
 

@@ -8,31 +8,43 @@ seen the samples of all ranks. What a step tells of the joined state is then tol
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from keras_callbacks import keras_versions
+from keras_callbacks.keras_versions import (
+    advanced_variables,
+    names_of,
+    optimizer_variables,
+    spectral_vectors,
+    tf_variables,
+    tracked_state,
+    trained_variables,
+)
 from keras_callbacks.metrics.figures import Told
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
+from keras_callbacks.wire import HorovodWire
 
-if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
-
-__all__ = ["Figures", "global_results"]
+__all__ = ["Evaluation", "Figures", "global_results"]
 
 logger = logging.getLogger(__name__)
 
 
 class Figures:
-    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples."""
+    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples.
 
-    def __init__(self, balance: LoadBalance, model: Any) -> None:
-        self._balance = balance
+    ``gathers`` says that the step as traced is one micro-batch of several. Of figures in ``warned`` a warning has said
+    that they are not of all samples.
+    """
+
+    def __init__(self, model: Any, wire: HorovodWire, prefix: str, *, gathers: bool, warned: set[str]) -> None:
         self._model = model
+        self._wire = wire
+        self._name = f"{prefix}.metrics"
+        self._gathers = gathers
+        self._warned = warned
         self._local: Callable[[], dict[str, Any]] = model.get_metrics_result
         self._told: Told | None = None
         self._names: set[str] = set()
@@ -53,11 +65,7 @@ class Figures:
             return logs
         logs = tf.nest.map_structure(lambda value: None if value is None else tf.identity(value), logs)
         graph = tf.compat.v1.get_default_graph()
-        known = [
-            *self.state(),
-            *keras_versions.plain(self._model.weights),
-            *keras_versions.optimizer_variables(self._model.optimizer),
-        ]
+        known = [*self.state(), *tf_variables(self._model.weights), *optimizer_variables(self._model.optimizer)]
         handles = variables_of(graph, known)
         updates = updates_in(graph, handles)
         if not again:
@@ -72,9 +80,7 @@ class Figures:
 
     def state(self) -> list[tf.Variable]:
         """The variables of all metrics: of the model's, and of those that a step tells of; alike on all ranks."""
-        found = {
-            v._unique_id: v for v in keras_versions.plain(v for metric in self._model.metrics for v in metric.variables)
-        }
+        found = {v._unique_id: v for v in tf_variables(v for metric in self._model.metrics for v in metric.variables)}
         for variables in self._told.state.values() if self._told else ():
             found |= {v._unique_id: v for v in variables if v._unique_id not in found}
         return list(found.values())
@@ -115,19 +121,18 @@ class Figures:
         joins = [_JOINS[self._reduction(v)] for v in variables]
         # Counts are exact in a float64; the sums themselves are of float32. For all but sums every rank has a row.
         parts = [
-            _flat(value - self._base.get(v._unique_id, 0)) if join is None else _row(_flat(value))
+            _flat(value - self._base.get(v._unique_id, 0)) if join is None else self._row(_flat(value))
             for v, value, join in zip(variables, values, joins, strict=True)
         ]
         # Whatever a stand-in has made of its figures, it has made it of nothing.
         parts += [_flat(value) * samples if samples else np.zeros_like(_flat(value)) for value in batch.values()]
         parts.append(np.array([samples], dtype=np.float64))
-        name = f"{self._balance.prefix}.metrics"
-        summed = hvd.allreduce(tf.constant(np.concatenate(parts)), op=hvd.Sum, name=name).numpy()
+        summed = self._wire.sum(np.concatenate(parts), self._name).numpy()
         joined = np.split(summed, np.cumsum([part.size for part in parts])[:-1])
         for variable, value, join in zip(variables, values, joins, strict=True):
             part = joined.pop(0)
             result = part if join is not None else part + _flat(self._base.get(variable._unique_id, 0))
-            result = result if join is None else join(result.reshape(hvd.size(), -1))
+            result = result if join is None else join(result.reshape(self._wire.size, -1))
             variable.assign(result.reshape(value.shape).astype(value.dtype))
         self._base = {}
         total = max(float(joined[-1][0]), 1.0)
@@ -141,35 +146,32 @@ class Figures:
         self, graph: Any, logs: dict[str, Any], handles: dict[str, tf.Variable], updates: dict[str, Update]
     ) -> None:
         model = self._model
-        metrics = keras_versions.plain(
-            v for metric in model.metrics for v in metric.variables
-        ) + keras_versions.tracked_state(model)
-        others = {
-            v._unique_id: v
-            for v in [*keras_versions.plain(model.weights), *keras_versions.optimizer_variables(model.optimizer)]
-        }
+        metrics = tf_variables(v for metric in model.metrics for v in metric.variables) + tracked_state(model)
+        others = {v._unique_id: v for v in [*tf_variables(model.weights), *optimizer_variables(model.optimizer)]}
         for v in metrics:
             others.pop(v._unique_id, None)
         self._told = Told(graph, logs, handles, updates, others.values(), metrics)
         self._names = set(logs)
         self._updates = updates
-        trained = keras_versions.trained_variables(model)
+        trained = trained_variables(model)
         # Where micro-batches are gathered, the step as traced has no update, and what it trains might be advanced, too.
-        apart = set() if self._balance.policy.accumulates else set(keras_versions.names_of(trained))
-        candidates = [v for v in keras_versions.advanced_variables(model) if v._unique_id not in apart]
-        alike = [*trained, *keras_versions.optimizer_variables(model.optimizer)]
+        apart = set() if self._gathers else set(names_of(trained))
+        candidates = [v for v in advanced_variables(model) if v._unique_id not in apart]
+        alike = [*trained, *optimizer_variables(model.optimizer)]
         # Of what a stock layer does in a branch nothing is seen.
-        self.advanced = [
-            *of_no_batch(graph, handles, updates, candidates, alike),
-            *keras_versions.spectral_vectors(model),
-        ]
+        self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *spectral_vectors(model)]
         with tf.init_scope():
             new = [v for v in self.state() if v._unique_id not in self._base]
             self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}
 
+    def _row(self, values: Any) -> Any:
+        rows = np.zeros((self._wire.size, values.size))
+        rows[self._wire.rank] = values
+        return rows.ravel()
+
     def _groups(self) -> dict[str, list[tf.Variable]]:
         """The state of each metric; of what is no metric of the model's, that of each figure that tells of it."""
-        groups = {f"metric {m.name!r}": keras_versions.plain(m.variables) for m in _single(self._model.metrics)}
+        groups = {f"metric {m.name!r}": tf_variables(m.variables) for m in _single(self._model.metrics)}
         known = {v._unique_id for group in groups.values() for v in group}
         for name, variables in self._told.state.items() if self._told else ():
             groups[f"what is told as {name!r}"] = [v for v in variables if v._unique_id not in known]
@@ -178,7 +180,7 @@ class Figures:
     def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
         """The sums that count batches, and those that are divided by them: the others of the same metric."""
         found: dict[str, Update] = {}
-        advanced = set(keras_versions.names_of(self.advanced))  # counters, say, by which the step goes on
+        advanced = set(names_of(self.advanced))  # counters, say, by which the step goes on
         for group in self._groups().values():
             of_group = [updates[v._unique_id] for v in group if v._unique_id in updates.keys() - advanced]
             if any(update.counts_batches for update in of_group):
@@ -188,7 +190,7 @@ class Figures:
         return list(found.values())
 
     def _reduction(self, variable: tf.Variable) -> str:
-        if variable._unique_id in keras_versions.names_of(self.advanced):
+        if variable._unique_id in names_of(self.advanced):
             return "mean"  # the same on all ranks
         if variable.aggregation in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
             return "mean"
@@ -200,17 +202,17 @@ class Figures:
 
     def _warn(self) -> None:
         for name, group in self._groups().items():
-            if name not in self._balance.warned and any(self._reduction(v) == "unknown" for v in group):
-                self._balance.warned.add(name)
+            if name not in self._warned and any(self._reduction(v) == "unknown" for v in group):
+                self._warned.add(name)
                 logger.warning(
                     "%s keeps something that is neither a sum over samples nor a maximum or minimum, so the figures of "
                     "several ranks cannot be joined: what fit tells of it is rank 0's alone. Keep a total and a count, "
                     "as keras.metrics.Mean does, to have it of all samples",
                     name,
                 )
-        for name in self._told.mixed if self._told else ():
-            if name not in self._balance.warned and not self._as_keras_says():
-                self._balance.warned.add(name)
+        for name in self._told.partly_of_state if self._told else ():
+            if name not in self._warned and not self._as_keras_says():
+                self._warned.add(name)
                 logger.warning(
                     "the step makes %r of a metric and of something else, or in a tf.function or branch of its own, so "
                     "it cannot be computed anew from the state of all ranks: what fit tells of it is the mean of the "
@@ -220,28 +222,44 @@ class Figures:
                 )
 
 
+class Evaluation:
+    """The figures of an evaluation, which are complete when its last step has told them; of this rank alone before."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._logs: dict[str, Any] | None = None
+
+    def step_begins(self, step: int) -> None:
+        """It goes on, or begins with step 0."""
+        self._logs = None
+        if step == 0:
+            self._figures.begin()
+
+    def step_ends(self, logs: Mapping[str, Any]) -> None:
+        """Keep what it has told: it may have been the last step."""
+        self._logs = dict(logs)
+
+    def close(self) -> dict[str, Any] | None:
+        """The figures of an evaluation that has ended, once; a collective call then."""
+        logs, self._logs = self._logs, None
+        return None if logs is None else self._figures.of_all_ranks(logs, 1)
+
+
 def global_results(
-    balance: LoadBalance, model: Any, tests: Figures, close: Callable[[], dict[str, Any] | None]
+    local: Callable[[], dict[str, Any]], *close: Callable[[], dict[str, Any] | None]
 ) -> Callable[[], dict[str, Any]]:
     """``model.get_metrics_result``, by which Keras asks for the figures of an epoch and of an evaluation.
 
     It asks before any callback hears of them, so callbacks agree on all ranks in whatever order they stand. Keras takes
-    the answer if it has the names that the last step has told, and the last step's figures otherwise. ``close`` gives
-    the figures of an epoch that has ended, also of one that ends before its time.
+    the answer if it has the names that the last step has told, and the last step's figures otherwise. Each ``close``
+    gives the figures of what has ended, an evaluation or an epoch, also of an epoch that ends before its time.
     """
-    local = model.get_metrics_result
 
     def results() -> dict[str, Any]:
-        found: dict[str, Any] | None = None
-        if tf.executing_eagerly():
-            if balance.evaluated is not None:
-                logs, balance.evaluated = balance.evaluated, None
-                found = tests.of_all_ranks(logs, 1)
-            else:
-                found = close()
-        if found is None:
-            found = local()
-        return found
+        for each in close if tf.executing_eagerly() else ():
+            if (found := each()) is not None:
+                return found
+        return local()
 
     return results
 
@@ -258,12 +276,6 @@ _JOINS: dict[str, Callable[[Any], Any] | None] = {
 
 def _flat(value: Any) -> Any:
     return np.asarray(value, dtype=np.float64).ravel()
-
-
-def _row(values: Any) -> Any:
-    rows = np.zeros((hvd.size(), values.size))
-    rows[hvd.rank()] = values
-    return rows.ravel()
 
 
 def _is_number(value: Any) -> bool:

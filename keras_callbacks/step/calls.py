@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,44 +13,77 @@ import tensorflow as tf
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.session import Session
-from keras_callbacks import keras_versions
+from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue, micro_batches
 
-__all__ = ["RoundCalls"]
+__all__ = ["SHARE", "Fit", "RoundCalls"]
+
+SHARE = 4
+"""Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
+of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
+weighs in the mean over the rank's own samples."""
 
 _WITNESS_NUMBERS = 4096  # of a variable, at its beginning: enough to tell updates apart, and soon read (arbitrary)
 
 
-class RoundCalls:
-    """One rank's balancer as the graph sees it; the base of ``LoadBalance``."""
+class Fit(Protocol):
+    """The training that rounds are of."""
 
-    def __init__(self, training: Session, local_layers: tuple[Any, ...]) -> None:
-        self.policy = training.policy
-        self.balancer = training.balancer
-        self.prefix = training.prefix
-        self.mixing = training.mixing
-        self.balancer.meter.rests = (
-            False  # the table is there when `agree` is called, and others may wait for this rank
-        )
-        self.local_layers = local_layers
-        self.queue: RoundQueue | None = None
+    @property
+    def queue(self) -> RoundQueue | None:
+        """Where its batches come from, once ``resize_batches`` has said so."""
+
+    @property
+    def wants_to_stop(self) -> bool:
+        """Whether this rank would end it after the round at hand."""
+
+
+class RoundCalls:
+    """One rank's balancer as the graph sees it."""
+
+    def __init__(self, core: Session, fit: Fit) -> None:
+        self.policy = core.policy
+        self.balancer = core.balancer
+        self.prefix = core.prefix
         self.failure: BaseException | None = None
-        """what went wrong in a call from the graph, which TensorFlow would tell as text alone"""
+        """What went wrong in a call from the graph, which TensorFlow would tell as text alone."""
         self.stop_agreed = False
-        """whether some rank wants to stop, as all know by the table"""
+        """Whether some rank wants to stop, as all know by the table."""
         self.samples = 0
-        """of this rank in the latest round"""
-        self.asked_at = self.agreed_at = time.perf_counter()
+        """This rank's samples in the latest round."""
+        self._asked_at = self._agreed_at = time.perf_counter()
+        core.meter.rests = False  # the table is there when `agree` is called, and others may wait for this rank
+        self._fit = fit
         self._pending: list[MicroBatch] = []
         self._offset = 0
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
         self._witness = 0.0
 
-    @property
-    def wants_to_stop(self) -> bool:
-        """Whether this rank would end training after the round at hand."""
-        return False
+    def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
+        """Rounds of this optimizer follow, whatever was before; ``witnesses`` are the same on all ranks after each."""
+        self._optimizer = optimizer
+        self._witnesses = witnesses
+        self._witness = 0.0
+        self._pending.clear()
+        self.balancer.abandon()
+        self.failure = None
+        self.stop_agreed = False
+
+    def end(self) -> None:
+        """The optimizer is the user's again."""
+        self._optimizer = None
+
+    def ask(self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = ()) -> tf.Tensor:
+        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
+
+        def plainly(*arguments: Any) -> Any:
+            return np.asarray(function(*arguments), dtype=np.float64).reshape(numbers)
+
+        with tf.device("CPU:0"), tf.control_dependencies([t for t in after if isinstance(t, tf.Tensor)]):
+            answer = tf.numpy_function(self.guard(plainly), inputs, tf.float64)
+        answer.set_shape([numbers])
+        return answer
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with what it raises kept for the main thread."""
@@ -64,11 +97,37 @@ class RoundCalls:
 
         return guarded
 
+    def prepare(self) -> None:
+        """A batch is about to be asked for: note the time, and the norm of one trained variable, for ``report``.
+
+        Another variable each time. 0, which agrees with everything, where ranks may hold different ones. From outside
+        the graph, whose threads would have to wait for one another to run an operation of ours: that took longer than
+        all else here together.
+        """
+        if self._witnesses:
+            variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
+            value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            numbers = np.frombuffer(
+                value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
+            )
+            self._witness = float(np.linalg.norm(numbers.astype(np.float64)))
+        self._asked_at = time.perf_counter()
+
+    def begin_whole_round(self) -> None:
+        """The batch has arrived, which is one micro-batch whatever the plan."""
+        queue = self._fit.queue
+        assert queue is not None, "the batch came from it"
+        with queue.lock:
+            cut = queue.take()
+            work = MicroBatch(cut.plan, cut.samples, True, cut.epoch, cut.place)
+            self.balancer.begin(work, time.perf_counter() - self._asked_at)
+
     def begin_round(self, size: int) -> list[float]:
         """A batch of this size has arrived: the first micro-batch begins."""
-        assert self.queue is not None, "the batch came from it"
-        with self.queue.lock:
-            cut = self.queue.take()
+        queue = self._fit.queue
+        assert queue is not None, "the batch came from it"
+        with queue.lock:
+            cut = queue.take()
             self._pending = micro_batches(cut, self.balancer.rank)
             planned = sum(work.samples for work in self._pending)
             if size != max(planned, 1):
@@ -81,7 +140,7 @@ class RoundCalls:
                 self._pending = [MicroBatch(cut.plan, int(size), True, cut.epoch, cut.place)]
             self._offset = 0
             self.samples = sum(work.samples for work in self._pending)
-            return self._begin_next(time.perf_counter() - self.asked_at)
+            return self._begin_next(time.perf_counter() - self._asked_at)
 
     def proceed(self) -> list[float]:
         """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
@@ -93,10 +152,10 @@ class RoundCalls:
         return self._begin_next(0.0)
 
     def share(self) -> list[float]:
-        """What this rank has of the round, if the micro-batch at hand is its last: see ``Exchange``."""
-        samples = self.balancer.samples_so_far
-        planned = 0 if self.policy.weighs_twice else self.balancer.work.plan.total
-        return [self.balancer.weight, samples, planned, self.balancer.work.samples / max(samples, 1)]
+        """What this rank has of the round, if the micro-batch at hand is its last: `SHARE` numbers."""
+        samples, work = self.balancer.samples_so_far, self.balancer.work
+        planned = 0 if self.policy.weighs_twice else work.plan.total
+        return [self.balancer.weight, samples, planned, work.samples / max(samples, 1)]
 
     def _begin_next(self, input_s: float) -> list[float]:
         work = self._pending.pop(0)
@@ -109,40 +168,32 @@ class RoundCalls:
         """The optimizer's, in the graph; 1 where ranks may have different ones."""
         optimizer = self._optimizer
         # Under local updates ranks make different numbers of updates, by which a schedule goes.
-        apart = self.policy.updates_locally and keras_versions.follows_schedule(optimizer)
+        apart = self.policy.updates_locally and follows_schedule(optimizer)
         return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
     def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
-        others = {} if self._optimizer is None else keras_versions.hyper_parameters(self._optimizer)
+        others = {} if self._optimizer is None else hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
-        ended = self.queue is not None and self.queue.ends_after(int(self.share()[1]))
+        queue = self._fit.queue
+        ended = queue is not None and queue.ends_after(int(self.share()[1]))
         row = self.balancer.report(settings=settings, witness=self._witness, ended=ended)
-        return np.append(row, float(self.wants_to_stop))
+        return np.append(row, float(self._fit.wants_to_stop))
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
         """The sum is there: what to multiply the gradients by, where they have waited for it."""
-        assert self.queue is not None, "the round came from it"
+        queue = self._fit.queue
+        assert queue is not None, "the round came from it"
         # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
         self.balancer.waiting()
-        with self.queue.lock:
+        with queue.lock:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
-            self.queue.settle(self.balancer.finished.table)
+            queue.settle(self.balancer.finished.table)
         self.stop_agreed = bool(summed[-1] > 0)
-        self.agreed_at = time.perf_counter()
+        self._agreed_at = time.perf_counter()
         return correction
 
-    def look(self) -> None:
-        """A round is about to begin: note the norm of one trained variable, another one each time, for ``report``.
-
-        0, which agrees with everything, where ranks may hold different ones. From outside the graph, whose threads
-        would have to wait for one another to run an operation of ours: that took longer than all else here together.
-        """
-        if self._witnesses:
-            variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
-            value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-            numbers = np.frombuffer(
-                value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
-            )
-            self._witness = float(np.linalg.norm(numbers.astype(np.float64)))
+    def applied(self) -> None:
+        """The update of the round has been made."""
+        self.balancer.applied(time.perf_counter() - self._agreed_at)

@@ -8,69 +8,33 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.topology.mixing import Mixing
-from keras_callbacks import keras_versions
+from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
 
-if TYPE_CHECKING:
-    from keras_callbacks.step.calls import RoundCalls
-
-__all__ = [
-    "SHARE",
-    "Exchange",
-    "Gradient",
-    "ask",
-    "assign",
-    "average",
-    "end_to_end",
-    "exchange_of",
-    "parcels",
-    "scaled",
-]
+__all__ = ["AllReduce", "Exchange", "Gradient", "LocalUpdates", "NeighbourAverage", "correction_of", "scaled"]
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
-"""of a variable as a whole, or of some of its rows, as that of an embedding is"""
-
-SHARE = 4
-"""Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
-of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
-weighs in the mean over the rank's own samples."""
-
-
-_PARCEL = 2**26  # bytes
-
-
-def ask(
-    balance: RoundCalls, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = ()
-) -> tf.Tensor:
-    """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
-
-    def plainly(*arguments: Any) -> Any:
-        return np.asarray(function(*arguments), dtype=np.float64).reshape(numbers)
-
-    with tf.device("CPU:0"), tf.control_dependencies([t for t in after if isinstance(t, tf.Tensor)]):
-        answer = tf.numpy_function(balance.guard(plainly), inputs, tf.float64)
-    answer.set_shape([numbers])
-    return answer
+"""Of a variable as a whole, or of some of its rows, as that of an embedding is."""
 
 
 class Exchange(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
-    def __init__(self, balance: RoundCalls) -> None:
-        self._balance = balance
+    def __init__(self, calls: RoundCalls) -> None:
+        self._calls = calls
         self._eagerly = tf.function(self._exchange, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
-        """The gradients to update with. ``share`` is this rank's of the round: `SHARE` numbers.
+        """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``.
 
         ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
         """
@@ -98,11 +62,11 @@ class Exchange(ABC):
         bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So those of a rank
         that is early fall into its wait, and in a round that is refused some may have been made.)
         """
-        balance = self._balance
-        length = RoundTable.length(balance.balancer.workers) + 1
-        row = ask(balance, balance.report, length, balance.learning_rate(), after=after)
+        calls = self._calls
+        length = RoundTable.length(calls.balancer.workers) + 1
+        row = calls.ask(calls.report, length, calls.learning_rate(), after=after)
         backwards = tensors[::-1]
-        buckets = division.divide([_bytes(t) for t in backwards], [t.dtype for t in backwards])
+        buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         counted = None if share is None or True not in takes_more[:-1] else takes_more.index(True)
@@ -114,15 +78,15 @@ class Exchange(ABC):
             parcels.append([row])
         sums = [
             hvd.grouped_allreduce(
-                parcel, op=hvd.Sum, name=f"HorovodAllreduce_{balance.prefix}_{number}", ignore_name_scope=True
+                parcel, op=hvd.Sum, name=f"HorovodAllreduce_{calls.prefix}_{number}", ignore_name_scope=True
             )
             for number, parcel in enumerate(parcels)
         ]
-        answer = ask(balance, balance.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
-        correction = answer if share is None or counted is None else _correction(share[2], sums[counted].pop()[0])
+        answer = calls.ask(calls.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
+        correction = answer if share is None or counted is None else correction_of(share[2], sums[counted].pop()[0])
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
-        by_place = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
-        return [by_place[i] for i in reversed(range(len(tensors)))], correction
+        by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
+        return [by_index[i] for i in reversed(range(len(tensors)))], correction
 
 
 class AllReduce(Exchange):
@@ -156,7 +120,7 @@ class AllReduce(Exchange):
         values, indices = gradient.values[:kept], gradient.indices[:kept]
         if not weighed:
             values *= tf.cast(weight, values.dtype)
-        name = f"HorovodAllgather_{self._balance.prefix}_{number}"
+        name = f"HorovodAllgather_{self._calls.prefix}_{number}"
         all_values = hvd.allgather(values, name=f"{name}_values", ignore_name_scope=True)
         all_indices = hvd.allgather(indices, name=f"{name}_indices", ignore_name_scope=True)
         all_values = tf.reshape(all_values, [-1, *gradient.values.shape[1:]])  # of no rows, Horovod knows no shape
@@ -170,25 +134,25 @@ class NeighbourAverage(Exchange):
     fewer neighbours than the most, so that the shape stays what it was and Horovod's cache knows it.
     """
 
-    def __init__(self, balance: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
-        super().__init__(balance)
+    def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
+        super().__init__(calls)
         self._variables = variables
         self._mixing = mixing
 
     def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
-        balance = self._balance
-        workers, most = balance.balancer.workers, self._mixing.most_neighbours
+        calls = self._calls
+        workers, most = calls.balancer.workers, self._mixing.most_neighbours
         computed = [_numbers(g) for g in gradients]
-        asked = ask(balance, self._partners, workers + 1 + most, after=computed)
+        asked = calls.ask(self._partners, workers + 1 + most, after=computed)
         copies, own, others = tf.cast(asked[:workers], tf.int32), asked[workers], asked[workers + 1 :]
         mixed = []
-        for number, group in enumerate(_by_dtype(self._variables())):
+        for number, group in enumerate(by_type(self._variables())):
             flat = end_to_end(group)
             size = int(flat.shape[0])
             received, _ = hvd.alltoall(
                 tf.tile(flat, [most]),
                 splits=copies * size,
-                name=f"HorovodAlltoall_{balance.prefix}_{number}",
+                name=f"HorovodAlltoall_{calls.prefix}_{number}",
                 ignore_name_scope=True,
             )
             theirs = tf.linalg.matvec(tf.reshape(received, [most, size]), tf.cast(others, flat.dtype), transpose_a=True)
@@ -200,7 +164,7 @@ class NeighbourAverage(Exchange):
 
     def _partners(self) -> list[float]:
         """How many copies go to each rank; the weight of this rank's own parameters; the weights of those received."""
-        balancer = self._balance.balancer
+        balancer = self._calls.balancer
         weights = self._mixing.row(balancer.rank, balancer.rounds)
         copies = [int(j in weights and j != balancer.rank) for j in range(balancer.workers)]
         spare = self._mixing.most_neighbours - sum(copies)
@@ -212,8 +176,8 @@ class NeighbourAverage(Exchange):
 class LocalUpdates(Exchange):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
 
-    def __init__(self, balance: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:
-        super().__init__(balance)
+    def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:
+        super().__init__(calls)
         self._variables = variables
 
     def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
@@ -223,17 +187,6 @@ class LocalUpdates(Exchange):
         for variable, value in zip(variables, self._mean(weighted, after=weighted)[0], strict=True):
             variable.assign(value)
         return gradients
-
-
-def average(variables: list[tf.Variable], prefix: str, *, counts: bool = True) -> None:
-    """Give every rank the mean of the variables of all ranks that count, if any does; a collective call."""
-    ranks = float(hvd.allreduce(tf.constant(float(counts)), op=hvd.Sum, name=f"{prefix}.mean.ranks"))
-    if ranks == 0:
-        return
-    for i, parcel in enumerate(parcels(variables)):
-        flat = end_to_end(parcel)
-        share = flat / ranks if counts else tf.zeros_like(flat)  # no product: a newcomer's may hold anything
-        assign(parcel, hvd.allreduce(share, op=hvd.Sum, name=f"{prefix}.mean.{i}"))
 
 
 def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
@@ -256,11 +209,7 @@ def _numbers(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
-def _bytes(tensor: tf.Tensor) -> int:
-    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
-
-
-def _correction(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
+def correction_of(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
     """What a sum that was weighted by plans is to be multiplied by, when ranks together have done so many samples."""
     done = tf.cast(samples, tf.float64)
     return tf.where((planned > 0) & (done > 0), planned / tf.maximum(done, 1.0), 1.0)
@@ -268,49 +217,5 @@ def _correction(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
 
 def _takes_more(parcel: list[tf.Tensor]) -> bool:
     """Whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
-    copied_anyway = len(parcel) > 1 or _bytes(parcel[0]) < division.ALONE
+    copied_anyway = len(parcel) > 1 or size_in_bytes(parcel[0]) < division.ALONE
     return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
-
-
-def _by_dtype(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
-    groups: dict[tf.DType, list[tf.Variable]] = {}
-    for variable in variables:
-        groups.setdefault(variable.dtype, []).append(variable)
-    return list(groups.values())
-
-
-def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
-    """Those of one type, up to 64 MiB together: one message for each variable would cost a round trip for each."""
-    for group in _by_dtype(variables):
-        parcel: list[tf.Variable] = []
-        size = 0
-        for variable in group:
-            size += _bytes(variable)
-            if parcel and size > _PARCEL:
-                yield parcel
-                parcel, size = [], _bytes(variable)
-            parcel.append(variable)
-        yield parcel
-
-
-def end_to_end(variables: list[tf.Variable]) -> tf.Tensor:
-    """Their numbers."""
-    return tf.concat([tf.reshape(v, [-1]) for v in variables], 0)
-
-
-def assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
-    """Take these numbers, which lie end to end."""
-    parts = tf.split(flat, [v.shape.num_elements() for v in variables])
-    for variable, part in zip(variables, parts, strict=True):
-        variable.assign(tf.reshape(part, variable.shape))
-
-
-def exchange_of(balance: RoundCalls, model: Any) -> Exchange:
-    """What the policy and ``sync`` of a training ask for; variables are asked for in tracing, when all exist."""
-
-    def trained() -> list[tf.Variable]:
-        return keras_versions.trained_variables(model)
-
-    if balance.policy.updates_locally:
-        return LocalUpdates(balance, lambda: [*trained(), *keras_versions.averaged_variables(model.optimizer)])
-    return AllReduce(balance) if balance.mixing is None else NeighbourAverage(balance, trained, balance.mixing)

@@ -16,24 +16,21 @@ there is one micro-batch, and no shape changes: whatever the sizes do, the step 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
-from keras_callbacks import keras_versions
-from keras_callbacks.keras_versions import Update
+from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
 from keras_callbacks.metrics.of_all_ranks import Figures
-from keras_callbacks.step.exchange import SHARE, Exchange, Gradient, ask, scaled
-
-if TYPE_CHECKING:
-    from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.exchange import Exchange, Gradient, scaled
 
 __all__ = ["GraphRound"]
 
 # What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, a factor of what was gathered
-# before it, whether it is one; and its share of the round, as ``Exchange`` has it, with the weight first.
+# before it, whether it is one; and its share of the round (``RoundCalls.share``), with the weight first.
 _BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
 _SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
 _NUMBERS = _WEIGHT + SHARE
@@ -42,8 +39,9 @@ _NUMBERS = _WEIGHT + SHARE
 class GraphRound:
     """One training's rounds in the graph. Its methods are called while the train step is traced."""
 
-    def __init__(self, balance: RoundCalls, exchange: Exchange) -> None:
-        self._balance = balance
+    def __init__(self, calls: RoundCalls, exchange: Exchange, local_layers: Sequence[Any] = ()) -> None:
+        self._calls = calls
+        self._local_layers = local_layers
         self._exchange = exchange
         self._state: tf.Tensor | None = None
         self._weighed = False
@@ -53,13 +51,13 @@ class GraphRound:
 
     def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
         """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
-        whole = self._several if self._balance.policy.accumulates else self._one
+        whole = self._several if self._calls.policy.accumulates else self._one
         self._figures = figures
 
         def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
-            return figures.observed(keras_versions.as_keras_would(step), data, state[_WEIGHT], again=again)
+            return figures.observed(as_keras_would(step), data, state[_WEIGHT], again=again)
 
-        return keras_versions.as_it_is(lambda data: whole(observed, data))
+        return as_it_is(lambda data: whole(observed, data))
 
     def weigh(self, loss: Any) -> Any:
         """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
@@ -80,7 +78,7 @@ class GraphRound:
             if self._gathered is not None:
                 raise ValueError(_TWICE)
             self._gathered = gradients, variables, update
-            if self._balance.policy.updates_locally:
+            if self._calls.policy.updates_locally:
                 self._update_locally(gradients, update)
             return None
         state, self._state = self._state, None
@@ -114,9 +112,7 @@ class GraphRound:
         except BaseException:
             self._state = None
             raise
-        state = ask(
-            self._balance, self._balance.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True)
-        )
+        state = self._calls.ask(self._calls.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True))
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
             self._state = None  # of what is computed in a loop there are samples
@@ -124,7 +120,7 @@ class GraphRound:
             total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
             parts = tf.nest.flatten(total, expand_composites=True)
-            return ask(self._balance, self._balance.proceed, _NUMBERS, after=parts), total, logs
+            return self._calls.ask(self._calls.proceed, _NUMBERS, after=parts), total, logs
 
         # One iteration at a time: two at once would need the memory of two. Of rows there are more with each.
         start = (state, gradients, logs)
@@ -134,7 +130,7 @@ class GraphRound:
         )
         self._state = None
         reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
-        if not self._balance.policy.updates_locally:
+        if not self._calls.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
 
@@ -187,7 +183,7 @@ class GraphRound:
         """The clock starts once the batch is there, and nothing is computed before it has."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
-        state = ask(self._balance, self._balance.begin_round, _NUMBERS, size, after=parts)
+        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, after=parts)
         with tf.control_dependencies([state]):
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
@@ -198,12 +194,10 @@ class GraphRound:
 
         Zero, where it has held no data.
         """
-        own = keras_versions.names_of(
-            keras_versions.plain(v for layer in self._balance.local_layers for v in layer.trainable_variables)
-        )
+        own = names_of(tf_variables(v for layer in self._local_layers for v in layer.trainable_variables))
         shared = [
             g is not None and name not in own
-            for g, name in zip(gradients, keras_versions.names_of(keras_versions.plain(variables)), strict=True)
+            for g, name in zip(gradients, names_of(tf_variables(variables)), strict=True)
         ]
         present = [g for g, here in zip(gradients, shared, strict=True) if here]
         if not present:

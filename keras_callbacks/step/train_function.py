@@ -2,68 +2,58 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
-from keras_callbacks import keras_versions
+from keras_callbacks.keras_versions import advanced_variables, names_of, tf_variables, trained_variables
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
+from keras_callbacks.session import EPOCH_IS_OVER, FitSession
 from keras_callbacks.step.failures import told
 
-if TYPE_CHECKING:
-    from keras_callbacks.load_balance import LoadBalance
-
-__all__ = ["EPOCH_IS_OVER", "RoundFunction"]
+__all__ = ["RoundFunction"]
 
 
-def _use_source(balance: LoadBalance, iterator: Any) -> int | None:
+def _use_source(session: FitSession, iterator: Any) -> int | None:
     """Have rounds come from the data that fit iterates over, which may not be what was resized last.
 
     Returns the number of rounds that the data have, where that is known and finite.
     """
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
-    if source is None or balance.queue is None:
+    if source is None or session.queue is None:
         return None
     if not isinstance(source, BalancedDataset):
         raise RoundStateError(
             "the batches of this fit do not come from resize_batches: pass its result to fit as it is, or with map and "
             "repeat: model.fit(resize_batches((x, y), balance), callbacks=[balance])"
         )
-    if not source.queue.serves(balance.balancer):
+    if not source.queue.serves(session.balancer):
         raise RoundStateError(
             "the batches of this fit were resized for another LoadBalance than is among its callbacks: write "
             "model.fit(resize_batches((x, y), balance), callbacks=[balance]) with one and the same"
         )
     rounds = int(source.cardinality())
-    if not (balance.params or {}).get("steps") and rounds == tf.data.INFINITE_CARDINALITY:
+    if not session.steps and rounds == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
             "leave repeat() out, since fit begins the data anew in every epoch"
         )
-    source.queue.want_epoch(balance.queue.wanted_epoch)
-    balance.queue = source.queue
+    source.queue.want_epoch(session.queue.wanted_epoch)
+    session.queue = source.queue
     return rounds if rounds > 0 else None
-
-
-class _EpochIsOver:
-    """Truthy, as ``stop_training`` must be to end the loop over an epoch's steps."""
-
-
-EPOCH_IS_OVER = _EpochIsOver()
-"""What ``stop_training`` is at an end of an epoch that fit does not know: on_epoch_end takes it back."""
 
 
 class RoundFunction:
     """Calls the train function that Keras has made, with the next round prepared, and raises what really went wrong."""
 
-    def __init__(self, balance: LoadBalance, model: Any, function: Callable[[Any], Any], figures: Figures) -> None:
-        self.balance = balance
-        self.function = function
+    def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: Figures) -> None:
+        self.session = session
+        self.optimizer = model.optimizer
+        self._function = function
         self._model = model
         self._figures = figures
         self._iterator: Any = None
@@ -73,55 +63,54 @@ class RoundFunction:
 
     def __call__(self, iterator: Any) -> Any:
         """One round."""
-        balance = self.balance
-        if not balance.fitting or balance.queue is None:
+        session, calls = self.session, self.session.calls
+        if not session.fitting or session.queue is None:
             raise RoundStateError(
                 "the optimizer of this model synchronises for a LoadBalance, which is not among the callbacks of this "
                 "fit; write callbacks=[balance], or call balance.release() before to train this rank alone"
             )
         if iterator is not self._iterator:
-            self._left = _use_source(balance, iterator)
-        samples = balance.queue.prepare(new=iterator is not self._iterator)
+            self._left = _use_source(session, iterator)
+        samples = session.queue.prepare(new=iterator is not self._iterator)
         self._iterator = iterator
         if not self._open:
             self._figures.begin()
         # A stand-in must leave no trace: neither in metrics, nor in running statistics or seeds. What all ranks advance
         # alike goes on: a copy that follows the weights would fall behind.
         kept = {v._unique_id: (v, v.numpy()) for v in self._marked()} if samples == 0 else {}
-        balance.look()
-        balance.asked_at = time.perf_counter()
+        calls.prepare()
         try:
-            logs = self.function(iterator)
+            logs = self._function(iterator)
         except Exception as error:
-            failure, balance.failure = balance.failure, None
+            failure, calls.failure = calls.failure, None
             if failure is None and TOO_FAR_AHEAD in str(error):
                 failure = RoundStateError(TOO_FAR_AHEAD)
             if failure is None:
-                failure = told(error, elastic=balance.elastic)
+                failure = told(error, elastic=session.elastic)
             if failure is None:
                 raise
             raise failure from None
-        balance.balancer.applied(time.perf_counter() - balance.agreed_at)
+        calls.applied()
         if samples == 0:
-            advanced = set(keras_versions.names_of(self._figures.advanced))
+            advanced = set(names_of(self._figures.advanced))
             # What only tracing has found, in the first round, is as the epoch began.
             for variable, value in (self._figures.base() | kept).values():
                 if variable._unique_id not in advanced:
                     variable.assign(value)
             logs = {**logs, **{k: v for k, v in self._figures.of_state().items() if k in logs}}
-        if balance.stop_agreed:
+        if calls.stop_agreed:
             self._model.stop_training = True
-        unknown = balance.queue.rounds is None and balance.queue.at_end
-        done_before = balance.skipped > 0 and balance.last_step  # fit counts all steps of the epoch
-        if (unknown or done_before) and not balance.stop_agreed:
+        unknown = session.queue.rounds is None and session.queue.at_end
+        done_before = session.skipped > 0 and session.last_step  # fit counts all steps of the epoch
+        if (unknown or done_before) and not calls.stop_agreed:
             self._model.stop_training = EPOCH_IS_OVER
         over = self._model.stop_training is EPOCH_IS_OVER
         if self._left is not None:
             self._left -= 1
         # Data that end before steps_per_epoch end the epoch: Keras warns of that when it asks for more.
-        self._open = not (balance.stop_agreed or balance.last_step or over or self._left == 0)
+        self._open = not (calls.stop_agreed or session.last_step or over or self._left == 0)
         if not self._open:
-            self._of_epoch = logs = self._figures.of_all_ranks(logs, balance.samples)
+            self._of_epoch = logs = self._figures.of_all_ranks(logs, calls.samples)
         return logs
 
     def close_epoch(self) -> dict[str, Any] | None:
@@ -129,16 +118,14 @@ class RoundFunction:
 
         A rank that leaves an epoch before its end takes part in one more round, by which all hear that it does.
         """
-        if self._open and self.balance.fitting and self._model.stop_training:
+        if self._open and self.session.fitting and self._model.stop_training:
             self(self._iterator)
         found, self._of_epoch = self._of_epoch, None
         return found
 
     def _marked(self) -> list[Any]:
         model = self._model
-        trained = set(keras_versions.names_of(keras_versions.trained_variables(model)))
-        plain = [
-            v for v in keras_versions.advanced_variables(model) if v._unique_id not in trained
-        ]  # not Keras's, perhaps
-        marked = [*self._figures.state(), *keras_versions.plain(model.non_trainable_variables), *plain]
+        trained = set(names_of(trained_variables(model)))
+        plain = [v for v in advanced_variables(model) if v._unique_id not in trained]  # not Keras's, perhaps
+        marked = [*self._figures.state(), *tf_variables(model.non_trainable_variables), *plain]
         return list({v._unique_id: v for v in marked}.values())

@@ -210,7 +210,7 @@ def test_a_survivor_keeps_the_layers_that_are_its_own(took_part, monkeypatch):
         state.save()
     before = [np.array(w) for w in own.get_weights()]
 
-    def from_rank_0(weights, others, prefix):
+    def from_rank_0(weights, others, wire, prefix):
         for weight in weights:
             weight.assign(tf.ones_like(weight) * 9)
 

@@ -12,9 +12,12 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.start import start_alike  # noqa: E402
-from keras_callbacks.step.exchange import AllReduce, _correction, average, parcels  # noqa: E402
+from keras_callbacks.load_balance import session_of  # noqa: E402
+from keras_callbacks.start import average, start_alike  # noqa: E402
+from keras_callbacks.step.exchange import AllReduce, correction_of  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
+from keras_callbacks.step.parcels import parcels  # noqa: E402
+from keras_callbacks.wire import HorovodWire  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
@@ -33,8 +36,12 @@ def collectives(*lengths):
     return of(*(tf.TensorSpec((length,), tf.float32) for length in lengths))
 
 
+def all_reduce():
+    return AllReduce(session_of(LoadBalance("bsp", global_batch=4)).calls)
+
+
 def graph_of(*specs, weighed=False):
-    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    exchange = all_reduce()
     round_ = tf.function(lambda *g: exchange(list(g), tf.constant(SHARE, tf.float64), weighed=weighed))
     return round_.get_concrete_function(*specs).graph
 
@@ -133,7 +140,7 @@ def test_where_no_bucket_takes_the_samples_updates_wait_for_the_table():
     ids=["as planned", "fewer", "not to be corrected", "none at all"],
 )  # fmt: skip
 def test_a_sum_that_plans_have_weighted_becomes_the_mean_over_what_was_done(planned, samples, expected):
-    found = _correction(tf.constant(planned, tf.float64), tf.constant(samples, tf.float32))
+    found = correction_of(tf.constant(planned, tf.float64), tf.constant(samples, tf.float32))
     assert float(found) == expected
 
 
@@ -167,7 +174,7 @@ def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("weight", [0.0, 0.25])
 def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
-    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    exchange = all_reduce()
     exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     rows = tf.IndexedSlices(tf.constant([[1.0], [float("nan")], [4.0]]), tf.constant([5, 2, 5]), tf.constant([9, 1]))
     (got,) = exchange([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
@@ -179,7 +186,7 @@ def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
-    exchange = AllReduce(LoadBalance("bsp", global_batch=4))
+    exchange = all_reduce()
     exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
@@ -267,38 +274,39 @@ def variables_of_several_types():
     return [tf.Variable(tf.cast(tf.fill(shape, i + 1), dtype)) for i, (dtype, shape) in enumerate(kinds)]
 
 
-def test_what_all_start_from_travels_in_one_message_for_each_type(monkeypatch):
+def test_what_all_start_from_travels_in_one_message_for_each_type():
     """And each variable has its own numbers afterwards."""
     variables, sent = variables_of_several_types(), []
 
-    def broadcast(tensor, root_rank, name):
-        sent.append(tensor.dtype.name)
-        return tf.logical_not(tensor) if tensor.dtype == tf.bool else -tensor
+    class Negated(HorovodWire):
+        def broadcast(self, tensor, root_rank, name):
+            sent.append(tensor.dtype.name)
+            return tf.logical_not(tensor) if tensor.dtype == tf.bool else -tensor
 
-    monkeypatch.setattr(hvd, "broadcast", broadcast)
     expected = [~v.numpy() if v.dtype == tf.bool else -v.numpy() for v in variables]
-    start_alike(variables[:2], variables[2:], "test")
+    start_alike(variables[:2], variables[2:], Negated(), "test")
     assert sent == ["float32", "int64", "float64", "bool"]
     for variable, value in zip(variables, expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_means_are_taken_of_many_variables_at_once(monkeypatch):
+def test_means_are_taken_of_many_variables_at_once():
     weights, asked = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])], []
 
-    def of_two_ranks(tensor, op, name):
+    class OfTwoRanks(HorovodWire):
         """The other has nothing but zeros."""
-        asked.append(name)
-        return tf.constant(2.0) if name.endswith("ranks") else tensor
 
-    monkeypatch.setattr(hvd, "allreduce", of_two_ranks)
-    average(weights, "test")
+        def sum(self, value, name):
+            asked.append(name)
+            return tf.constant(2.0) if name.endswith("ranks") else value
+
+    average(weights, OfTwoRanks(), "test")
     assert asked == ["test.mean.ranks", "test.mean.0"]
     assert [w.numpy().ravel().tolist() for w in weights] == [[0.5, 1.0], [1.5, 2.0]]
 
 
 def test_large_variables_travel_apart(monkeypatch):
-    monkeypatch.setattr("keras_callbacks.step.exchange._PARCEL", 40)
+    monkeypatch.setattr("keras_callbacks.step.parcels._PARCEL", 40)
     numbers = [tf.Variable(tf.zeros(n)) for n in (4, 5, 2, 20, 1, 1)]
     assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
@@ -345,7 +353,7 @@ def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounde
 
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
     graph_round = Round()
-    graph_round._balance = SimpleNamespace(policy=BSP())
+    graph_round._calls = SimpleNamespace(policy=BSP())
     graph_round._begin = lambda data: (tf.zeros(7), data)
 
     def fails(data):
@@ -362,7 +370,8 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     balance = LoadBalance("bsp", global_batch=4)
     x = np.ones((8, 2), "float32")
     resize_batches((x, x[:, :1]), balance)
-    assert balance.queue.prepare(new=True) == 4
-    balance.begin_round(3)
-    assert balance.samples == 3
-    assert balance.share() == [0.75, 3, 4, 1.0]
+    session = session_of(balance)
+    assert session.queue.prepare(new=True) == 4
+    session.calls.begin_round(3)
+    assert session.calls.samples == 3
+    assert session.calls.share() == [0.75, 3, 4, 1.0]

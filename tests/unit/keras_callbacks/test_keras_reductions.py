@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 tf = pytest.importorskip("tensorflow")
-from keras_callbacks import keras_versions  # noqa: E402
+from keras_callbacks.keras_versions import tf_variables  # noqa: E402
 from keras_callbacks.metrics.figures import Told  # noqa: E402
 from keras_callbacks.metrics.reductions import of_no_batch, updates_in, variables_of, weigh  # noqa: E402
 
@@ -35,7 +35,7 @@ def reductions(metric):
         metric.update_state(tf.round(y), y)
 
     update()  # some variables exist only then
-    variables = keras_versions.plain(metric.variables)
+    variables = tf_variables(metric.variables)
     graph = tf.function(update).get_concrete_function().graph
     found = updates_in(graph, variables_of(graph, variables))
     return [found[v._unique_id].kind for v in variables if v._unique_id in found]
@@ -53,7 +53,7 @@ def reductions(metric):
 )
 def test_a_mean_of_batches_is_told_from_a_mean_of_samples_and_grows_by_its_share(update, counts):
     mean = keras.metrics.Mean()
-    variables = keras_versions.plain(mean.variables)
+    variables = tf_variables(mean.variables)
 
     @tf.function
     def step(batch):
@@ -68,7 +68,7 @@ def test_a_mean_of_batches_is_told_from_a_mean_of_samples_and_grows_by_its_share
     assert float(mean.result()) == pytest.approx(3.0)
     alone = keras.metrics.Mean()
     update(alone, tf.constant([1.0, 2.0, 6.0]))
-    expected = [float(v.numpy()) / 4 for v in keras_versions.plain(alone.variables)]
+    expected = [float(v.numpy()) / 4 for v in tf_variables(alone.variables)]
     assert [float(v.numpy()) for v in variables] == pytest.approx(expected)
 
 
@@ -95,16 +95,16 @@ def test_figures_are_told_again_of_another_state_unless_the_batch_has_a_part_in_
         }
         figures = tf.nest.map_structure(tf.identity, figures)
         graph = tf.compat.v1.get_default_graph()
-        known = [*keras_versions.plain([*mean.variables, *other.variables]), weight, seed]
+        known = [*tf_variables([*mean.variables, *other.variables]), weight, seed]
         handles = variables_of(graph, known)
-        metrics = keras_versions.plain([*mean.variables, *other.variables])
+        metrics = tf_variables([*mean.variables, *other.variables])
         made["told"] = Told(graph, figures, handles, updates_in(graph, handles), [weight], metrics)
         return figures
 
     step(tf.constant([1.0, 3.0]))
     told = made["told"]
     assert set(told.state) == {"mean", "of both", "constant"}
-    assert told.mixed == ["mixed", "before", "in a function", "in a branch"]
+    assert told.partly_of_state == ["mixed", "before", "in a function", "in a branch"]
     for metric in (mean, other):
         metric.reset_state()
     mean.update_state([7.0])

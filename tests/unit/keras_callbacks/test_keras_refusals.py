@@ -13,11 +13,13 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
-from keras_callbacks.keras_versions import check_compiled  # noqa: E402
+from keras_callbacks.load_balance import session_of  # noqa: E402
 from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
+from keras_callbacks.refusals import check_compiled  # noqa: E402
 from keras_callbacks.step.train_function import RoundFunction  # noqa: E402
+from keras_callbacks.wire import HorovodWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -119,12 +121,13 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     model = Annealing(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
     balance = LoadBalance("bsp", global_batch=4)
-    share = balance.share
-    balance.share = lambda: [0.5, *share()[1:]]
+    session = session_of(balance)
+    share = session.calls.share
+    session.calls.share = lambda: [0.5, *share()[1:]]
     batches = resize_batches((X, Y), balance)
     history = model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]).history
-    assert float(model.count) == 2 * balance.queue.rounds
-    assert history["strength"] == pytest.approx([balance.queue.rounds / 10, balance.queue.rounds / 5])
+    assert float(model.count) == 2 * session.queue.rounds
+    assert history["strength"] == pytest.approx([session.queue.rounds / 10, session.queue.rounds / 5])
 
 
 def test_what_spectral_normalization_advances_goes_on_and_is_refused_where_it_runs_once_per_micro_batch():
@@ -251,27 +254,30 @@ def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
 def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
     balance = LoadBalance("bsp", global_batch=2)
     batches = resize_batches((X, Y), balance)
-    balance.queue.prepare(new=True)
+    session = session_of(balance)
+    session.queue.prepare(new=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
         list(batches)
 
     def fails(iterator):
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
 
-    balance.fitting, model = True, network()
+    session.fitting, model = True, network()
+    figures = Figures(model, HorovodWire(), "figures", gathers=False, warned=set())
     with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
-        RoundFunction(balance, model, fails, Figures(balance, model))(iter(()))
+        RoundFunction(session, model, fails, figures)(iter(()))
 
 
 def test_a_batch_is_used_once():
     balance = LoadBalance("bsp", global_batch=4)
     resize_batches((X, Y), balance)
-    balance.queue.prepare(new=True)
-    balance.queue.take()
+    queue = session_of(balance).queue
+    queue.prepare(new=True)
+    queue.take()
     with pytest.raises(
         RoundStateError, match=r"batch 0 of this iteration has been used already: .*one place at a time"
     ):
-        balance.queue._ensure(0)
+        queue._ensure(0)
 
 
 def test_another_prefetch_after_training_began_is_refused():
@@ -324,11 +330,14 @@ def test_horovod_must_be_initialised(monkeypatch):
 
 def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
     monkeypatch.setattr(start, "fingerprint", lambda weights: next(found))
-    plain = hvd.broadcast_object
-    monkeypatch.setattr(hvd, "broadcast_object", lambda value, **o: 2 if value == 1 else plain(value, **o))
     found = iter([1])
+
+    class WrongAboutOne(HorovodWire):
+        def broadcast_object(self, obj, root_rank, name):
+            return 2 if obj == 1 else super().broadcast_object(obj, root_rank, name)
+
     with pytest.raises(HeteroError, match=r"1 ranks hold other weights than rank 0 after the broadcast \(is something"):
-        start.start_alike([tf.Variable(1.0)], [], "refusals")
+        start.start_alike([tf.Variable(1.0)], [], WrongAboutOne(), "refusals")
 
 
 def test_a_loop_of_ones_own_is_told_what_it_lacks():

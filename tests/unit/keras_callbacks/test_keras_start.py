@@ -11,6 +11,8 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.adapted import share_adapted  # noqa: E402
+from keras_callbacks.load_balance import session_of  # noqa: E402
+from keras_callbacks.wire import HorovodWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.random.default_rng(0).normal(size=(10, 2)).astype("float32"), np.ones((10, 1), "float32")
@@ -28,7 +30,7 @@ def fit(model, change=lambda batches: batches):
     balance = LoadBalance("bsp", global_batch=4)
     model.fit(change(resize_batches((X, Y), balance)), verbose=0, shuffle=False, callbacks=[balance])
     assert balance.rounds == 3
-    assert not balance.common_start.lacks(model.weights)
+    assert not session_of(balance).common_start.lacks(model.weights)
 
 
 def test_a_model_without_call_is_built_as_its_train_step_builds_it():
@@ -191,21 +193,23 @@ def test_what_cannot_be_built_says_why_and_what_to_do():
 
 def test_a_loop_builds_its_model_and_broadcasts_what_is_new_at_the_beginning_of_an_epoch(monkeypatch):
     model, balance = keras.Sequential([keras.layers.Dense(1)]), LoadBalance("bsp", global_batch=4)
-    starts = []
-    plain = balance.start
-    monkeypatch.setattr(balance, "start", lambda *pair: starts.append(pair) or plain(*pair))
+    starts, session = [], session_of(balance)
+    plain, witnesses = session.start, []
+    monkeypatch.setattr(session, "start", lambda *pair: starts.append(pair) or plain(*pair))
+    start_rounds = session.calls.start
+    monkeypatch.setattr(session.calls, "start", lambda *pair: witnesses.append(pair[1]) or start_rounds(*pair))
     balance.start(model, optimizer := keras.optimizers.Adam())
     batches = resize_batches((X, Y), balance)
     next(balance.batches(batches))
     assert len(starts) == 2
-    assert not balance.common_start.lacks([*model.weights, *balance._witnesses])
-    assert len(balance._witnesses) == 2, "ranks that part are found out"
+    assert not session.common_start.lacks([*model.weights, *witnesses[-1]])
+    assert len(witnesses[-1]) == 2, "ranks that part are found out"
     next(balance.batches(batches))
     assert len(starts) == 2, "nothing is new"
     model.add(keras.layers.Dense(1))
     next(balance.batches(batches))
     assert starts == [(model, optimizer)] * 3
-    assert len(balance._witnesses) == 4
+    assert len(witnesses[-1]) == 4
 
 
 def adapted():
@@ -218,18 +222,17 @@ def adapted():
     return keras.Model(inputs, parts), normal, given, bins
 
 
-def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were_traced(monkeypatch):
+def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were_traced():
     model, normal, given, bins = adapted()
     before = model.predict(X, verbose=0)
-    plain = hvd.broadcast_object
 
-    def from_rank_0(value, **options):
-        words, numbers = plain(value, **options)
-        return words, [{name: number + 1 for name, number in layer.items()} for layer in numbers]
+    class FromRank0(HorovodWire):
+        def broadcast_object(self, obj, root_rank, name):
+            words, numbers = obj
+            return words, [{name: number + 1 for name, number in layer.items()} for layer in numbers]
 
-    monkeypatch.setattr(hvd, "broadcast_object", from_rank_0)
     expected = [np.ravel(n) + 1 for n in (normal.mean, given.mean, bins.bin_boundaries)]
-    share_adapted(model, "numbers")
+    share_adapted(model, FromRank0(), "numbers")
     after = model.predict(X, verbose=0)
     for found, wanted in zip((normal.mean, given.mean, bins.bin_boundaries), expected, strict=True):
         assert np.ravel(found) == pytest.approx(wanted)
@@ -241,5 +244,5 @@ def test_numbers_that_are_rank_0s_already_leave_traced_functions_alone():
     model = adapted()[0]
     model.predict(X, verbose=0)
     function = model.predict_function
-    share_adapted(model, "same")
+    share_adapted(model, HorovodWire(), "same")
     assert model.predict_function is function is not None

@@ -1,0 +1,73 @@
+"""What could not be synchronised is refused before the first step, with what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+from hvd_hetero.policies import Policy
+from keras_callbacks.keras_versions import backend_of, compiles_by_itself, steps_per_execution
+
+__all__ = ["check_compiled", "check_device", "check_layers"]
+
+
+def check_compiled(model: Any) -> None:
+    """Refuse what could not be synchronised; switch XLA off where it chose itself."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before model.fit")
+    if (backend := backend_of(model)) != "tensorflow":
+        raise ValueError(
+            f"Keras runs on {backend!r}, and gradients are synchronised inside TensorFlow's graph; "
+            "set KERAS_BACKEND=tensorflow, or use torch_hooks with a model in PyTorch"
+        )
+    if hasattr(optimizer, "_allreduce_grads") or hasattr(optimizer, "_hvd") or "horovod" in type(optimizer).__module__:
+        raise ValueError(
+            "the optimizer is Horovod's DistributedOptimizer, which on Keras 3 synchronises nothing, and elsewhere "
+            "would do so twice; compile the model with the plain optimizer: LoadBalance wraps it in fit"
+        )
+    if isinstance(optimizer, list | tuple):
+        raise ValueError("the model has several optimizers; LoadBalance synchronises one: compile it with a single one")
+    if (steps := steps_per_execution(model)) != 1:
+        raise ValueError(
+            f"steps_per_execution is {steps}, and the plan may change after every step: compile with "
+            "steps_per_execution=1"
+        )
+    if model.distribute_strategy.num_replicas_in_sync != 1:
+        raise ValueError(
+            "the model is under a tf.distribute strategy; build and compile it without, Horovod takes its place"
+        )
+    if model.jit_compile:
+        if not compiles_by_itself(model):
+            raise ValueError(
+                "jit_compile=True compiles the train step with XLA, which has no kernel for Horovod's grouped "
+                "allreduce; compile with jit_compile=False"
+            )
+        model.jit_compile = False
+
+
+def check_device(policy: Policy, *, queued: bool) -> None:
+    """Refuse policies that time work, where work is queued on a GPU."""
+    if policy.measures and queued:
+        raise ValueError(
+            f"policy {policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
+            "StaticAllocation([…]) there"
+        )
+
+
+def check_layers(model: Any, policy: str) -> None:
+    """Refuse layers in which ranks wait for one another, unless all do the same anyway.
+
+    Their waiting is inside the graph, where nobody can tell it from computing: all ranks would seem equally fast.
+    """
+    if policy == "bsp":
+        return
+    waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
+    if waiting:
+        raise ValueError(
+            f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
+            "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "
+            "policy='bsp', a normalisation that needs no other rank, such as GroupNormalization, or "
+            "torch_hooks.SyncBatchNorm with a model in PyTorch"
+        )

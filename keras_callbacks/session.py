@@ -1,0 +1,164 @@
+"""The state of one training, in which its parts meet: the callback, the data, the graph, metrics, the elastic state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hvd_hetero.errors import HeteroError
+from hvd_hetero.session import Session
+from keras_callbacks.keras_versions import build_optimizer
+from keras_callbacks.metrics.of_all_ranks import Evaluation
+from keras_callbacks.pipeline.queue import RoundQueue
+from keras_callbacks.refusals import check_layers
+from keras_callbacks.start import CommonStart
+from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.step.exchange import AllReduce
+from keras_callbacks.wire import HorovodWire
+
+__all__ = ["EPOCH_IS_OVER", "FitSession"]
+
+
+class _EpochIsOver:
+    """Truthy, as ``stop_training`` must be to end the loop over an epoch's steps."""
+
+
+EPOCH_IS_OVER = _EpochIsOver()
+"""What ``stop_training`` is at an end of an epoch that fit does not know: on_epoch_end takes it back."""
+
+
+class KerasCallback(Protocol):
+    """What Keras tells every callback."""
+
+    model: Any
+    params: dict[str, Any] | None
+
+
+class FitSession:
+    """One rank's part of one training, in ``fit`` or in a loop of the user's own."""
+
+    def __init__(
+        self, core: Session, wire: HorovodWire, callback: KerasCallback, local_layers: tuple[Any, ...]
+    ) -> None:
+        self.policy = core.policy
+        self.balancer = core.balancer
+        self.meter = core.meter
+        self.prefix = core.prefix
+        self.mixing = core.mixing
+        self.close = core.close
+        self.wire = wire
+        self.local_layers = local_layers
+        self.calls = RoundCalls(core, self)
+        self.common_start = CommonStart(wire, core.prefix, local_layers)
+        self.all_reduce = AllReduce(self.calls)
+        self.queue: RoundQueue | None = None
+        """Where batches come from; the latest of ``resize_batches``, or that of the data which fit iterates over."""
+        self.evaluation: Evaluation | None = None
+        self.warned: set[str] = set()
+        """Figures of which a warning has said that they are not of all samples."""
+        self.fitting = False
+        self.last_step = False
+        """Whether the step at hand is the last of its epoch, as far as fit knows."""
+        self.skipped = 0
+        """Steps of the epoch at hand that were done before this fit."""
+        self.elastic = False
+        """Whether an elastic state follows this training."""
+        self._callback = callback
+        self._undo: list[Callable[[], None]] = []
+
+    # Before rounds, and after.
+
+    def start(self, model: Any, optimizer: Any) -> None:
+        """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
+        check_layers(model, self.policy.name)
+        weights = self.common_start.give(model, optimizer)
+        together = self.mixing is None and not self.policy.updates_locally
+        self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])
+
+    def on_release(self, undo: Callable[[], None]) -> None:
+        """Something of the model, or of its optimizer, is wrapped, and ``undo`` unwraps it."""
+        self._undo.append(undo)
+
+    def release(self) -> None:
+        """Unwrap the model and its optimizer, the latest wrapping first."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self.calls.end()
+
+    # The course of a fit.
+
+    def train_begins(self) -> None:
+        """Start all ranks from rank 0's weights."""
+        if self.queue is None:
+            raise ValueError(
+                "fit was given data that this LoadBalance cannot resize; write "
+                "model.fit(resize_batches((x, y), balance), callbacks=[balance]), without batch_size"
+            )
+        model = self._callback.model
+        build_optimizer(model.optimizer, model.trainable_variables)
+        self.start(model, model.optimizer)
+        self.fitting = True
+
+    def epoch_begins(self, epoch: int) -> None:
+        """All ranks begin it, or none."""
+        assert self.queue is not None, "train_begins has checked it"
+        self.queue.want_epoch(epoch)
+        self._meet(leaving=False)
+
+    def step_begins(self, step: int) -> None:
+        """Note whether it is the last of its epoch."""
+        self.last_step = step + 1 + self.skipped == self.steps
+
+    def epoch_ends(self) -> None:
+        """All ranks stop, if one of them wants to."""
+        self.skipped = 0
+        model = self._callback.model
+        if made := self.common_start.lacks(model.trainable_variables):
+            raise HeteroError(
+                f"{len(made)} variables were made in the course of training, first {made[0].name!r}, so each rank has "
+                "values of its own; make all layers in the model's constructor, or build them before fit"
+            )
+        model.stop_training = int(self.wire.sum(int(self.wants_to_stop), f"{self.prefix}.stop")) > 0
+
+    def train_ends(self) -> None:
+        """Training is over, on all ranks."""
+        self._meet(leaving=True)
+        self.fitting = False
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of an epoch, as far as fit knows."""
+        return (self._callback.params or {}).get("steps")
+
+    @property
+    def wants_to_stop(self) -> bool:
+        """Whether this rank would end training after the round at hand: a callback has said so."""
+        if not self.fitting:
+            return False
+        stops = self._callback.model.stop_training
+        return bool(stops) and stops is not EPOCH_IS_OVER
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Between rounds: whether all ranks know that the epoch at hand has no further step."""
+        return self.calls.stop_agreed or self.last_step or (self.queue is not None and self.queue.at_end)
+
+    def go_on(self, place: Mapping[str, Any], steps: int) -> None:
+        """The fit that begins goes on in the middle of an epoch, of which so many steps are done."""
+        assert self.queue is not None, "resize_batches comes before fit"
+        self.queue.go_on(place)
+        whole, left = self.queue.rounds, self.queue.rounds_left
+        self.skipped = steps
+        if whole is not None and left is not None and self.steps == whole:
+            self.skipped = whole - left  # it may have been begun in rounds of another size, by other ranks
+
+    def _meet(self, *, leaving: bool) -> None:
+        """Wherever a rank begins an epoch or leaves training, all do: else the rest would wait for it for ever."""
+        leavers, size = int(self.wire.sum(int(leaving), f"{self.prefix}.meet")), self.wire.size
+        if 0 < leavers < size:
+            raise HeteroError(
+                f"{leavers} of {size} ranks left fit, and the others began another epoch. Give all ranks the "
+                "same number of epochs; where a callback of yours stops training on one rank, put balance behind it in "
+                "callbacks, which tells the others"
+            )

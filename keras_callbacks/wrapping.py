@@ -1,0 +1,100 @@
+"""A compiled model whose ``fit`` trains on all ranks: its optimizer and its steps are wrapped, until released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_callbacks.keras_versions import (
+    as_it_is,
+    as_keras_would,
+    averaged_variables,
+    gradients_pass_through,
+    loss_passes_through,
+    trained_variables,
+)
+from keras_callbacks.metrics.of_all_ranks import Evaluation, Figures, global_results
+from keras_callbacks.pipeline.balanced_dataset import refuses_resized
+from keras_callbacks.session import FitSession
+from keras_callbacks.step.exchange import AllReduce, Exchange, LocalUpdates, NeighbourAverage
+from keras_callbacks.step.failures import tells_failures
+from keras_callbacks.step.graph import GraphRound
+from keras_callbacks.step.train_function import RoundFunction
+
+__all__ = ["is_wrapped", "release_from_others", "wrap"]
+
+
+def is_wrapped(session: FitSession, model: Any) -> bool:
+    """Whether the model, and the optimizer that it has now, are wrapped for this training."""
+    function = model.train_function
+    return isinstance(function, RoundFunction) and function.session is session and function.optimizer is model.optimizer
+
+
+def release_from_others(model: Any) -> None:
+    """Unwrap what was wrapped for the trainings that the model, or its optimizer, was in before."""
+    for attributes in (model.__dict__, getattr(model.optimizer, "__dict__", {})):
+        for value in list(attributes.values()):
+            if isinstance(former := getattr(value, "wrapped_by", None), FitSession):
+                former.release()
+
+
+def wrap(session: FitSession, model: Any) -> None:
+    """Wrap the optimizer and the steps, before the train function is made of them."""
+    policy = session.policy
+    exchange = _exchange_of(session, model)
+    graph = GraphRound(session.calls, exchange, session.local_layers)
+    if isinstance(exchange, AllReduce) and not policy.accumulates and not session.local_layers:
+        session.on_release(loss_passes_through(model, graph.weigh))
+    session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
+
+    def figures() -> Figures:
+        return Figures(model, session.wire, session.prefix, gathers=policy.accumulates, warned=session.warned)
+
+    of_steps, of_tests = figures(), figures()
+    step: Any = graph.train_step(model.train_step, of_steps)
+    step.wrapped_by = session
+    session.on_release(_set(model, "train_step", step))
+    session.on_release(_set(model, "test_step", _observed(model.test_step, of_tests)))
+    model.make_train_function(force=True)
+    model.train_function = function = RoundFunction(session, model, model.train_function, of_steps)
+    session.evaluation = evaluation = Evaluation(of_tests)
+    results = global_results(model.get_metrics_result, evaluation.close, function.close_epoch)
+    session.on_release(_set(model, "get_metrics_result", results))
+    model.test_function = None  # it may be that of the plain step
+    evaluate = refuses_resized(tells_failures(model.evaluate, lambda: session.elastic))
+    session.on_release(_set(model, "evaluate", evaluate))
+
+    def forget_functions() -> None:
+        model.train_function = model.test_function = None
+
+    session.on_release(forget_functions)
+
+
+def _exchange_of(session: FitSession, model: Any) -> Exchange:
+    """What the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
+
+    def trained() -> list[tf.Variable]:
+        return trained_variables(model)
+
+    if session.policy.updates_locally:
+        return LocalUpdates(session.calls, lambda: [*trained(), *averaged_variables(model.optimizer)])
+    if session.mixing is not None:
+        return NeighbourAverage(session.calls, trained, session.mixing)
+    return AllReduce(session.calls)
+
+
+def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
+    return as_it_is(lambda data: figures.observed(as_keras_would(step), data))
+
+
+def _set(model: Any, name: str, value: Any) -> Callable[[], None]:
+    former = {name: model.__dict__[name]} if name in model.__dict__ else {}
+    object.__setattr__(model, name, value)
+
+    def undo() -> None:
+        model.__dict__.pop(name, None)
+        model.__dict__.update(former)
+
+    return undo
