@@ -30,6 +30,7 @@ from _reliability_job import (
 
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.elastic import CommitStateCallback, KerasState
+from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 
@@ -78,7 +79,8 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
-        balancer = balance.balancer
+        session = session_of(balance)
+        balancer = session.balancer
         balancer._clock = balancer.meter._clock = clock
         faults.attach(balance, state)
 
@@ -96,7 +98,7 @@ def main() -> None:
             log(
                 membership=state.resets, begins=balance.rounds, rank=hvd.rank(), size=hvd.size(), plan=balance.plan,
                 needs_s=needs_s, rate=float(tf.convert_to_tensor(model.optimizer.learning_rate)),
-                prefix=balance.prefix, at_s=time.monotonic(), seen=len(state.seen),
+                prefix=session.prefix, at_s=time.monotonic(), seen=len(state.seen),
             )  # fmt: skip
 
         Watched.watch = staticmethod(watch)

@@ -22,6 +22,7 @@ from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 division.ALONE, division.MEMBERS = 200, 2  # bytes, and gradients of a bucket: a small model takes all ways
@@ -115,7 +116,7 @@ def train(policy: Policy, optimizer: str, dtype: str, prefetch: int) -> Outcome:
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance.balancer.weight > 0:  # otherwise it stands in for no data
+        if session_of(balance).balancer.weight > 0:  # otherwise it stands in for no data
             seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
             sizes.add(len(indices))
 

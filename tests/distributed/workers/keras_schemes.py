@@ -24,6 +24,7 @@ from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.testing import report
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 RATE = 0.05
@@ -69,7 +70,7 @@ def train(
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance.balancer.weight > 0:
+        if session_of(balance).balancer.weight > 0:
             seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
         time.sleep(SLOW_S * (hvd.rank() == 0))
 
