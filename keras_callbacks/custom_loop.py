@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_callbacks.load_balance import LoadBalance, session_of
-from keras_callbacks.step.calls import SHARE
 
 __all__ = ["weighted_gradients"]
 
@@ -42,7 +41,5 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"{unknown[0].name!r}: they were made after balance.start(model, optimizer), or are not of its model. Call "
             "it on all ranks once they are made, between two batches"
         )
-    arrived = tf.nest.flatten(present, expand_composites=True)
-    share = session.calls.ask(session.calls.share, SHARE, after=arrived)
-    reduced = iter(session.all_reduce(present, share))
+    reduced = iter(session.mean_gradients(present))
     return [None if g is None else next(reduced) for g in gradients]

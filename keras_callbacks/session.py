@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import build_optimizer
@@ -12,8 +14,8 @@ from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.refusals import check_layers
 from keras_callbacks.start import CommonStart
-from keras_callbacks.step.calls import RoundCalls
-from keras_callbacks.step.exchange import AllReduce
+from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.exchange import AllReduce, Gradient
 from keras_callbacks.wire import HorovodWire
 
 __all__ = ["EPOCH_IS_OVER", "FitSession"]
@@ -50,7 +52,6 @@ class FitSession:
         self.local_layers = local_layers
         self.calls = RoundCalls(core, self)
         self.common_start = CommonStart(wire, core.prefix, local_layers)
-        self.all_reduce = AllReduce(self.calls)
         self.queue: RoundQueue | None = None
         """Where batches come from; the latest of ``resize_batches``, or that of the data which fit iterates over."""
         self.evaluation: Evaluation | None = None
@@ -63,6 +64,7 @@ class FitSession:
         """Steps of the epoch at hand that were done before this fit."""
         self.elastic = False
         """Whether an elastic state follows this training."""
+        self._all_reduce = AllReduce(self.calls)
         self._callback = callback
         self._undo: list[Callable[[], None]] = []
 
@@ -74,6 +76,11 @@ class FitSession:
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])
+
+    def mean_gradients(self, gradients: list[Gradient]) -> list[Gradient]:
+        """The gradients of the mean over all samples of the round, for a round of one micro-batch."""
+        share = self.calls.ask(self.calls.share, SHARE, after=tf.nest.flatten(gradients, expand_composites=True))
+        return self._all_reduce(gradients, share)
 
     def on_release(self, undo: Callable[[], None]) -> None:
         """Something of the model, or of its optimizer, is wrapped, and ``undo`` unwraps it."""
