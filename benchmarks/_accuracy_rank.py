@@ -21,7 +21,7 @@ PAUSE_S = 3e-5  # a sample, and as often as the rank's number: the ranks are une
 
 
 class Indexed(torch.utils.data.Dataset):
-    """Each sample is its own index, so that what was visited is known from the batches."""
+    """A dataset of indices, so that batches show which samples were visited."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -34,7 +34,7 @@ class Indexed(torch.utils.data.Dataset):
 
 
 def schemes(n: int) -> dict[str, tuple]:
-    """Every policy of the papers with every way of averaging that the papers combine it with."""
+    """Return every policy of the papers with each way of averaging that the papers combine it with."""
     return {
         "bsp": (BSP(), "allreduce"),
         "bsp, d-psgd": (BSP(), "d-psgd"),

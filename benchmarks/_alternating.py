@@ -13,11 +13,11 @@ class Blocks(Protocol):
     """One way to train a network, a block at a time."""
 
     def block(self, steps: int) -> float:
-        """The median of its seconds per step."""
+        """Train a block and return its median seconds per step."""
 
 
 def alternate(pairs: int, name: str, kinds: Mapping[str, Blocks], steps: int) -> dict[str, list[float]]:
-    """Of this rank: the ratios to stock of each pair of blocks, by kind; and the seconds of a step of stock."""
+    """Return this rank's ratios to stock for each pair of blocks, by kind, and stock's seconds per step."""
     for kind in kinds.values():
         kind.block(steps)
     ours = [kind for kind in kinds if kind != STOCK]

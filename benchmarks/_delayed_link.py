@@ -41,12 +41,12 @@ _STARTS_WITHIN_S = 20.0
 
 
 def address(host: int) -> str:
-    """The address of a host, from 0 on, in the network of the link."""
+    """Return the address of a host, counted from 0, in the link's network."""
     return f"10.77.0.{host + 1}"
 
 
 def missing() -> str | None:
-    """What is missing for a link here, in one line; None if nothing is."""
+    """Return in one line what is missing for a link here, or None."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "a delayed link needs root on Linux, for its network namespaces; run it with sudo"
     if lacks := [tool for tool in ("ip", "nsenter") if shutil.which(tool) is None]:
@@ -75,11 +75,11 @@ class DelayedLink:
 
     @property
     def starter(self) -> list[str]:
-        """A command that starts ranks, one on each host, for ``launch``."""
+        """Return a command for ``launch`` that starts one rank on each host."""
         return [*_on(self._hosts[0]), sys.executable, __file__, "ranks", *self._hosts, "--"]
 
     def round_trip_s(self, times: int = 30) -> float:
-        """The median time that one byte takes from host 0 to host 1 and back, by TCP."""
+        """Return the median time of one byte from host 0 to host 1 and back, by TCP."""
         server = subprocess.Popen(
             [*_on(self._hosts[1]), sys.executable, __file__, "echo", address(1)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -95,7 +95,7 @@ class DelayedLink:
         return float(client.stdout)
 
     def close(self) -> None:
-        """Take the link away."""
+        """Remove the link."""
         _end(self._relay)
 
     def __enter__(self) -> DelayedLink:
@@ -108,13 +108,13 @@ class DelayedLink:
 
 
 def _on(host: str) -> list[str]:
-    """What goes before a command, so that it runs on a host, which is given by the paths of its namespaces."""
+    """Return the prefix that runs a command on a host, given by the paths of its namespaces."""
     net, uts = host.split(",")
     return [shutil.which("nsenter") or "nsenter", f"--net={net}", f"--uts={uts}"]
 
 
 def _line_of(process: subprocess.Popen[str]) -> str:
-    """The first line that a process prints, within a time limit."""
+    """Return the first line that a process prints within a time limit."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], _STARTS_WITHIN_S)
     line = process.stdout.readline() if ready else ""
@@ -124,7 +124,7 @@ def _line_of(process: subprocess.Popen[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a process of this file to end, by the end of its input, and kill it if it does not."""
+    """Close the input of a process of this file, so that it ends, and kill it if it does not."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -159,7 +159,7 @@ def _new_host(number: int) -> tuple[int, str]:
 
 
 def _relay(one_way_s: float, hosts: int) -> None:
-    """Hand packets on after the delay, until standard input ends."""
+    """Forward packets after the delay, until standard input ends."""
     devices, places = zip(*map(_new_host, range(hosts)), strict=True)
     print(*places, flush=True)
     with contextlib.suppress(OSError):  # before ranks that compute, or packets would be late

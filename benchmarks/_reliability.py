@@ -20,28 +20,28 @@ class Record:
     """The rounds that counted, in order, and what was lost."""
 
     memberships: list[dict[str, Any]]
-    """as rank 0 saw each begin"""
+    """Each membership, as rank 0 saw it begin."""
     rounds: list[tuple[int, list[int]]]
-    """epoch, and samples of all ranks together"""
+    """Epoch and samples of all ranks together, for each round."""
     lost: int
-    """samples computed in rounds that did not count"""
+    """Samples computed in rounds that did not count."""
     plans: list[list[int]]
-    """samples planned per rank, in each round that counted"""
+    """Samples planned per rank, for each round that counted."""
     recovery_s: list[float]
-    """from the last round of a membership to the beginning of the next one"""
+    """Seconds from the last round of each membership to the beginning of the next one."""
     ranks: list[list[dict[str, Any]]]
-    """how each rank of each membership began, in order of rank"""
+    """Beginning of each rank of each membership, in order of rank."""
     ends: list[dict[str, Any]]
-    """how each process that came to the end has ended"""
+    """Outcome of each process that came to the end."""
 
     @property
     def needs_s(self) -> list[list[float]]:
-        """Seconds per sample of each rank, in each membership."""
+        """Return the seconds per sample of each rank in each membership."""
         return [[rank["needs_s"] for rank in ranks] for ranks in self.ranks]
 
     @property
     def newcomers(self) -> list[list[int]]:
-        """Ranks of each membership whose process was in none before."""
+        """Return the ranks of each membership whose process was in no earlier one."""
         known: set[str] = set()
         found = []
         for ranks in self.ranks:
@@ -50,14 +50,14 @@ class Record:
         return found
 
     def rates(self) -> list[float]:
-        """The learning rate of each round that counted."""
+        """Return the learning rate of each round that counted."""
         return [
             max((m for m in self.memberships if m["begins"] <= r), key=lambda m: m["membership"])["rate"]
             for r in range(len(self.rounds))
         ]
 
     def visits(self) -> dict[int, list[int]]:
-        """Per epoch, every visit to a sample, sorted."""
+        """Return every visit to a sample, sorted, for each epoch."""
         epochs: dict[int, list[int]] = defaultdict(list)
         for epoch, samples in self.rounds:
             epochs[epoch] += samples
@@ -119,7 +119,7 @@ def read(directory: Path) -> Record:
 
 
 def faults_of(record: Record, samples: int, epochs: int) -> str | None:
-    """What is wrong with the visits, if anything is."""
+    """Return what is wrong with the visits, if anything is."""
     visits = record.visits()
     if sorted(visits) != list(range(epochs)):
         return f"epochs {sorted(visits)} were visited, not {epochs}"
@@ -132,7 +132,7 @@ def faults_of(record: Record, samples: int, epochs: int) -> str | None:
 
 
 def replayed(rounds: Sequence[tuple[int, list[int]]], rates: Sequence[float], momentum: float, samples: int) -> Any:
-    """The parameters of one process without faults that takes the same samples in the same rounds."""
+    """Return the parameters of one process without faults that takes the same samples in the same rounds."""
     import torch
     from _reliability_rank import data, network
 

@@ -25,7 +25,7 @@ REAL_S = 2e-3  # that a micro-batch takes: no job is over before it hears of a n
 
 
 def line(samples: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Features; and the target, beside the number of the sample, by which a batch says what it holds."""
+    """Return features, and targets with the sample's number, which shows what a batch holds."""
     rng = np.random.default_rng(SEED)
     x = rng.normal(size=(samples, FEATURES))
     y = x @ np.arange(1.0, FEATURES + 1) + 0.1 * rng.normal(size=samples)
@@ -33,7 +33,7 @@ def line(samples: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]
 
 
 def policy_of(name: str, ranks: int) -> Policy:
-    """By the names that the tables have. Some depend on the number of ranks, so they are made anew each time."""
+    """Return a new policy by its name in the tables; some depend on the number of ranks."""
     made: dict[str, Any] = {
         "static": lambda: StaticAllocation([2, *[1] * (ranks - 1)]),
         "self-adaptive": lambda: SelfAdaptive(total=12, every=4),
@@ -58,7 +58,7 @@ class Clock:
 
 
 class Log:
-    """One line per event, written at once: a killed rank leaves what it had."""
+    """A log of one line per event, written at once, so that a killed rank leaves its events."""
 
     def __init__(self, directory: str) -> None:
         self._file = open(Path(directory) / f"{os.getpid()}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
@@ -69,7 +69,7 @@ class Log:
 
 
 def meet(directory: Path) -> None:
-    """Wait for the others of the start without Horovod, whose patience is the time in which it notices a death."""
+    """Wait for the other ranks of the start without Horovod, whose timeout is the time in which it notices a death."""
     (directory / f"here.{os.environ['HOROVOD_HOSTNAME']}").touch()
     while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]):
         time.sleep(0.02)
@@ -83,7 +83,7 @@ def faults_of_job(job: dict[str, Any], clock: Clock) -> Faults:
 
 
 def seconds_per_sample(needs: Sequence[float]) -> float:
-    """Of this host, by its number."""
+    """Return the seconds per sample of this host, found by its number."""
     return needs[(len(os.environ["HOROVOD_HOSTNAME"]) - len("127.0.0.1")) % len(needs)]
 
 
@@ -92,6 +92,6 @@ def global_batch(job: dict[str, Any], ranks: int) -> int:
 
 
 def end(job: dict[str, Any], membership: int, rounds: int) -> int | None:
-    """Some jobs end so many rounds after a membership has begun, whenever that is."""
+    """Return the round at which the job ends, if it ends in this membership, which began after ``rounds``."""
     number, more = job.get("ends_in_membership", (None, 0))
     return int(rounds + more) if membership == number else None

@@ -36,7 +36,7 @@ keras = tf.keras
 
 
 class Watched(keras.Sequential):
-    """Has every batch seen on its way into the model, so that computing takes the time that it is said to."""
+    """Let every batch pay its simulated time on its way into the model."""
 
     watch: Any = None
 
@@ -47,7 +47,7 @@ class Watched(keras.Sequential):
 
 
 class StopAt(keras.callbacks.Callback):
-    """All ranks hear of it with the next round, which is the last one."""
+    """Stop all ranks after the next round, which tells them."""
 
     def __init__(self, balance: LoadBalance, state: KerasState, job: dict[str, Any]) -> None:
         super().__init__()

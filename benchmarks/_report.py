@@ -31,13 +31,13 @@ def _version(name: str) -> str | None:
 
 
 def error_of_median(values: Sequence[float], independent: int) -> float:
-    """Its standard error, where so many of the values are independent: 0.93 of the quartiles' distance over sqrt(n)."""
+    """Return the median's standard error for n independent values: 0.93 of the quartiles' distance over sqrt(n)."""
     low, _, high = statistics.quantiles(values, n=4)
     return 0.93 * (high - low) / math.sqrt(independent)
 
 
 def _command() -> str:
-    """What was typed, from the project's root, with all options; of a script elsewhere, its name."""
+    """Return the command from the project's root, with all options; for a script elsewhere, its name."""
     script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]
     shown = script.relative_to(root) if script.is_relative_to(root) else Path(script.name)
     return shlex.join(["python", str(shown), *sys.argv[1:]])

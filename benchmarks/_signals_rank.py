@@ -18,19 +18,19 @@ IDLE_TURNS = 7
 
 
 class Way(Protocol):
-    """One way to signal. Every call of a round has its place in the round, in this order."""
+    """A way to signal; a round makes these calls, in this order."""
 
     def begin(self, round: int) -> None:
-        """Get ready to hear of the round's end."""
+        """Get ready for the signal of the round's end."""
 
     def raise_signal(self, round: int) -> None:
         """Tell the others, if we are the first."""
 
     def raised(self, round: int) -> bool:
-        """Whether another rank has told."""
+        """Return True if another rank has signalled."""
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Clean up."""
 
 
 def by_channel() -> Way:
@@ -86,7 +86,7 @@ def by_collectives() -> Way:
 
 
 def pieces_of_work() -> dict[str, Callable[[], object]]:
-    """About 0.1 ms each."""
+    """Return pieces of work of about 0.1 ms each."""
     import torch
 
     def in_torch(size: int) -> Callable[[], object]:
@@ -122,7 +122,7 @@ def rank_main(rounds: int) -> None:
     warm_up = 10
 
     def meet() -> None:
-        """All ranks go on together, to about a millisecond; those that come first do not take the others' cores."""
+        """Let all ranks go on within about a millisecond; those that come first do not take the others' cores."""
         handle = hvd.allreduce_async_(torch.zeros(1), op=hvd.Sum, name="meet")
         while not hvd.poll(handle):
             time.sleep(2e-4)

@@ -23,19 +23,19 @@ STILL = 0.02  # of its share, or one sample: less than what a rank's time scatte
 
 @dataclass
 class Known:
-    """What the oracle knows of ranks at one state of them: the split set for it, and the rounds trained there."""
+    """The oracle's knowledge of the ranks in one state: the split set for it, and the rounds trained there."""
 
     split: list[int]
     per_sample_s: list[float] = field(default_factory=list)
-    """seconds that this rank was at work, of every round"""
+    """Seconds of work per sample on this rank, for every round."""
     splits: list[list[int]] = field(default_factory=list)
-    """of every round"""
+    """Split of every round."""
     in_a_row: int = 0
-    """how many of the rounds were those of tuning"""
+    """Number of the rounds that were for tuning."""
 
 
 class Oracle:
-    r"""Stock Horovod whose split is tuned by training and looking.
+    r"""Stock Horovod whose split is tuned by training.
 
     With t_i the median seconds that rank i is at work in a round at the split x,
 
@@ -59,11 +59,11 @@ class Oracle:
         self.rounds = self._train()
 
     def nothing_known(self) -> Known:
-        """Of ranks at a new state: to each the same."""
+        """Return an equal split, for ranks in a new state."""
         return Known([int(x) for x in proportional([1.0] * hvd.size(), self._global_batch)])
 
     def tune(self) -> str:
-        """Find the split at the speeds of now; returns how that went."""
+        """Find the split for the present speeds, and return how that went."""
         outcome = self._tuned()
         self.now.in_a_row = len(self.now.splits)
         return outcome
@@ -85,12 +85,12 @@ class Oracle:
         return f"not at rest after {PASSES} passes, so the mean of the last half, {said(self.now.split, seconds)}"
 
     def follow(self) -> None:
-        """Before a turn, go by the last ones."""
+        """Adjust the split before a turn, by the last turns."""
         if (rounds := len(self.now.splits) - self.now.in_a_row) >= PASS:
             self.now.split = divide(self.now.split, self.at_work(min(rounds, RECENT)))
 
     def at_work(self, last: int) -> list[float]:
-        """Median seconds that each rank would have been at work at the present split, by the last rounds."""
+        """Return each rank's median seconds of work at the present split, by the last rounds."""
         mine = float(np.median(self.now.per_sample_s[-last:])) * self.now.split[hvd.rank()]
         return hvd.allgather_object(mine, name="at work")
 
@@ -141,24 +141,24 @@ class Oracle:
 
 
 def divide(split: list[int], at_work_s: list[float]) -> list[int]:
-    """The split at which all would take equally long, were time proportional to samples."""
+    """Return the split at which all ranks would take equally long if time were proportional to samples."""
     speeds = [x / t for x, t in zip(split, at_work_s, strict=True)]
     return [int(x) for x in proportional(speeds, sum(split), minimum=1)]
 
 
 def still(before: list[int], after: list[int]) -> bool:
-    """Whether no share has moved by what would be worth a word."""
+    """Return True if no share has moved noticeably."""
     return all(abs(a - b) <= max(1, STILL * b) for b, a in zip(before, after, strict=True))
 
 
 def excess(split: Sequence[float], at_work_s: list[float]) -> float:
-    """How much longer the slowest rank takes than all would at the perfect split for the speeds of these times."""
+    """Return how much longer the slowest rank takes than all would at the perfect split for these speeds."""
     speed = sum(x / t for x, t in zip(split, at_work_s, strict=True))
     return max(at_work_s) * speed / sum(split) - 1
 
 
 def said(split: Sequence[float], at_work_s: list[float]) -> str:
-    """One clause of a note: the split, the times at it, and the speeds that they show."""
+    """Return a clause for a note: the split, its times, and the speeds that they show."""
     speeds = np.divide(split, at_work_s)
     times = ", ".join(f"{1e3 * t:.0f}" for t in at_work_s)
     return (

@@ -31,7 +31,7 @@ Rounds = Iterator[list[int]]  # each round, which is one update, yields the samp
 
 
 class Job:
-    """What the schemes share: the data, and how slow this rank is."""
+    """Parts that the schemes share: the data, and this rank's slowness."""
 
     def __init__(self, factors: list[float]) -> None:
         self.factors = factors
@@ -41,16 +41,16 @@ class Job:
         self.slowness: SlowDown = slow_down(factors[hvd.rank()], "auto" if max(factors) > 1 else "sleep", fits=fits)
 
     def become(self, factor: float) -> None:
-        """Be so many times slower from now on."""
+        """Make this rank ``factor`` times slower from now on."""
         if factor != self.slowness.factor:
             self.slowness.set_factor(factor)
 
     def oracle(self) -> Oracle:
-        """Stock Horovod, with a split set by hand."""
+        """Return stock Horovod with a split set by hand."""
         return Oracle(self.data, GLOBAL_BATCH, self.slowness)
 
     def balanced(self, policy: Policy, global_batch: int = GLOBAL_BATCH) -> tuple[Rounds, LoadBalance]:
-        """The loop of a user, for ever; it stands still after each round."""
+        """Return a user's loop that runs for ever, pausing after each round, and its balancer."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         balance = LoadBalance(policy, global_batch=global_batch)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=0, drop_last=True)
@@ -70,7 +70,7 @@ class Job:
         return rounds(), balance
 
     def stock(self, name: str) -> Rounds:
-        """Horovod as it comes."""
+        """Stock Horovod with equal batches."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names)
@@ -87,15 +87,15 @@ class Job:
 
 @dataclass
 class Turns:
-    """What one scheme did in its turns."""
+    """Results of one scheme's turns."""
 
     rates: list[float] = field(default_factory=list)
-    """samples per second of each turn"""
+    """Samples per second of each turn."""
     divisions: list[list[int]] = field(default_factory=list)
-    """samples of each rank, of every round"""
+    """Samples of each rank, for every round."""
 
     def take(self, rounds: Rounds, count: int) -> None:
-        """One more turn of so many rounds."""
+        """Train one more turn."""
         hvd.allreduce(torch.zeros(1), name="turn")
         began = time.perf_counter()
         done = [list(next(rounds)) for _ in range(count)]
@@ -103,13 +103,13 @@ class Turns:
         self.divisions += done
 
     def tell(self) -> dict:
-        """The rates, and the mean division of a round."""
+        """Return the rates, and the mean division of a round."""
         rounds = len(self.divisions)
         return {"rates": self.rates, "samples": [sum(of) / rounds for of in zip(*self.divisions, strict=True)]}
 
 
 def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict[str, int]) -> dict[str, dict]:
-    """Every turn of every scheme, the schemes in alternating order.
+    """Run every turn of every scheme, in alternating order.
 
     They warm up in turns with the oracle, since ranks are not as fast in one row of rounds (see `Oracle`): what a
     scheme, and the oracle, learns of their speeds is to hold when it counts.
@@ -133,9 +133,9 @@ def turns(schemes: dict[str, Rounds], oracle: Oracle, cycles: int, warm_up: dict
 
 
 def order(names: list[str], cycle: int) -> list[str]:
-    """To and fro, so that a drift of the machine favours nobody.
+    """Return the order of a cycle: to and fro, so that a drift of the machine favours no scheme.
 
-    Who turns has two turns in a row, which makes ranks faster, so that is another one each time.
+    At each turning point a scheme has two turns in a row, which makes ranks faster, so it is another scheme each time.
     """
     first = cycle // 2 % len(names)
     names = names[first:] + names[:first]
@@ -148,7 +148,7 @@ def say(what: str) -> None:
 
 
 def steady(job: Job, cycles: int) -> dict:
-    """One pace for each rank, from beginning to end."""
+    """Run all schemes while each rank keeps its pace."""
     n = hvd.size()
     oracle = job.oracle()
     tuned = oracle.tune()
@@ -212,7 +212,7 @@ def switching(job: Job, cycles: int) -> dict:
 
 
 def stability(job: Job, epochs: int) -> dict:
-    """Self-adaptive allocation from 9 : 1 on machines of 1 : 2: the allocation in force in each epoch."""
+    """Run self-adaptive allocation from 9 : 1 on machines of 1 : 2, and note the allocation in each epoch."""
     policy = SelfAdaptive(start=[9, 1])
     rounds, balance = job.balanced(policy)
     path: list[dict] = []

@@ -25,7 +25,7 @@ RANK = Path(__file__).with_name("_accuracy_rank.py")
 
 
 def compare(outcome: dict[str, list[dict]]) -> tuple[list[str], list[str]]:
-    """The table, and what is amiss."""
+    """Return the table, and what misses its target."""
     accuracies = {name: [run["accuracy"] for run in runs] for name, runs in outcome.items()}
     spread = {name: max(of) - min(of) for name, of in accuracies.items()}
     mean = {name: statistics.mean(of) for name, of in accuracies.items()}

@@ -33,7 +33,7 @@ Instance = tuple[np.ndarray, np.ndarray, np.ndarray, int, np.ndarray, np.ndarray
 
 
 def small(rng: np.random.Generator) -> tuple[Instance, np.ndarray]:
-    """Times of few binary digits, so that ties abound and floats are exact; and all legal splits."""
+    """Return times of few binary digits, so that ties abound and floats are exact, and all legal splits."""
     while True:
         n, step = int(rng.integers(1, 6)), int(rng.integers(1, 4))
         lower = rng.integers(0, 5, n)
@@ -48,7 +48,7 @@ def small(rng: np.random.Generator) -> tuple[Instance, np.ndarray]:
 
 
 def middle(rng: np.random.Generator) -> Instance:
-    """Seconds as they are measured, or (every third) tenths, for ties; some slopes are zero."""
+    """Return seconds as measured, or (every third) tenths, for ties; some slopes are zero."""
     n, step = int(rng.integers(5, 25)), int(rng.choice([1, 4]))
     slope = rng.lognormal(-6, 1, n) * (rng.random(n) > 0.1)
     intercept, comm = rng.normal(0.02, 0.01, n), rng.exponential(0.01, n)

@@ -39,7 +39,7 @@ Found = tuple[float, list[int]]  # d_Z, and the iteration of each worker in Z
 
 
 def algorithm_2(ends: np.ndarray) -> Found:
-    """ZipLine as printed: Z a list in ascending order, looked through for the worker's old end at each addition."""
+    """Run ZipLine as printed: Z is an ascending list, searched for the worker's old end at each addition."""
     n = len(ends)
     omega = deque(sorted((end, p, i) for p, row in enumerate(ends.tolist()) for i, end in enumerate(row)))
     z: list[Point] = []
@@ -68,7 +68,7 @@ def algorithm_2(ends: np.ndarray) -> Found:
 
 
 def algorithm_2_hashed(ends: np.ndarray) -> Found:
-    """The same scan with Z a dict in order of insertion: what plain Python can do without the search through Z."""
+    """Run the same scan with Z a dict in order of insertion, which plain Python need not search."""
     omega = sorted((end, p, i) for p, row in enumerate(ends.tolist()) for i, end in enumerate(row))
     z: dict[int, Point] = {}
     best, best_z = np.inf, []
@@ -87,7 +87,7 @@ def _iterations(z: list[Point]) -> list[int]:
 
 
 def algorithm_1(ends: np.ndarray, rows: range | list[int]) -> Found:
-    """GridScan as described, with each of ``rows`` designated in turn."""
+    """Run GridScan as described, with each of ``rows`` designated in turn."""
     best, best_z = np.inf, []
     for row in rows:
         for e in ends[row]:
@@ -99,7 +99,7 @@ def algorithm_1(ends: np.ndarray, rows: range | list[int]) -> Found:
 
 
 def brute_force(ends: np.ndarray) -> tuple[float, float]:
-    """The least d_Z of all R^n choices, and the earliest barrier that has it."""
+    """Return the least d_Z of all R^n choices, and the earliest barrier that has it."""
     return min((max(z) - min(z), max(z)) for z in itertools.product(*ends.tolist()))
 
 

@@ -25,7 +25,7 @@ PERTURBATION = 1e-6
 
 
 def train(seed: int, rounds: int, perturbation: float, factor: float = 1.0) -> float:
-    """The demo's training in this process: the loss on the held-out pictures at its end.
+    """Run the demo's training in this process, and return the final loss on the held-out pictures.
 
     ``factor`` multiplies the learning rate.
     """
@@ -66,7 +66,7 @@ def perturb(model, size: float, seed: int) -> None:
 
 
 def batches(order, size: int) -> Iterator[np.ndarray]:
-    """Rounds of the shared order, without end."""
+    """Yield rounds of the shared order, without end."""
     from hvd_hetero.rounds import RoundPlan
 
     while True:
@@ -77,7 +77,7 @@ def batches(order, size: int) -> Iterator[np.ndarray]:
 
 
 def table(plain: dict[int, float], changed: dict[int, float], learnt: float) -> tuple[list[str], list[str]]:
-    """The rows, and what is amiss."""
+    """Return the rows, and what misses its target."""
     rows = ["| seed | loss | from weights changed by 1e-6 | difference |", "|---:|---:|---:|---:|"]
     rows += [
         f"| {seed} | {plain[seed]:.4f} | {changed[seed]:.4f} | {changed[seed] - plain[seed]:+.1e} |" for seed in plain

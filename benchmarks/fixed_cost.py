@@ -40,12 +40,12 @@ FACTORS = (1.0, 2.0, 3.0, 10.0)
 
 @dataclass(frozen=True)
 class Case:
-    """One job."""
+    """Parameters of one job."""
 
     ranks: int
     equal: bool
     both: bool
-    """whether a slower rank is slower in its fixed part, too"""
+    """True if a slower rank is slower in its fixed part, too."""
     ratio: float
     factor: float
     noise: float
@@ -53,14 +53,14 @@ class Case:
 
     @property
     def costs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every rank: m and b."""
+        """Return m and b of every rank."""
         slowness = np.ones(self.ranks) if self.equal else np.arange(1.0, self.ranks + 1)
         fixed_s = self.ratio * SHARE * SAMPLE_S
         return SAMPLE_S * slowness, fixed_s * (slowness if self.both else np.ones(self.ranks))
 
 
 def run(case: Case, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per counted round: time over the best time, and the smallest share over its best one."""
+    """Return, per counted round, the time over the best time, and the smallest share over its best one."""
     slopes, fixed = case.costs
     passing = [1.0] * SLOW_FROM + [case.factor] * (SLOW_TO - SLOW_FROM) + [1.0] * (rounds - SLOW_TO)
     workers = []
@@ -88,7 +88,7 @@ def run(case: Case, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
+    """Return all jobs."""
     found = []
     for ranks, equal, both, ratio, factor, noise, short in itertools.product(
         (1, 2, 3), (True, False), (True, False), RATIOS, FACTORS, NOISES, (True, False)
@@ -100,7 +100,7 @@ def cases() -> list[Case]:
 
 
 def kind(case: Case) -> str:
-    """What a row of the table is of."""
+    """Return the row of the table that a job belongs to."""
     if case.ranks == 1:
         return "one rank"
     if case.equal:
@@ -110,7 +110,7 @@ def kind(case: Case) -> str:
 
 
 def main() -> int:
-    """Run all and print a table; exit 1 where a target is missed."""
+    """Run all and print a table; exit with 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     parser.add_argument("--rounds", type=int, default=200)

@@ -30,7 +30,7 @@ ROUNDS_OF_A_STEP = 3
 
 
 def stopwatch_class():
-    """By its file: the package around it needs Horovod, and this benchmark does not."""
+    """Load the stopwatch by its file, because its package needs Horovod and this benchmark does not."""
     path = Path(__file__).resolve().parent.parent / "torch_hooks" / "cuda_stopwatch.py"
     spec = util.spec_from_file_location("cuda_stopwatch", path)
     module = util.module_from_spec(spec)
@@ -39,7 +39,7 @@ def stopwatch_class():
 
 
 def make_step(torch):
-    """Forward, backward and update of a network of the kind of lb-bsp's first figure, on images of 32 x 32."""
+    """Return a step of a network like that of lb-bsp's first figure, on images of 32 x 32."""
     layers = []
     for before, after in ((3, 64), (64, 64), (64, 128), (128, 128)):
         layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.ReLU()]
@@ -58,7 +58,7 @@ def make_step(torch):
 
 
 def by_events(torch, step, total: int) -> tuple[DeviceProfile, list[float]]:
-    """One rank of two climbs the ladder; the host waits only between rounds, as for the exchange of gradients."""
+    """Let one rank of two climb the ladder; the host waits only between rounds, as for the exchange of gradients."""
     stopwatch, profile = stopwatch_class()(torch.device("cuda")), DeviceProfile(enough=LADDER_STEPS - 2)
     host_s = []
     for q in range(LADDER_STEPS):

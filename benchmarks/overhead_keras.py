@@ -62,7 +62,7 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     def make() -> tuple[Any, tuple[np.ndarray, np.ndarray]]:
-        """The network and its data; dense layers are narrower the more there are, so that a step is a blink."""
+        """Return the network and its data; more dense layers are narrower, so that a step stays short."""
         keras.utils.set_random_seed(0)
         if name == "convolutional":
             x, y = demo_data.images(ROUNDS * hvd.size() * batch, seed=2)
@@ -84,7 +84,7 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
             self.ends.append(time.perf_counter())
 
     def blocks(model: Any, batches: Any, callbacks: list[Any]) -> Callable[[], float]:
-        """What trains one more block and returns its median step time."""
+        """Return a function that trains one more block and returns its median step time."""
         timer = Timer()
 
         def block() -> float:

@@ -65,7 +65,7 @@ SHORT_TARGET, SHORT_ERROR = 1.05, 0.02
 
 
 def dense(tensors: int, batch: int, width: int | None = None) -> tuple[torch.nn.Module, TensorDataset]:
-    """Layers of a weight and a bias each; narrower the more there are, so that a step stays within a blink."""
+    """Return layers of a weight and a bias each; more layers are narrower, so that a step stays short."""
     width = width or {8: 256, 10: 1024, 100: 256, 400: 128}[tensors]
     layers = [m for _ in range(tensors // 2) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     generator = torch.Generator().manual_seed(1)
@@ -97,7 +97,7 @@ def endless(loader: object, set_epoch: Callable[[int], None]) -> Iterator:
 
 
 class Kind:
-    """One way to train the network, a block at a time."""
+    """A way to train the network, a block at a time."""
 
     def __init__(
         self, model: torch.nn.Module, batches: Iterator, wrap: Callable[[], torch.optim.Optimizer], unwrap: Callable
@@ -105,7 +105,7 @@ class Kind:
         self._model, self._batches, self._wrap, self._unwrap = model, batches, wrap, unwrap
 
     def block(self, steps: int = BLOCK) -> float:
-        """The median of its seconds per step, fetching of the batch included."""
+        """Train a block and return its median seconds per step, including the fetching of batches."""
         optimizer = self._wrap()
         took = []
         for _ in range(UNCOUNTED + steps):
@@ -183,19 +183,19 @@ def rank_main(pairs: int, name: str, batch: int) -> None:
 
 
 class Ratios:
-    """Of one kind on one network: of each launch a ratio for each pair and rank."""
+    """Ratios of one kind on one network, for each launch, pair and rank."""
 
     def __init__(self) -> None:
         self.launches: list[list[float]] = []
 
     @property
     def all(self) -> list[float]:
-        """Of all launches."""
+        """Ratios of all launches."""
         return list(itertools.chain(*self.launches))
 
     @property
     def error(self) -> float:
-        """Of the median of all; infinite of a single launch, which does not tell how launches differ."""
+        """Error of the overall median; infinite for one launch, which cannot show how launches differ."""
         if len(self.launches) < 2:
             return math.inf
         medians = [statistics.median(launch) for launch in self.launches]
@@ -220,12 +220,12 @@ def row(name: str, of: Found, batch: int) -> str:
 
 
 def goal(name: str) -> tuple[float, float]:
-    """The largest ratio asked of a network, and the error above which there is another launch."""
+    """Return a network's target ratio, and the error above which there is another launch."""
     return (SHORT_TARGET, SHORT_ERROR) if name in SHORT else (TARGET, ERROR)
 
 
 def table(found: dict[str, Found], batch: int) -> list[str]:
-    """A row for each network, with what it says of the target."""
+    """Return a row for each network, with its verdict."""
     target, error = goal(next(iter(found)))
     return [
         "Step time over stock Horovod's; two equal ranks, alternating blocks of one run.",
@@ -241,7 +241,7 @@ def table(found: dict[str, Found], batch: int) -> list[str]:
 
 
 def verdict(of: Found, target: float = TARGET, small: float = ERROR) -> str:
-    """Whether a network meets the target, with either kind."""
+    """Return True if a network meets the target, with either kind."""
     medians = [(statistics.median(of[kind].all), of[kind].error) for kind in KINDS]
     sure = [m > target for m, error in medians if error <= small or abs(m - target) > 2 * error]
     if any(sure):

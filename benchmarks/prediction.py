@@ -71,7 +71,7 @@ NARX_TARGET, MIXTURE_TARGET = 0.61, 1.02
 
 
 def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
-    """Every predictor of the table, fresh."""
+    """Return every predictor of the table, untrained."""
 
     def narx() -> NARX:
         return NARX(warm_start=warm, background=False)
@@ -82,7 +82,7 @@ def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
 
 
 def rmse(predictor: Predictor, series: Series) -> float:
-    """Root mean square error of forecasting each round from those before it and the drivers read before it."""
+    """Return the RMSE of forecasting each round from earlier rounds and the drivers read before it."""
     squares = []
     for k, (speed, cpu, memory) in enumerate(series):
         if k > 0:
@@ -92,7 +92,7 @@ def rmse(predictor: Predictor, series: Series) -> float:
 
 
 def alibaba(folder: Path) -> dict[str, Series]:
-    """Speeds of each worker of each job; no drivers."""
+    """Return the speeds of each worker of each job, which have no drivers."""
     found: dict[str, Series] = {}
     for path in sorted(folder.glob("alibaba_pai_job_*.csv")):
         workers: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -107,7 +107,7 @@ def alibaba(folder: Path) -> dict[str, Series]:
 
 
 def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
-    """One line a series: the RMSE of each predictor, and the two ratios that are judged."""
+    """Return a line per series: the RMSE of each predictor, and the two ratios that are judged."""
     lines = [
         "| series | " + " | ".join(names) + " | NARX / EMA | Mixture / best single |",
         "|---" * (len(names) + 3) + "|",
@@ -121,19 +121,19 @@ def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
 
 
 def paper_table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
-    """The form of the paper's Table 3: the average RMSE of each method over all series of a source."""
+    """Return the paper's Table 3: the average RMSE of each method over all series of a source."""
     mean = {name: statistics.fmean(errors[name] for errors in rows.values()) for name in names}
     lines = ["| method | configuration | RMSE | of EMA's |", "|---|---|---|---|"]
     return lines + [f"| {n} | {CONFIGURATION[n]} | {mean[n]:.4g} | {mean[n] / mean['EMA']:.3f} |" for n in names]
 
 
 def best_single(errors: dict[str, float]) -> float:
-    """The least RMSE of any predictor but the mixture (NaN if any is NaN: then nothing can be judged)."""
+    """Return the least RMSE of any predictor except the mixture; NaN if any is NaN."""
     return float(np.min([value for name, value in errors.items() if name != "Mixture"]))
 
 
 def verdict(label: str, target: float, ratios: dict[str, float]) -> tuple[str, bool]:
-    """Whether a target holds on every series, and where not; NaN misses it."""
+    """Return whether a target holds on every series, and where it does not; NaN misses it."""
     missed = {series: ratio for series, ratio in ratios.items() if not ratio <= target}
     if not missed:
         return f"- {label} <= {target}: met on all {len(ratios)} series (worst {max(ratios.values()):.3f})", True
@@ -144,7 +144,7 @@ def verdict(label: str, target: float, ratios: dict[str, float]) -> tuple[str, b
 def judge(
     source: str, all_series: dict[str, Series], warm: Callable[[int], dict[str, object]]
 ) -> tuple[list[str], bool]:
-    """Tables and verdicts of one source, and whether all were met; ``warm`` gives NARX's start by a series' number."""
+    """Return tables and verdicts of one source, and whether all were met; ``warm`` maps a series to NARX's start."""
     rows: dict[str, dict[str, float]] = {}
     for number, (name, series) in enumerate(all_series.items()):
         rows[name] = {method: rmse(p, series) for method, p in predictors(warm(number)).items()}

@@ -32,7 +32,7 @@ COST_TARGET_US, WAIT_TARGET_US, LEAST_TRAININGS, ROUNDS = 50.0, 1000.0, 5, 1500
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one predict + update, in microseconds, and the trainings that were finished meanwhile."""
+    """Microseconds of one predict + update, and the number of finished trainings."""
 
     median_us: float
     high_us: float  # 99.9 % quantile
@@ -41,7 +41,7 @@ class Cost:
 
 
 def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) -> Cost:
-    """Time a predictor as it is used: training in the background, real work between the rounds."""
+    """Time a predictor in use, with training in the background and real work between the rounds."""
     finished: list[None] = []
     fit_once = network.fit
 
@@ -67,7 +67,7 @@ def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) ->
 
 
 def untrained() -> NARX:
-    """NARX as it is used, but for its training."""
+    """Return NARX as it is used, without its training."""
     return NARX(retrain_every=10**9)
 
 
@@ -85,7 +85,7 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
 
 
 def report(series: Series) -> tuple[list[str], bool]:
-    """The table of costs, its verdicts, and whether all were met."""
+    """Return the table of costs, its verdicts, and whether all were met."""
     costs = {name: cost(make, series) for name, make in MAKERS.items()}
     lines = ["| method | median µs | 99.9 % | longest* | trainings |", "|---|---|---|---|---|"]
     lines += [

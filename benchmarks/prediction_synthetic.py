@@ -58,12 +58,12 @@ class Kind:
 
 
 def changed(make: Make) -> Kind:
-    """One that changes 400 rounds before its end, which are judged."""
+    """Return a series that changes 400 rounds before its end; those are judged."""
     return Kind(make, rounds=2400, judged_from=2000, excused=True)
 
 
 def hit(make: Make) -> Kind:
-    """One with an outlier, judged from 40 rounds after it."""
+    """Return a series with an outlier, judged from 40 rounds after it."""
     return Kind(struck(make), judged_from=100, excused=True)
 
 
@@ -95,16 +95,16 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """RMSE in the unit of speed, of one series."""
+    """RMSE of one series, in the unit of speed."""
 
     mixture: float
     average: float
-    """of the members' forecasts with equal weights"""
+    """RMSE of the members' forecasts with equal weights."""
     members: tuple[float, ...]
 
     @property
     def over_best(self) -> float:
-        """The ratio to the best member."""
+        """RMSE over that of the best member."""
         return self.mixture / min(self.members)
 
 
@@ -122,7 +122,7 @@ def errors(logs: Logs, judged_from: int) -> Errors:
 
 
 def scatter(noise: float, seed: int) -> NDArray[np.float64]:
-    """Scatter of the mixture's forecast and of EMA's, by age, (2, ages), on noise alone."""
+    """Return the scatter of the mixture's and EMA's forecasts on noise alone, by age, (2, ages)."""
     logs: list[tuple[list[float], list[float]]] = []
     for k in range(SERIES):
         rng = np.random.default_rng([seed, k, 1])
@@ -138,7 +138,7 @@ def scatter(noise: float, seed: int) -> NDArray[np.float64]:
 
 
 def judge(found: dict[str, Sequence[float]]) -> tuple[list[str], bool]:
-    """Verdicts on the ratios to the best member, by kind; NaN misses."""
+    """Return verdicts on the ratios to the best member, by kind; NaN misses."""
     above = {name: statistics.fmean(ratios) for name, ratios in found.items() if not statistics.fmean(ratios) <= TARGET}
     missed, excused = (
         ", ".join(f"{name} ({mean:.3f})" for name, mean in above.items() if KINDS[name].excused is which)

@@ -50,7 +50,7 @@ WARM_UP_ROUNDS = 10
 
 
 def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
-    """Share of the CPU left to the rank, and share of memory that others use, for each round."""
+    """Return the rank's share of the CPU, and the others' share of memory, for each round."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         table = np.array(
             [
@@ -107,7 +107,7 @@ class Groups:
             path.rmdir()
 
     def put(self, pid: int, *, limit_cpu: bool) -> None:
-        """Move a process into the memory group, and into the CPU group too where asked (one group in version 2)."""
+        """Move a process into the memory group and, if asked, the CPU group (one group in version 2)."""
         for path in {self.memory, self.cpu} if limit_cpu else {self.memory}:
             (path / "cgroup.procs").write_text(str(pid))
 
@@ -155,7 +155,7 @@ def rank(pipe: Connection, memory: Connection, groups: Groups, left: list[tuple[
 
 
 def holder(pipe: Connection) -> None:
-    """Hold as many MiB as told last."""
+    """Hold as many MiB as the last line says."""
     held = bytearray()
     while True:
         mib = pipe.recv()
@@ -166,7 +166,7 @@ def holder(pipe: Connection) -> None:
 
 @contextmanager
 def child(target: Callable[..., None], *args: object) -> Iterator[int]:
-    """A process that ends with the block; its number."""
+    """Run a process that ends with the block, and yield its number."""
     process = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
     process.start()
     try:
@@ -177,7 +177,7 @@ def child(target: Callable[..., None], *args: object) -> Iterator[int]:
 
 
 def record(left: list[tuple[float, float]], core: int) -> list[tuple[float, float, float]]:
-    """One series: (samples per second, cpu, memory) of each round of the schedule."""
+    """Return a series: (samples per second, cpu, memory) of each round of the schedule."""
     ours, ranks = multiprocessing.Pipe()
     commands, obeys = multiprocessing.Pipe()
     with Groups() as groups, child(rank, ranks, commands, groups, left, core) as worker, child(holder, obeys) as memory:

@@ -51,7 +51,7 @@ LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 
 
 def schedule(number: int) -> dict[str, Any]:
-    """The job of that number."""
+    """Return the job of that number."""
     chance = random.Random(number)
     name = [*EXACT, *OTHER][number % (len(EXACT) + len(OTHER))]
     ranks = chance.choice([2, 3])
@@ -83,7 +83,7 @@ def schedule(number: int) -> dict[str, Any]:
 
 
 def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, Any]:
-    """Launch it and judge it."""
+    """Launch a job and judge it."""
     from _reliability import faults_of, loss, read, replayed
     from _reliability_rank import MOMENTUM
 

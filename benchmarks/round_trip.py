@@ -53,19 +53,19 @@ PAIR_DONE = "pair done"
 
 
 def samples_of(name: str, shares: str) -> tuple[int, ...]:
-    """The samples of each rank in a round."""
+    """Return the samples of each rank in a round."""
     return tuple(eighths * NETWORKS[name][2] // 8 for eighths in SHARES[shares])
 
 
 def policies_of(samples: tuple[int, ...]) -> dict[str, Any]:
-    """The policies compared, which keep to these shares."""
+    """Return the compared policies, which keep these shares."""
     if len(set(samples)) == 1:
         return dict(zip(KINDS, KINDS, strict=True))
     from hvd_hetero.policies import BSP, LBBSP
     from hvd_hetero.rounds import FinishedRound, RoundPlan
 
     class Kept:
-        """Makes its plans, but keeps the shares given."""
+        """LB-BSP that makes its plans but keeps the given shares."""
 
         def first(self, workers: int, global_batch: int) -> RoundPlan:
             super().first(workers, global_batch)  # type: ignore[misc]
@@ -121,7 +121,7 @@ def keras_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int,
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     class Kind:
-        """Trains a network of its own: equal ones differ little beside a round trip."""
+        """A training with its own network: equal networks differ little beside a round trip."""
 
         def __init__(self, balance: LoadBalance | None) -> None:
             keras.utils.set_random_seed(0)

@@ -59,7 +59,7 @@ def rank_main(slow: float, cycles: int) -> None:
         return keras.optimizers.SGD(1e-3, momentum=0.9)
 
     def blocks(model: Any, batches: Any, callbacks: list[Any]) -> Callable[[], float]:
-        """What trains one more block and returns its samples per second."""
+        """Return a function that trains one more block and returns its samples per second."""
 
         class Timer(keras.callbacks.Callback):  # type: ignore[misc]
             def on_train_begin(self, logs: Any = None) -> None:
@@ -89,7 +89,7 @@ def rank_main(slow: float, cycles: int) -> None:
         return blocks(network(sgd()), resize_batches(arrays, balance, shuffle=True).repeat(), [balance])
 
     def true_shares() -> list[int]:
-        """The split by the speed of each rank alone, on equal batches."""
+        """Return the split by each rank's speed alone, on equal batches."""
         model = network(sgd())
         share = GLOBAL_BATCH // hvd.size()
         seconds = []

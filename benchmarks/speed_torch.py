@@ -40,13 +40,13 @@ RANK = Path(__file__).with_name("_speed_rank.py")
 
 @dataclass(frozen=True)
 class Scenario:
-    """One launch."""
+    """Parameters of one launch."""
 
     kind: str
     factors: tuple[float, ...]
-    """how many times slower each rank is"""
+    """Factor by which each rank is slower."""
     cycles: int
-    """turns of each scheme, or epochs"""
+    """Turns of each scheme, or epochs."""
 
 
 SCENARIOS = {
@@ -71,14 +71,14 @@ AT_LEAST = {"lb-bsp": 0.95, "non-blocking": 0.88, "elastic-bsp": 0.88}
 
 
 def ratios(turns: dict, name: str, to: str) -> tuple[float, float, float, float]:
-    """Median of the ratios of the turns of the same cycle, its standard error, and quartiles."""
+    """Return the median of the ratios of turns of the same cycle, its standard error, and quartiles."""
     of = [a / b for a, b in zip(turns[name]["rates"], turns[to]["rates"], strict=True)]
     low, _, high = statistics.quantiles(of, n=4)
     return statistics.median(of), error_of_median(of, len(of)), low, high
 
 
 def steady(outcome: dict) -> tuple[list[str], list[str]]:
-    """The table of a scenario, and what of it misses its target."""
+    """Return the table of a scenario, and what misses its target."""
     turns = outcome["turns"]
     rows = [
         "| scheme | samples per update | of each rank | of the oracle | error | quartiles | times stock | target |",
@@ -119,20 +119,20 @@ def steady(outcome: dict) -> tuple[list[str], list[str]]:
 
 
 def oracle_notes(outcome: dict) -> list[str]:
-    """How its split came about, and whether it was right."""
+    """Return how the oracle found its split, and whether it was right."""
     notes = [f"- The oracle's split: {tuned}." for tuned in outcome["tuned"]]
     return [*notes, *(f"- In its turns: {in_turns}." for in_turns in outcome["in_turns"])]
 
 
 def wrong_oracle(outcome: dict) -> list[str]:
-    """A miss of its own: a scheme near such an oracle has shown little."""
+    """Return a miss if the oracle is far from right: a scheme near such an oracle shows little."""
     if outcome["off"] <= WRONG:
         return []
     return [f"an oracle to compare with: its split was {outcome['off']:.1%} off in its turns; run it again"]
 
 
 def switching(outcome: dict) -> tuple[list[str], list[str]]:
-    """LB-BSP against an oracle that knows of each change."""
+    """Compare LB-BSP with an oracle that knows each change."""
     rates = [outcome["turns"][name]["rates"] for name in ("lb-bsp", "oracle")]
     of_turns = [a / b for a, b in zip(*rates, strict=True)]
     ratio, unsure = statistics.median(of_turns), error_of_median(of_turns, len(of_turns))
@@ -143,7 +143,7 @@ def switching(outcome: dict) -> tuple[list[str], list[str]]:
 
 
 def stability(outcome: dict) -> tuple[list[str], list[str]]:
-    """Since when the allocation has been at rest, to the end."""
+    """Check since when the allocation has been at rest."""
     path = outcome["path"]
     text = " → ".join(" : ".join(map(str, each["counts"])) + ("" if each["stable"] else "*") for each in path)
     text += " micro-batches after 0, 1, 2 … epochs (*: not declared stable); samples of each rank in the last round "
@@ -155,7 +155,7 @@ def stability(outcome: dict) -> tuple[list[str], list[str]]:
 
 
 def stable_since(path: list[dict]) -> int | None:
-    """The epochs after which it was declared stable and changed no more; None if it is not stable at the end."""
+    """Return the epochs after which it was declared stable and changed no more; None if it is not stable at the end."""
     since = None
     for epochs in reversed(range(len(path))):
         if not path[epochs]["stable"] or path[epochs]["counts"] != path[-1]["counts"]:

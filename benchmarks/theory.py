@@ -29,7 +29,7 @@ WITHIN = 0.01
 
 
 def simulate(workers: int, rng: np.random.Generator) -> dict[str, float]:
-    """Means over rounds: time to the first and to the last, samples done by the first, synchronous throughput."""
+    """Return means over rounds: times to the first and to the last, samples by the first, synchronous throughput."""
     sums, left = np.zeros(4), ROUNDS
     while left:
         rounds = min(left, CHUNK // workers)

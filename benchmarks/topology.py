@@ -28,7 +28,7 @@ ROUNDS = 10_000
 
 
 def barbell(clique: int, path: int) -> Graph:
-    """Two cliques joined by a path of so many further nodes."""
+    """Return two cliques joined by a path of further nodes."""
     first = itertools.combinations(range(clique), 2)
     middle = [(clique - 1 + i, clique + i) for i in range(path + 1)]
     last = itertools.combinations(range(clique + path, 2 * clique + path), 2)
@@ -62,7 +62,7 @@ def known_graphs() -> dict[str, Graph]:
 
 
 def broken(graph: Graph, m: Matcha, budget: float) -> list[str]:
-    """Which promises this solution breaks."""
+    """Return the promises that this solution breaks."""
     spread = [edge for matching in m.matchings for edge in matching]
     ends = [[node for edge in matching for node in edge] for matching in m.matchings]
     promises = {
@@ -78,7 +78,7 @@ def broken(graph: Graph, m: Matcha, budget: float) -> list[str]:
 
 
 def drawn(m: Matcha, seed: int) -> tuple[float, float]:
-    """Share of matchings used, and || mean of W'W - J ||, over drawn rounds."""
+    """Return the share of matchings used, and || mean of W'W - J ||, over drawn rounds."""
     used, second = 0.0, np.zeros((m.nodes, m.nodes))
     for k in range(ROUNDS):
         w = m.mixing(seed, k)

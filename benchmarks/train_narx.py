@@ -30,13 +30,13 @@ Series = list[tuple[float, float, float]]  # samples per second, cpu, memory
 
 
 def read(path: Path) -> Series:
-    """One recorded series."""
+    """A recorded series."""
     with path.open(encoding="utf-8", newline="") as file:
         return [(float(r["samples_per_s"]), float(r["cpu"]), float(r["memory"])) for r in csv.DictReader(file)]
 
 
 def fit(several: Sequence[Series]) -> network.Fit:
-    """The parameters that fit these series best, all rounds of all series counting alike."""
+    """Return the parameters that fit these series best; all rounds of all series count alike."""
     rows: list[tuple[float, ...]] = []
     for series in several:
         # From scratch and never trained: only its window of examples is wanted.
@@ -51,7 +51,7 @@ def fit(several: Sequence[Series]) -> network.Fit:
 
 
 def warm_start(parameters: Sequence[float], **notes: object) -> dict[str, object]:
-    """What `NARX(warm_start=...)` takes, with notes on where it comes from."""
+    """Return the argument of `NARX(warm_start=...)`, with notes on its origin."""
     return {"predictor": NARX.name, "version": NARX.version, "parameters": list(parameters), **notes}
 
 

@@ -19,7 +19,7 @@ SLOT_S, SLOTS, RUNNING = 300.0, 60, 0.9
 
 
 def cluster_a(level: str, batch: int, batch_s: float, seed: int) -> Cluster:
-    """Workers whose batch takes ``batch_s`` seconds undisturbed."""
+    """Return workers whose batch takes ``batch_s`` seconds undisturbed."""
     workers = []
     for i in range(WORKERS):
         share = 1.0 - (1.0 - 1.0 / LEVELS[level]) * i / (WORKERS - 1)

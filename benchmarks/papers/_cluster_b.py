@@ -38,7 +38,7 @@ BATCH, BATCH_S, STEP_S, POINTS = 128, 2.0, 30.0, 400
 
 
 def series(traces: Path | None, count: int, seed: int) -> tuple[str, list[tuple[list[float], list[float]]]]:
-    """Where they are from, and for each worker the shares of CPU and memory that are available, point by point."""
+    """Return the source, and each worker's available shares of CPU and memory, point by point."""
     if traces is not None:
         path = traces / "google_cpu_memory_200.csv.gz"
         plans = [schedule(path, POINTS * POINT_ROUNDS, 1000 * seed + i)[::POINT_ROUNDS] for i in range(count)]
@@ -58,7 +58,7 @@ def series(traces: Path | None, count: int, seed: int) -> tuple[str, list[tuple[
 
 
 def cluster_b(traces: Path | None, scatter: float, seed: int = 0) -> tuple[str, Cluster]:
-    """Where the dynamics are from, and the cluster."""
+    """Return the source of the dynamics, and the cluster."""
     source, available = series(traces, sum(n for _, n in TYPES.values()), seed)
     workers = []
     for speed, count in TYPES.values():

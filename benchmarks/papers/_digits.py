@@ -8,7 +8,7 @@ from hvd_hetero.simulation.problems import Data, SmallNetwork, digits
 
 
 def noisy_digits(seed: int, copies: int, noise: float = 0.1) -> SmallNetwork:
-    """The small network on ``copies`` of each digit, each with noise of its own; judged by the digits as they are."""
+    """Return the small network on ``copies`` of each digit, each with its own noise; the plain digits judge it."""
     data = digits(seed)
     rng = np.random.Generator(np.random.PCG64([seed, 5]))
     x = np.tile(data.train_x, (copies, 1))

@@ -14,14 +14,14 @@ from _report import write_result  # noqa: E402 - found by the path above
 
 
 class Verdicts:
-    """Targets, each met or missed by a figure. A NaN misses."""
+    """Targets that figures meet or miss; NaN misses."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.met = True
 
     def check(self, what: str, figure: float, least: float = float("-inf"), most: float = float("inf")) -> None:
-        """Whether the figure lies within bounds."""
+        """Note whether a figure lies within bounds."""
         good = least <= figure <= most
         bounds = [f"at least {least:g}"] * (least > float("-inf")) + [f"at most {most:g}"] * (most < float("inf"))
         self.lines.append(f"- {what}: {figure:.4g} ({' and '.join(bounds)}): {'met' if good else 'MISSED'}")
@@ -29,7 +29,7 @@ class Verdicts:
 
 
 def options(description: str, extend: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
-    """The options that all have, and their own."""
+    """Return the options of all scripts and the script's own."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results/papers")
     if extend is not None:
@@ -38,7 +38,7 @@ def options(description: str, extend: Callable[[argparse.ArgumentParser], None] 
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """A table in Markdown: the first column to the left, figures to the right."""
+    """Return a table in Markdown, with the first column to the left and figures to the right."""
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
     return lines + ["| " + " | ".join(_cell(c) for c in row) + " |" for row in rows]
 
@@ -48,7 +48,7 @@ def _cell(value: object) -> str:
 
 
 def finish(name: str, lines: Sequence[str], verdicts: Verdicts, write: bool) -> int:
-    """Print it, store it if asked to, and say by the exit code whether all targets were met."""
+    """Print the text, store it if asked to, and return an exit code: 0 if all targets were met."""
     closing = ["", *verdicts.lines, "", "All targets met." if verdicts.met else "Not all targets met: see MISSED."]
     text = "\n".join([*lines, *(closing if verdicts.lines else [])])
     print(text)

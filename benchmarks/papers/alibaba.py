@@ -28,7 +28,7 @@ BATCH = 100
 
 
 def cluster(path: Path) -> tuple[Cluster, int]:
-    """The machines of a job, and how many rounds were recorded."""
+    """Return the machines of a job, and the number of recorded rounds."""
     times: dict[int, list[tuple[int, float]]] = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

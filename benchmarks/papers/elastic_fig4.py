@@ -49,29 +49,29 @@ class Run:
     curve: list[tuple[float, int, float]]
     waiting: float
     decision_s: float
-    """of the mean decision"""
+    """Seconds of the mean decision."""
     superstep_s: float
     iterations: float
-    """of BSP's rounds in one superstep"""
+    """Mean number of BSP's rounds in one superstep."""
 
     @property
     def seconds(self) -> float:
-        """For all epochs."""
+        """Seconds for all epochs."""
         return self.curve[-1][0]
 
     @property
     def accuracy(self) -> float:
-        """The mean over the last epochs: a superstep may last nearly one, and has one figure then."""
+        """Mean accuracy over the last epochs, because a superstep may last nearly one and has one figure."""
         since = self.curve[-1][1] * (1 - LAST_EPOCHS / EPOCHS)
         return fmean(accuracy for _, samples, accuracy in self.curve if samples >= since)
 
     def sooner(self, goal: float) -> float:
-        """When the accuracy was first as high as this; infinity if never."""
+        """Return when the accuracy first reached this; infinity if never."""
         return next((t for t, _, accuracy in self.curve if accuracy >= goal), inf)
 
 
 def timed(policy: Policy) -> list[float]:
-    """The seconds that each of its decisions is going to take. The policy stays the very object that it is."""
+    """Return a list that collects the seconds of each later decision of the policy, which stays the same object."""
     spent_s: list[float] = []
     decide = policy.next
 
@@ -121,7 +121,7 @@ def train(policy: Policy | Scheme, seed: int) -> Run:
 
 
 def judge(found: dict[str, list[Run]]) -> tuple[list[str], _tables.Verdicts]:
-    """The table, and the paper's claims, each against every seed."""
+    """Return the table, and the paper's claims, each checked with every seed."""
     # The accuracy that BSP ends with, less one test image: its own curve touches the very end by chance.
     goals = [run.accuracy - IMAGE for run in found["BSP"]]
     reached = {name: [r.sooner(g) for r, g in zip(runs, goals, strict=True)] for name, runs in found.items()}
@@ -162,7 +162,7 @@ def judge(found: dict[str, list[Run]]) -> tuple[list[str], _tables.Verdicts]:
 
 
 def _worst(ours: list[float], theirs: list[float]) -> float:
-    """The largest ratio of any seed. Never, divided by never, proves nothing: that is NaN, and misses."""
+    """Return the largest ratio of any seed; never over never is NaN, and misses."""
     return float(np.max([a / b if b < inf else nan for a, b in zip(ours, theirs, strict=True)]))
 
 

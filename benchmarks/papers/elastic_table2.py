@@ -35,12 +35,12 @@ SEED = 0
 
 @dataclass(slots=True)
 class Cell:
-    """One column of the table: what each search took, and found, on the same instances."""
+    """A column of the table: times and answers of each search on the same instances."""
 
     times_us: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SEARCHES})
     waits: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SEARCHES})
     literal: list[bool] = field(default_factory=list)
-    """of each instance, whether ZipLine's answer is that of the literal Algorithm 2"""
+    """For each instance, True if ZipLine's answer is that of the literal Algorithm 2."""
 
 
 def measure(workers: int, lookahead: int, trials: int, progress: Callable[[], None] = lambda: None) -> Cell:
@@ -60,7 +60,7 @@ def measure(workers: int, lookahead: int, trials: int, progress: Callable[[], No
 
 
 def judge(found: dict[tuple[int, int], Cell]) -> tuple[list[str], _tables.Verdicts]:
-    """The table, and what has to be true of it."""
+    """Return the table, and its targets."""
     verdicts = _tables.Verdicts()
     mean_us = {(name, cell): fmean(found[cell].times_us[name]) for name in SEARCHES for cell in found}
     paper_us = {(name, cell): TABLE_II_US[name][CELLS.index(cell)] for name in SEARCHES for cell in found}
@@ -101,7 +101,7 @@ def judge(found: dict[tuple[int, int], Cell]) -> tuple[list[str], _tables.Verdic
 
 
 def _less(found: dict[tuple[int, int], Cell], one: str, other: str) -> tuple[int, int]:
-    """On how many instances ``one`` waits less than ``other``, beyond rounding, and of how many."""
+    """Return on how many instances ``one`` waits less than ``other``, beyond rounding, and of how many."""
     pairs = [
         pair
         for cell in found.values()

@@ -49,7 +49,7 @@ SERVER = {"ASP": Scheme("asp"), "SSP 10": Scheme("ssp", 10), "DynSSP 10": Scheme
 
 
 def converged(result: Simulated) -> tuple[float, float]:
-    """Updates and seconds until the loss stays below the target."""
+    """Return updates and seconds until the loss stays below the target."""
     below = 0
     for number, (time_s, _, loss) in enumerate(result.loss, start=1):
         below = below + 1 if loss <= TARGET else 0
@@ -59,7 +59,7 @@ def converged(result: Simulated) -> tuple[float, float]:
 
 
 def train(name: str, machines: Cluster, trained: Problem, seed: int) -> tuple[float, float, float, float]:
-    """Updates to converge, seconds to converge, seconds per update, waiting share."""
+    """Return updates to converge, seconds to converge, seconds per update, and waiting share."""
     data = WholeRounds(trained.samples, shuffle=True, seed=seed)
     if name in ROUNDS:
         options = Options(evaluate_every=1)
@@ -81,7 +81,7 @@ def train(name: str, machines: Cluster, trained: Problem, seed: int) -> tuple[fl
 
 
 def timed(name: str, machines: Cluster) -> tuple[float, float]:
-    """Seconds per update and waiting share, without the first tenth."""
+    """Return seconds per update and waiting share, without the first tenth."""
     if name in ROUNDS:
         result = RoundSimulation(machines, ROUNDS[name](), BATCH * WORKERS).run(TIMED)
     else:

@@ -56,7 +56,7 @@ def cluster(*, rotating: bool) -> Cluster:
 
 
 def run(policy: Policy, *, rotating: bool, rounds: int = 1500) -> tuple[float, float, float, float, float, float]:
-    """Seconds of a round and the testee's batch: with abundant bandwidth, with deficient, and in all."""
+    """Return seconds of a round and the disturbed worker's batch: with ample bandwidth, with little, and in all."""
     # Batch sizes are set without blocking, so one round late (section 4).
     simulation = RoundSimulation(cluster(rotating=rotating), policy, 8 * BATCH, options=Options(lead=1))
     found = []

@@ -41,7 +41,7 @@ Found = tuple[float, float, float]  # RMSE, seconds of a round, waiting share
 
 
 class Errors:
-    """Squares of predicted minus measured speeds, round after round."""
+    """Return squares of predicted minus measured speeds, round after round."""
 
     def __init__(self, skip: int) -> None:
         self._skip, self._predicted, self.squares = skip, np.empty(0), [0.0]
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def simulate_all(machines: Cluster, rounds: int, label: str) -> dict[str, Found]:
-    """Every predictor on the same machines."""
+    """Run every predictor on the same machines."""
     global_batch, skip = BATCH * len(machines.workers), rounds // 10
     found: dict[str, Found] = {}
     with Progress(transient=True) as progress:
@@ -97,7 +97,7 @@ def simulate_all(machines: Cluster, rounds: int, label: str) -> dict[str, Found]
 
 
 def tabulate(found: dict[str, Found]) -> list[str]:
-    """Table 3, with the paper's figures beside ours."""
+    """Return Table 3, with the paper's figures beside ours."""
     base = found["BSP"][1]
     rows: list[list[object]] = [["BSP", "-", "-", "1", "1", 1.0, f"{found['BSP'][2]:.1%}"]]
     for name in (*PAPER, *OURS, DEFAULT, "best split"):
@@ -113,7 +113,7 @@ def tabulate(found: dict[str, Found]) -> list[str]:
 
 
 def judge(found: dict[str, Found], where: str, verdicts: _tables.Verdicts) -> None:
-    """The paper's claims, on one table."""
+    """Check the paper's claims on one table."""
     base = found["BSP"][1]
     for name in ("mixture", INFORMED, "narx"):
         verdicts.check(f"{where}: LB-BSP ({name}) over BSP (paper: more than 2)", base / found[name][1], least=2.0)

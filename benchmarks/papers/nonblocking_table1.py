@@ -47,7 +47,7 @@ PAPER = {"D-PSGD": ("0.925 → 0.928", "0.783 → 0.792"), "MATCHA": ("0.931 →
 
 
 def cluster(seed: int, slow: int) -> Cluster:
-    """The paper's machines: alike but for the slow-down, of so many always or (0) of others every round."""
+    """Return the paper's machines: ``slow`` of them always half as fast, or (0) all slowed at random every round."""
     network = Network(latency_s=2e-5, message_bytes=1e4, bandwidth=12.5e9)
     if slow:
         speeds = [500.0 if i < slow else 1000.0 for i in range(WORKERS)]
@@ -62,13 +62,13 @@ def mixing(kind: str, seed: int) -> Mixing | None:
 
 
 def train(kind: str, policy: Policy, seed: int, slow: int) -> tuple[float, float, float, float]:
-    """Accuracy, seconds of the whole, seconds to the loss, samples per second."""
+    """Return accuracy, seconds in all, seconds to the loss, and samples per second."""
     problem = noisy_digits(seed, COPIES)
     samples = EPOCHS * problem.samples
     seen = 0
 
     def rate(update: int) -> float:
-        """A tenth after two thirds of the samples, as the paper decays it by what was done."""
+        """Return the learning rate: a tenth after two thirds of the samples, as in the paper."""
         return RATE if seen < samples * 2 / 3 else RATE / 10
 
     among = mixing(kind, seed)
@@ -156,7 +156,7 @@ def main() -> int:
 
 
 def round_ratio() -> float:
-    """Seconds of a round without over with non-blocking, one of the nodes half as fast."""
+    """Return seconds of a round without non-blocking over with it, one of the nodes half as fast."""
     baseline = BSP(max_micro_batch=BATCH // MICRO_BATCHES)
     nonblocking = NonBlocking(MICRO_BATCHES, anticipates=False)
     options = Options(signal_s=SIGNAL_S)

@@ -32,7 +32,7 @@ def cluster(workers: int) -> Cluster:
 
 
 def run(workers: int, policy: BSP | NonBlocking, rounds: int) -> tuple[float, float, float]:
-    """Mean seconds of a round, mean samples of a round (of B a worker), mean over rounds of samples per second."""
+    """Return mean seconds of a round, mean samples of a round (B per worker), and the mean rate over rounds."""
     result = RoundSimulation(cluster(workers), policy, FINE * workers).run(rounds)
     elapsed_s, samples = np.array(result.elapsed_s), np.array(result.samples) * (BATCH / FINE)
     return float(elapsed_s.mean()), float(samples.mean()), float((samples / elapsed_s).mean())

@@ -29,7 +29,7 @@ PER_WORKER = 64
 
 
 class Timed(LBBSP):
-    """LB-BSP, and how long each decision took."""
+    """LB-BSP that records the time of each decision."""
 
     def __init__(self, **how: object) -> None:
         super().__init__("ema", **how)  # type: ignore[arg-type]

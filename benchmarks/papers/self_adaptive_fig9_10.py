@@ -46,38 +46,38 @@ STARTS = {2: ((10, 10), (2, 18)), 3: ((10, 10, 10), (2, 4, 24))}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training, epoch by epoch: micro-batches of each worker, seconds, slowest over fastest time at work."""
+    """A training, epoch by epoch: micro-batches of each worker, seconds, slowest over fastest time at work."""
 
     allocations: list[tuple[int, ...]]
     seconds: list[float]
     spreads: list[float]
     at_rest: list[bool]
     best_s: float
-    """of an epoch, had each round been split as is best for it"""
+    """Seconds of an epoch if each round had its best split."""
 
     @property
     def steady(self) -> int:
-        """The first epoch from which on no count moves any more, as epochs are counted: from 1."""
+        """First epoch, counted from 1, from which no count moves."""
         return _from_then_on([each == self.allocations[-1] for each in self.allocations])
 
     @property
     def left_alone(self) -> int:
-        """The first epoch from which on the policy takes the allocation to be steady; one past the last if never."""
+        """First epoch from which the policy considers the allocation steady; one past the last if never."""
         return _from_then_on(self.at_rest)
 
     @property
     def settled_s(self) -> float:
-        """The mean time of the epochs that come after those that the paper says it takes."""
+        """Mean time of the epochs after those that the paper says it takes."""
         return float(np.mean(self.seconds[LATEST:]))
 
     @property
     def largest_rise(self) -> float:
-        """Of an epoch's time over that of the epoch before."""
+        """Largest ratio of an epoch's time to the previous epoch's."""
         return max(b / a for a, b in pairwise(self.seconds))
 
 
 def _from_then_on(holds: list[bool]) -> int:
-    """The first place, from 1, from which on it holds to the end; one past the end if it does not hold there."""
+    """Return the first place, from 1, from which it holds to the end; one past the end if it does not hold there."""
     return max((i + 1 for i, each in enumerate(holds) if not each), default=0) + 1
 
 
@@ -112,7 +112,7 @@ def run(model: str, start: tuple[int, ...], seed: int) -> Run:
 
 
 def judge(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> tuple[list[str], _tables.Verdicts]:
-    """The table, of each case's first run, and what the paper says, of every run."""
+    """Return the table of each case's first run, and the paper's claims checked on every run."""
     rows: list[list[object]] = []
     for (model, start), runs in found.items():
         one = runs[0]
@@ -151,7 +151,7 @@ def judge(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> tuple[list[str
 
 
 def farthest(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> int:
-    """The largest difference of any worker's count between any two runs of a model on as many workers."""
+    """Return the largest difference of a worker's count between two runs of a model on as many workers."""
     ends: dict[tuple[str, int], list[tuple[int, ...]]] = {}
     for (model, start), runs in found.items():
         ends.setdefault((model, len(start)), []).extend(r.allocations[-1] for r in runs)
