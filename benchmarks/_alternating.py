@@ -23,7 +23,7 @@ def alternate(pairs: int, name: str, kinds: Mapping[str, Blocks], steps: int) ->
     ours = [kind for kind in kinds if kind != STOCK]
     ratios: dict[str, list[float]] = {kind: [] for kind in (*ours, STOCK_S)}
     for pair in range(pairs):
-        # The order alternates too, so that a drift of the machine favours nobody; each is as often beside stock.
+        # The order alternates, too, so that a drift of the machine favours none; each is as often beside stock.
         turn = ours[:: 1 if pair // 2 % 2 else -1]
         order = [*turn, STOCK] if pair % 2 else [STOCK, *turn]
         took = {kind: kinds[kind].block(steps) for kind in order}

@@ -53,7 +53,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 USUAL = 256  # samples per rank
 BLOCK = 2
 KINDS = ("bsp", "lb-bsp")
-UNCOUNTED = 1  # the first ones of a block: stock Horovod is wrapped anew, and caches hold what the others did
+UNCOUNTED = 1  # first steps of a block: stock Horovod is wrapped again, and caches hold the others' data
 TARGET = 1.01
 ERROR = 0.005  # of a median, above which there is another launch: half of what the target leaves
 LAUNCHES = 3

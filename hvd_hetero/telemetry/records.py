@@ -159,7 +159,7 @@ class Run:
     slope_s: npt.NDArray[np.float64]
     """Seconds per sample beyond saturation; 0: no curve is known."""
     intercept_s: npt.NDArray[np.float64]
-    """Seconds of a micro-batch besides its samples; 0: no curve is known."""
+    """Fixed seconds of a micro-batch; 0: no curve is known."""
     saturation: npt.NDArray[np.int64]
     """Samples below which a micro-batch takes no less time; 0: no curve is known."""
 
