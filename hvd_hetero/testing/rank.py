@@ -12,6 +12,8 @@ SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as el
 import contextlib
 import ctypes
 import faulthandler
+import glob
+import importlib.util
 import os
 import runpy
 import select
@@ -45,6 +47,36 @@ def die_with_launcher(launcher: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def holds(path: str, name: bytes) -> bool:
+    """Return whether a file has ``name`` in it."""
+    with open(path, "rb") as file:
+        return name in file.read()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Look for Gloo's class in Horovod's extensions. ``verbose`` is there because horovodrun gives it."""
+    horovod = importlib.util.find_spec("horovod")
+    folders = horovod.submodule_search_locations if horovod is not None else None
+    extensions = (path for folder in folders or () for path in glob.glob(f"{glob.escape(folder)}/*/mpi_lib*.so"))
+    return any(holds(path, b"14GlooController") for path in extensions)
+
+
+def become(command: list[str]) -> None:
+    """Become ``command``. Horovod's own launcher runs in this very process, with `gloo_built` in the place of its own.
+
+    A released one asks the same by importing all frameworks, which costs every launch eight seconds.
+    """
+    script = command[0]
+    if os.path.basename(script) == "horovodrun" and holds(script, b"horovod.runner.launch") and gloo_built():
+        from horovod.runner import launch
+
+        launch.gloo_built = gloo_built
+        sys.path[0], sys.argv = os.path.dirname(script), command
+        runpy.run_path(script, run_name="__main__")
+    else:
+        os.execv(script, command)
+
+
 def main(arguments: list[str]) -> None:
     """Prepare this process, then become the script or module that ``arguments`` name."""
     for kind, descriptor in (("stdout", 1), ("stderr", 2)):
@@ -75,5 +107,5 @@ if __name__ == "__main__":
         die_with_parent()
         if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it ended before the kernel was asked
             sys.exit("the launcher has ended")
-        os.execv(sys.argv[2], sys.argv[2:])
+        become(sys.argv[2:])
     main(sys.argv[1:])

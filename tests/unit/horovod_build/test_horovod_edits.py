@@ -10,6 +10,9 @@ from types import ModuleType
 
 import pytest
 
+from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
+from hvd_hetero.testing import LaunchError, launch
+
 pytest.importorskip("horovod")
 
 ASK = """
@@ -84,6 +87,38 @@ def test_verbose_says_what_was_looked_for(util: ModuleType, capsys: pytest.Captu
         "Checking whether extension torch was built with Gloo.",
         "Extension torch was built with Gloo.",
     ]
+
+
+@pytest.fixture
+def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Horovod whose launcher asks as released ones do, and frameworks that cannot be imported; its package."""
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.origin is not None
+    package = tmp_path / "horovod"
+    shutil.copytree(Path(spec.origin).parent, package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for edit in reversed(QUESTION_EDITS):
+        text = (tmp_path / edit.path).read_text()
+        assert text.count(edit.new) == 1
+        (tmp_path / edit.path).write_text(text.replace(edit.new, edit.old))
+    for name in ("torch", "tensorflow", "mxnet"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of no use here')")
+    (tmp_path / "job.py").write_text("import horovod\nprint(horovod.__file__)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return package
+
+
+def test_a_launch_by_a_released_horovod_imports_no_framework(released: Path) -> None:
+    """`launch` answers in the place of its launcher, which would import TensorFlow and torch to learn of Gloo."""
+    (released / "torch" / "mpi_lib_v2.so").write_bytes(b"..14GlooController..")
+    assert launch(released.parent / "job.py", 2).stdout == (f"{released}/__init__.py\n",) * 2
+
+
+def test_a_released_horovod_without_gloo_says_so_itself(released: Path) -> None:
+    """As those of conda-forge are, which have MPI only."""
+    (released / "torch" / "mpi_lib_v2.so").write_bytes(b"..13MPIController..")
+    with pytest.raises(LaunchError, match="Gloo support has not been built"):
+        launch(released.parent / "job.py", 2)
 
 
 DISCOVER = """
