@@ -3,7 +3,7 @@
     hvd-hetero/horovod/lock                     held during a build
     hvd-hetero/horovod/horovod-0.28.1.tar.gz    the verified source distribution
     hvd-hetero/horovod/<key>/*                  one wheel per key, its digest, and edit.log
-    hvd-hetero/horovod/<key>_compiled/*         the same before the edits of Python files, and build.log
+    hvd-hetero/horovod/<key>_compiled/*         for one framework, before the edits of Python files, and build.log
     hvd-hetero/horovod/work-*/                  a build under way
 
 A wheel appears by a rename within one file system, so that it is there whole or not at all. Its digest tells when it

@@ -14,7 +14,7 @@ from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
 from hvd_hetero.horovod_build.install import install, is_installed
 from hvd_hetero.horovod_build.plan import BuildPlan, find_frameworks, make_plan
 from hvd_hetero.horovod_build.progress import Reporter, make_reporter
-from hvd_hetero.horovod_build.repack import edit_wheel
+from hvd_hetero.horovod_build.repack import join_wheels
 from hvd_hetero.horovod_build.source import apply_edits, fetch, unpack, verify
 from hvd_hetero.horovod_build.toolchain import find_toolchain
 
@@ -82,19 +82,23 @@ def ensure_wheel(
         if not force and (wheel := cache.find(plan)) is not None:
             return wheel  # whoever held the lock has built it
         with cache.workspace() as work:
-            compiled = None if force else cache.find_compiled(plan)
-            if compiled is None:
-                log = _empty(cache.compiled_entry(plan) / "build.log")
-                if sdist is None:
-                    reporter.stage("fetch the source")
-                    sdist = fetch(cache.root, work, log)
-                reporter.stage("unpack and edit")
-                tree = unpack(sdist, work)
-                apply_edits(tree, SOURCE_EDITS)
-                built = compile_wheel(tree, work, build_environment(plan, tools, path, jobs, environ), log, reporter)
-                compiled = cache.store_compiled(plan, built)
+            compiled = []
+            for part in plan.parts:
+                found = None if force else cache.find_compiled(part)
+                if found is None:
+                    log = _empty(cache.compiled_entry(part) / "build.log")
+                    if sdist is None:
+                        reporter.stage("fetch the source")
+                        sdist = fetch(cache.root, work, log)
+                    folder = work / part.frameworks[0].module
+                    tree = unpack(sdist, folder)
+                    apply_edits(tree, SOURCE_EDITS)
+                    build_environ = build_environment(part, tools, path, jobs, environ)
+                    found = cache.store_compiled(part, compile_wheel(part, tree, build_environ, log, reporter))
+                compiled.append(found)
             reporter.stage("edit the wheel")
-            return cache.store(plan, edit_wheel(compiled, PACKAGE_EDITS, work, _empty(cache.entry(plan) / "edit.log")))
+            log = _empty(cache.entry(plan) / "edit.log")
+            return cache.store(plan, join_wheels(compiled, PACKAGE_EDITS, work, log))
 
 
 def _empty(log: Path) -> Path:

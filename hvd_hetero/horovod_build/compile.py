@@ -34,8 +34,9 @@ def build_environment(
     return {**kept, **dict(plan.variables), **tools.variables(path), "MAKEFLAGS": f"-j{jobs}", "PYTHONUNBUFFERED": "1"}
 
 
-def compile_wheel(tree: Path, into: Path, environ: Mapping[str, str], log: Path, reporter: Reporter) -> Path:
-    """Build the wheel of an edited tree and return its path."""
+def compile_wheel(part: BuildPlan, tree: Path, environ: Mapping[str, str], log: Path, reporter: Reporter) -> Path:
+    """Build the wheel of an edited tree for one framework, beside the tree, and return its path."""
+    into, name = tree.parent, part.frameworks[0].module
     compiling = False
 
     def follow(line: str) -> None:
@@ -43,10 +44,10 @@ def compile_wheel(tree: Path, into: Path, environ: Mapping[str, str], log: Path,
         if (match := _PERCENT.match(line)) is not None:
             if not compiling:
                 compiling = True
-                reporter.stage("compile")
+                reporter.stage(f"compile for {name}")
             reporter.percent(int(match[1]))
 
-    reporter.stage("configure")
+    reporter.stage(f"configure for {name}")
     run_logged(
         [
             *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"),
@@ -57,7 +58,7 @@ def compile_wheel(tree: Path, into: Path, environ: Mapping[str, str], log: Path,
         log=log,
         doing="Horovod did not build",
         environ={**environ, "TMPDIR": str(into)},  # whatever pip and the compilers leave goes with the work directory
-        cwd=tree.parent,
+        cwd=into,
         on_line=follow,
     )
     wheels = sorted(into.glob("horovod-*.whl"))

@@ -3,6 +3,9 @@
 A wheel of Horovod is good for exactly one combination of Horovod, torch, TensorFlow, interpreter and C library, since
 its extensions link against the frameworks' own C++ libraries. All of these, and a digest of the edits and of the
 build's switches, make the key: whatever changes the binary changes the key.
+
+Each framework's extension is compiled alone, and has a key of its own: another framework that is installed later adds
+its extension to those that are there. They share no objects, because Horovod's core uses Eigen as the framework has it.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvd_hetero.horovod_build.distributions import installed_version
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
@@ -68,6 +71,19 @@ class BuildPlan:
     python: str
     libc: str
     variables: tuple[tuple[str, str], ...]
+
+    @property
+    def parts(self) -> tuple["BuildPlan", ...]:
+        """What the compiler makes, one framework at a time."""
+        return tuple(replace(self, frameworks=(f,), variables=self._variables_for(f)) for f in self.frameworks)
+
+    def _variables_for(self, framework: Framework) -> tuple[tuple[str, str], ...]:
+        variables = dict(self.variables)
+        for other in self.frameworks:
+            if other != framework:
+                del variables[f"HOROVOD_WITH_{other.switch}"]
+                variables[f"HOROVOD_WITHOUT_{other.switch}"] = "1"
+        return tuple(sorted(variables.items()))
 
     @property
     def key(self) -> str:

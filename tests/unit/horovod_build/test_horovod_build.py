@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import os
 import signal
 import stat
@@ -31,22 +32,22 @@ SILENT = progress.SilentReporter()
 TOOLS = toolchain.Toolchain("cc", "c++", "cmake", "make")
 
 EDITS = SOURCE_EDITS + PACKAGE_EDITS
-# A source distribution in Horovod's shape: the places to edit, and a setup.py that "compiles" for torch.
+# A source distribution in Horovod's shape: the places to edit, and a setup.py that "compiles" for what it is told.
 FAKE_FILES = {
     **{path: "\n".join(e.old for e in EDITS if e.path == path) for path in {edit.path for edit in EDITS}},
-    "CMakeLists.txt": "project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n",
-    "horovod/torch/CMakeLists.txt": "    set(CMAKE_CXX_STANDARD 14)\n",
-    "horovod/tensorflow/CMakeLists.txt": SOURCE_EDITS[2].old + "add_library()\n",
     "horovod/__init__.py": "",
     "setup.py": (
-        "import os\n"
+        "import json, os\n"
         "from setuptools import find_namespace_packages, setup\n"
         "assert '17' in open('CMakeLists.txt').read()\n"
-        "assert os.environ['HOROVOD_WITH_PYTORCH'] == '1'\n"
+        "torch, other = (os.environ.get(f'HOROVOD_WITH_{name}') == '1' for name in ('PYTORCH', 'TENSORFLOW'))\n"
         "print('[  5%] Building', '[ 50%] Building', sep='\\n', flush=True)\n"
-        "open('horovod/torch/mpi_lib_v2.fake.so', 'w').close()\n"
+        "if torch: open('horovod/torch/mpi_lib_v2.fake.so', 'w').close()\n"
+        "if other: open('horovod/tensorflow/mpi_lib.fake.so', 'w').close()\n"
+        "versions = {'pytorch': '2.13.0'} if torch else {'tensorflow': '2.21.0'}\n"
+        "json.dump(versions | {'dummy': 'none'}, open('horovod/metadata.json', 'w'))\n"
         "setup(name='horovod', version='0.28.1', packages=find_namespace_packages(include=['horovod*']),\n"
-        "      package_data={'horovod.torch': ['*.so']})\n"
+        "      package_data={'horovod': ['*.json'], 'horovod.torch': ['*.so'], 'horovod.tensorflow': ['*.so']})\n"
     ),
 }
 
@@ -207,9 +208,9 @@ def test_edits_change_what_they_name(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     source.apply_edits(tmp_path, SOURCE_EDITS)
-    assert (tmp_path / "CMakeLists.txt").read_text() == FAKE_FILES["CMakeLists.txt"].replace("14", "17")
-    assert (tmp_path / "horovod/torch/CMakeLists.txt").read_text() == "    set(CMAKE_CXX_STANDARD 17)\n"
-    assert (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text() == "add_library()\n"
+    assert "set(CMAKE_CXX_STANDARD 17)" in (tmp_path / "CMakeLists.txt").read_text()
+    assert "set(CMAKE_CXX_STANDARD 17)" in (tmp_path / "horovod/torch/CMakeLists.txt").read_text()
+    assert "xla" not in (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text()
     assert (tmp_path / "setup.py").read_text() == FAKE_FILES["setup.py"]
 
 
@@ -444,7 +445,7 @@ def test_the_whole_way_with_a_small_source(
     assert wheel.exists()
     assert wheel.is_relative_to(tmp_path / "cache")
     assert "Horovod 0.28.1 for torch 2.13.0" in first.err
-    assert "compile: 50 %" in first.err
+    assert "compile for torch: 50 %" in first.err
     assert list(wheel.parent.parent.glob("work-*")) == []
 
     monkeypatch.setattr(command, "compile_wheel", lambda *_: pytest.fail("built although it was cached"))
@@ -467,6 +468,31 @@ def test_the_whole_way_with_a_small_source(
         assert PACKAGE_EDITS[-1].new not in archive.read(PACKAGE_EDITS[-1].path).decode()
     assert log.read_text() == said
     assert "Building" in said
+
+
+def test_a_framework_that_comes_later_is_compiled_alone(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch has stays; the wheel for both has both extensions, and both versions for Horovod to compare."""
+    sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.environ["PATH"]))
+    alone = command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    compiled_for = []
+
+    def compile_part(part: plan.BuildPlan, *rest: object) -> Path:
+        compiled_for.extend(part.frameworks)
+        return compile.compile_wheel(part, *rest)
+
+    monkeypatch.setattr(command, "compile_wheel", compile_part)
+    both = command.ensure_wheel(make_plan((TORCH, TENSORFLOW), {}), cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    assert compiled_for == [TENSORFLOW]
+    with zipfile.ZipFile(alone) as before, zipfile.ZipFile(both) as after:
+        assert set(after.namelist()) - set(before.namelist()) == {"horovod/tensorflow/mpi_lib.fake.so"}
+        assert json.loads(after.read("horovod/metadata.json")) == {
+            "pytorch": "2.13.0",
+            "tensorflow": "2.21.0",
+            "dummy": "none",
+        }
 
 
 def test_a_failing_build_shows_the_end_of_the_log(
