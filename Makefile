@@ -25,7 +25,8 @@ setup:
 	@"$(PYTHON)" scripts/setup.py
 
 # make demo SLOW=3 slows the last rank to a third; make demo FRAMEWORK=keras trains with Keras
-demo: setup
+demo:
+	@"$(PYTHON)" scripts/setup.py $(if $(filter keras,$(FRAMEWORK)),,torch)
 	@$(BIN)/python examples/demo.py $(if $(SLOW),--slow $(SLOW)) $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 test: setup

@@ -1,6 +1,9 @@
 """Make ``.venv`` what this checkout needs, doing only what is not done yet.
 
-    venv -> tools -> project -> check -> torch -> development -> horovod
+    venv -> tools -> project -> check -> torch -> horovod -> development -> tensorflow
+
+With the argument ``torch`` it ends at ``horovod``, which is all that the demo needs. ``tensorflow`` adds TensorFlow's
+part to Horovod; torch's is not compiled again.
 
 Each stage has a stamp in ``.venv/stamps``: a hash of what it was made from and of the stage before it, written when the
 stage is complete. A stage whose stamp fits is skipped, so that an unchanged set-up costs a fraction of a second, and a
@@ -47,8 +50,10 @@ class Stage(NamedTuple):
     action: Callable[[], int]
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Bring the environment up to date, alone, and return the exit code."""
+    if arguments not in ([], ["torch"]):
+        return failed(f"the argument must be torch or absent, not {' '.join(arguments)}", 2)
     if sys.version_info < OLDEST:
         needed, here = ".".join(map(str, OLDEST)), sys.version.split()[0]
         return failed(
@@ -61,11 +66,17 @@ def main() -> int:
         except BlockingIOError:
             say("another set-up of this checkout is under way; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        return bring_up_to_date()
+        return bring_up_to_date(for_torch() if arguments else stages())
+
+
+def for_torch() -> list[Stage]:
+    """Return the steps after which torch and Horovod can be used."""
+    every = stages()
+    return every[: [stage.name for stage in every].index("horovod") + 1]
 
 
 def stages() -> list[Stage]:
-    """Return the steps in their order."""
+    """Return all steps in their order."""
     recipe = "".join(text(path) for path in sorted((ROOT / "hvd_hetero" / "horovod_build").rglob("*.py")))
     return [
         Stage("venv", "create .venv", f"{sys.version} {sys.base_prefix} {ROOT}", make_venv),
@@ -74,19 +85,21 @@ def stages() -> list[Stage]:
         Stage("check", "look for a C++ compiler, CMake and make", "", lambda: build_horovod("--check-tools")),
         Stage("torch", "install torch", pins("torch"), lambda: install("torch")),
         Stage(
+            "horovod", "build Horovod for torch, or find it in the cache", recipe, lambda: build_horovod("--install")
+        ),
+        Stage(
             "development",
             "install TensorFlow, Keras and the development tools",
             pins("development"),
             lambda: install("development"),
         ),
-        Stage("horovod", "build Horovod, or find it in the cache", recipe, lambda: build_horovod("--install")),
+        Stage("tensorflow", "the same for TensorFlow", recipe, lambda: build_horovod("--install")),
     ]
 
 
-def bring_up_to_date() -> int:
-    """Run the stages that are not done; the lock is held."""
+def bring_up_to_date(todo: list[Stage]) -> int:
+    """Run those of the stages that are not done; the lock is held."""
     start_s, ran, hashed = time.monotonic(), 0, ""
-    todo = stages()
     heal(expected_venv=digest("", todo[0].content))
     for number, stage in enumerate(todo, start=1):
         hashed = digest(hashed, stage.content)
@@ -209,6 +222,6 @@ def failed(message: str, code: int = 1) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(failed("interrupted; run the same command again", 130))

@@ -13,7 +13,9 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -128,20 +130,49 @@ def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan:
     assert torch_plan.compiled_key != compiled
 
 
-def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its stamp is a hash of all files of the recipe, those of the edits included."""
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script behind every target of the Makefile."""
     scripts = Path(__file__).parents[3] / "scripts"
     monkeypatch.syspath_prepend(scripts)
     spec = importlib.util.spec_from_file_location("set_up", scripts / "setup.py")
     assert spec is not None
     assert spec.loader is not None
-    set_up = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(set_up)
-    (content,) = [stage.content for stage in set_up.stages() if stage.name == "horovod"]
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(set_up: ModuleType) -> None:
+    """Its stamps are hashes of all files of the recipe, those of the edits included."""
+    contents = [stage.content for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")]
+    assert len(contents) == 2
     for part in (command, source, edits.authentication, edits.edit):
-        assert Path(part.__file__ or "").read_text() in content
+        assert all(Path(part.__file__ or "").read_text() in content for content in contents)
+
+
+def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stages are the first of all, so that what comes later goes on from there and does nothing again."""
+    monkeypatch.setattr(set_up, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(set_up, "STAMPS", tmp_path / "stamps")
+    monkeypatch.setattr(set_up, "INSTALLED", tmp_path / "installed")
+    monkeypatch.setattr(set_up, "STATE", tmp_path)
+    monkeypatch.setattr(set_up, "listed", lambda: subprocess.CompletedProcess([], 0, "", ""))
+    ran: list[str] = []
+    whole = [stage._replace(action=partial(_note, ran, stage.name)) for stage in set_up.stages()]
+    monkeypatch.setattr(set_up, "stages", lambda: whole)
+    assert set_up.main(["torch"]) == 0
+    assert ran == ["venv", "tools", "project", "check", "torch", "horovod"]
+    assert set_up.main([]) == 0
+    assert ran[6:] == ["development", "tensorflow"]
+    assert set_up.main(["torch"]) == set_up.main([]) == 0
+    assert len(ran) == 8
+    assert set_up.main(["jax"]) == 2
+
+
+def _note(ran: list[str], name: str) -> int:
+    ran.append(name)
+    return 0
 
 
 def test_key_is_the_same_inside_a_job(torch_plan: plan.BuildPlan) -> None:
