@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console
+
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
 from hvd_hetero.horovod_build.compile import build_environment, compile_wheel, default_jobs
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
 from hvd_hetero.horovod_build.install import install, is_installed
 from hvd_hetero.horovod_build.plan import BuildPlan, find_frameworks, make_plan
-from hvd_hetero.horovod_build.progress import Reporter, make_reporter
+from hvd_hetero.horovod_build.progress import Reporter
 from hvd_hetero.horovod_build.repack import join_wheels
 from hvd_hetero.horovod_build.source import apply_edits, fetch, unpack, verify
 from hvd_hetero.horovod_build.toolchain import find_toolchain
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
     plan = make_plan(find_frameworks(environ), environ)
     cache = WheelCache(cache_root(environ))
     jobs = args.jobs if args.jobs is not None else default_jobs()
-    with _terminated_as_exit(), make_reporter(args.quiet) as reporter:
+    with _terminated_as_exit(), Reporter(Console(stderr=True, quiet=args.quiet)) as reporter:
         reporter.note(plan.title)
         wheel = ensure_wheel(plan, cache, environ, reporter, jobs=jobs, force=args.force, sdist=args.sdist)
         if args.install and not is_installed(wheel):
