@@ -92,9 +92,7 @@ class Session:
         if self.balancer.plan().ends == "first" and wire is not None:
             if crew is None:
                 name = f"{self.prefix}.signals"
-                self._channel = SignalChannel(
-                    rank, workers, lambda payload: wire.allgather_object(payload, name=name), generation=number
-                )
+                self._channel = SignalChannel(rank, workers, lambda payload: wire.allgather_object(payload, name=name))
             else:
                 self._channel = crew.signals(number)
             self.balancer.signals = self._channel

@@ -26,7 +26,7 @@ from contextlib import suppress
 from enum import IntEnum
 from hashlib import blake2b
 
-from hvd_hetero.communication.signals.addresses import Address, Directory
+from hvd_hetero.communication.addresses import Address, Directory
 
 __all__ = ["MOST_BYTES", "Kind", "RollCall"]
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.communication.signals.addresses import exchange_directory, job_key, listen_to_packets
+from hvd_hetero.communication.addresses import exchange_directory, job_key, listen_to_packets
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience
@@ -89,9 +89,7 @@ class Watchdog:
         _balancers.add(balancer)
         sockets, troubles = listen_to_packets()
         try:
-            directory = exchange_directory(
-                balancer.rank, balancer.workers, generation, sockets, troubles, exchange, job_key()
-            )
+            directory = exchange_directory(balancer.rank, balancer.workers, sockets, troubles, exchange, job_key())
         except HeteroError as error:  # on all ranks alike, because all have exchanged the same
             for sock in sockets:
                 sock.close()

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.communication.signals.addresses import exchange_directory, listen_to_packets
+from hvd_hetero.communication.addresses import exchange_directory, listen_to_packets
 from hvd_hetero.policies import BSP
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.roll import RollCall
@@ -179,7 +179,7 @@ def roll_calls(size):
     directories = [None] * size
 
     def meet(rank):
-        directories[rank] = exchange_directory(rank, size, 5, *sockets[rank], allgather(rank))
+        directories[rank] = exchange_directory(rank, size, *sockets[rank], allgather(rank))
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(size)]
     for thread in threads:

@@ -1,12 +1,11 @@
 """Where a rank listens, and what all ranks tell each other about it, once, by a collective that is handed in.
 
-A rank listens on each address that it is known by and on no other (never on the wildcard), on a port that the system
-chooses, and tells all of them; who connects tries them in turn. Loopback addresses are only tried between ranks that
-give the same host name.
+A rank listens at each address that it is known by, never at the wildcard, on a port that the system chooses. It tells
+the others all of them, and they try them in turn. Only ranks that give the same host name try loopback addresses.
 
-The key is made of what rank 0 draws and of the job's key, which the launcher of the Horovod that we build gives to each
-rank in its environment. The job's key is not sent, so that who reads the network cannot take part. Under another
-launcher what rank 0 draws is the key, and as secret as the collective that carries it.
+The key combines what rank 0 draws with the job's key, which the launcher of the Horovod that we build puts into each
+rank's environment. The job's key is not sent, so reading the network is not enough to take part. Under another
+launcher the key is what rank 0 draws, as secret as the collective that carries it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from hvd_hetero.communication.signals.frames import KEY_BYTES
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["Address", "Directory", "exchange_directory", "job_key", "listen", "listen_to_packets"]
@@ -32,24 +30,24 @@ __all__ = ["Address", "Directory", "exchange_directory", "job_key", "listen", "l
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
 
-_VERSION = 2
+_VERSION = 3
+_KEY_BYTES = 32
 _INTERFACE = "HOROVOD_GLOO_IFACE"
 _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 _BACKLOG = 128
 _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
 
 
-def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
-    """A listening socket for each address of ``names``, and what hindered the others.
+def listen() -> tuple[list[socket.socket], str]:
+    """Listen at each address by which the other ranks may reach this one; say what hindered further ones.
 
-    With no names given: the addresses of the interface that Horovod uses, as its launcher has told this rank. If it has
-    not, the addresses that the host's own name resolves to, then loopback. Where that name means loopback alone, as it
-    does on many systems as they are installed, the addresses of the host's interfaces, too.
+    These are the addresses of the interface that Horovod uses, as its launcher has told this rank. If it has not, they
+    are those that the host's own name resolves to, then loopback. Where that name means loopback alone, as it does on
+    many systems as they are installed, the addresses of the host's interfaces follow.
     """
-    names = names or _interfaces(os.environ.get(_INTERFACE, ""))
-    given = names or [socket.gethostname(), "127.0.0.1", "::1"]
-    listeners, troubles = _listen(given)
-    if not names and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
+    named = _interfaces(os.environ.get(_INTERFACE, ""))
+    listeners, troubles = _listen(named or [socket.gethostname(), "127.0.0.1", "::1"])
+    if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
         more, also = _listen([ip for ip in _interfaces() if ip not in listeners])
         listeners |= more
         troubles += also
@@ -57,8 +55,8 @@ def listen(names: Sequence[str]) -> tuple[list[socket.socket], str]:
 
 
 def listen_to_packets() -> tuple[list[socket.socket], str]:
-    """The same for UDP, for the addresses that ``listen`` chooses by itself."""
-    streams, troubles = listen(())
+    """Do the same for UDP."""
+    streams, troubles = listen()
     sockets: list[socket.socket] = []
     for stream in streams:
         sock = socket.socket(stream.family, socket.SOCK_DGRAM)
@@ -129,7 +127,6 @@ class Directory:
 def exchange_directory(
     rank: int,
     size: int,
-    generation: int,
     listeners: Sequence[socket.socket],
     troubles: str,
     exchange: Callable[[bytes], Sequence[bytes]],
@@ -143,24 +140,18 @@ def exchange_directory(
         "version": _VERSION,
         "rank": rank,
         "size": size,
-        "generation": generation,
         "host": socket.gethostname(),
         "addresses": [listener.getsockname()[:2] for listener in listeners],
         "troubles": troubles,
-        "key": secrets.token_hex(KEY_BYTES) if rank == 0 else "",
+        "key": secrets.token_hex(_KEY_BYTES) if rank == 0 else "",
         "job": hmac.new(job_key, b"signals: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
     entries = [_entry(payload) for payload in exchange(json.dumps(own).encode())]
-    for key, here in (("version", [_VERSION] * size), ("rank", list(range(size)))):
+    for key, here in (("version", [_VERSION] * size), ("rank", list(range(size))), ("size", [size] * size)):
         if [entry[key] for entry in entries] != here:
             raise HeteroError(
-                f"the signal channel's exchange must bring every rank's payload, in order of rank; {key} should be "
-                f"{here}, got {[entry[key] for entry in entries]}. Hand in an allgather, and one version of hvd-hetero"
-            )
-    for key in ("size", "generation"):
-        if len({entry[key] for entry in entries}) != 1:
-            raise HeteroError(
-                f"all ranks of a signal channel must name the same {key}, got {[entry[key] for entry in entries]}"
+                f"the exchange of addresses must bring every rank's payload, in order of rank; {key} should be {here}, "
+                f"got {[entry[key] for entry in entries]}. Hand in an allgather, and use one version of hvd-hetero"
             )
     for entry in entries:
         if not entry["addresses"]:
@@ -198,5 +189,5 @@ def _entry(payload: bytes) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or entry.get("version") != _VERSION:
-        raise HeteroError(f"the exchange brought what no signal channel of this version sends: {payload!r:.80}")
+        raise HeteroError(f"the exchange of addresses brought what no rank of this version sends: {payload!r:.80}")
     return entry
