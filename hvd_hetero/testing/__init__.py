@@ -5,6 +5,7 @@ from hvd_hetero.testing.faults import Faults
 from hvd_hetero.testing.hosts import Elastic
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
 from hvd_hetero.testing.memory import KEEP_MEMORY
+from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
@@ -19,6 +20,7 @@ __all__ = [
     "HangError",
     "LaunchError",
     "LaunchResult",
+    "Preloaded",
     "ProportionalSleep",
     "QuotaSlowDown",
     "QuotaSupport",

@@ -23,10 +23,10 @@ from typing import Any
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.testing import rank as bootstrap
 from hvd_hetero.testing.hosts import HOSTS, Elastic
+from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.quota import remove_stale_groups
 
-_ROOT = Path(__file__).resolve().parents[2]  # of the checkout, or of site-packages
 _TAIL_LINES = 40
 _POLL_S = 0.05
 
@@ -83,6 +83,7 @@ def launch(
     starter: Sequence[str] = (),
     on_line: Callable[[int, str], None] | None = None,
     elastic: Elastic | None = None,
+    preloaded: Preloaded | None = None,
 ) -> LaunchResult:
     """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
 
@@ -91,6 +92,8 @@ def launch(
     place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
     which it prints "Process N exit with status code M", as horovodrun does. ``on_line(rank, line)`` is called, in
     this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
+
+    Ranks of ``preloaded`` begin with those modules imported (`hvd_hetero.testing.Preloaded`).
 
     With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
     the last membership do.
@@ -117,6 +120,10 @@ def launch(
         if elastic is not None:
             horovodrun += elastic.options(run_dir, ranks)
             env = {HOSTS: str(run_dir / "hosts"), **(env or {})}
+        environment = bootstrap.environment(env)
+        environment |= {bootstrap.RUN_DIR: str(run_dir), bootstrap.LAUNCHER_PID: str(os.getpid())}
+        if preloaded is not None:
+            environment[bootstrap.PRELOADED] = preloaded.address
         command = [python, bootstrap.__file__, "--exec", *horovodrun]
         command += [python, bootstrap.__file__, *program, *map(str, args)]
         follower = _Follower(run_dir, on_line)
@@ -124,7 +131,7 @@ def launch(
         begin_s = time.monotonic()
         with open(run_dir / "launcher", "wb") as log:
             job = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(env, run_dir),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the caller, who then ends the job below
             )  # fmt: skip
         try:
@@ -160,20 +167,6 @@ def _horovodrun(python: str) -> str:
             f"horovodrun is neither beside {python} nor on the PATH; install Horovod there (hvd-hetero build-horovod)"
         )
     return found
-
-
-def _environment(env: Mapping[str, str] | None, run_dir: Path) -> dict[str, str]:
-    whole = dict(os.environ)
-    whole |= {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONFAULTHANDLER": "1",
-        "PYTHONUNBUFFERED": "1",
-        # Ranks on a busy machine may be half a minute apart when they first meet; the default of 30 s is too near.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
-    }
-    whole |= env or {}
-    whole["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), whole.get("PYTHONPATH", "")]))
-    return whole | {bootstrap.RUN_DIR: str(run_dir), bootstrap.LAUNCHER_PID: str(os.getpid())}
 
 
 class _Follower:

@@ -2,7 +2,8 @@
 
 horovodrun starts every rank in a session of its own, below a middleman and a shell, so neither a process group nor the
 tree of children holds the whole job: whoever loses its parent leaves the tree. What none of them loses is the
-environment that it was started with, and one variable in there names the job's own run directory.
+environment that it was started with, and one variable in there names the job's own run directory. (A rank that was
+forked from a process with its imports done has the environment of that one; it has left a file in the run directory.)
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ _POLL_S = 0.02
 
 def job_processes(run_dir: Path) -> list[psutil.Process]:
     """All living processes of the job, whoever their parents are by now."""
+    forked = {int(file.name.split(".")[1]): file.stat().st_mtime for file in run_dir.glob("*.stack")}
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # ended meanwhile, or not ours to look into
-            if process.pid != os.getpid() and process.environ().get(RUN_DIR) == str(run_dir):
+            named = process.environ().get(RUN_DIR) == str(run_dir)
+            if process.pid != os.getpid() and (named or process.create_time() < forked.get(process.pid, 0.0)):
                 found.append(process)
     return found
 

@@ -7,6 +7,9 @@ The run directory, named by ``HVD_HETERO_RUN_DIR``, gets one file of each kind p
 stdout and stderr, by redirecting the descriptors themselves, so that output of C++ code is in them and a killed rank
 loses none (``horovodrun --output-filename`` fails for a single rank, and mixes its own lines into them); stack, which
 SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as elastic jobs start a rank more than once.
+
+Where ``HVD_HETERO_PRELOADED`` names the socket of `hvd_hetero.testing.preload`, the rank is a fork of the process that
+listens there, and this one only stands in for it.
 """
 
 import contextlib
@@ -14,17 +17,36 @@ import ctypes
 import faulthandler
 import glob
 import importlib.util
+import json
 import os
 import runpy
 import select
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Mapping
 
 RUN_DIR = "HVD_HETERO_RUN_DIR"
 LAUNCHER_PID = "HVD_HETERO_LAUNCHER_PID"
+PRELOADED = "HVD_HETERO_PRELOADED"
 STACK_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
+
+
+def environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    """What every process of a job begins with: ours, ``env``, and the checkout or site-packages that this is in."""
+    whole = dict(os.environ)
+    whole |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Ranks on a busy machine may be half a minute apart when they first meet; the default of 30 s is too near.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
+    }
+    whole |= env or {}
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return whole | {"PYTHONPATH": os.pathsep.join(filter(None, [root, whole.get("PYTHONPATH", "")]))}
 
 
 def run_file(kind: str) -> str:
@@ -77,7 +99,7 @@ def become(command: list[str]) -> None:
         os.execv(script, command)
 
 
-def main(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     """Prepare this process, then become the script or module that ``arguments`` name."""
     for kind, descriptor in (("stdout", 1), ("stderr", 2)):
         file = os.open(run_file(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -102,10 +124,32 @@ def main(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def stand_in(address: str, arguments: list[str]) -> None:
+    """Have the rank forked from the process that listens there, and be to horovodrun what the rank is."""
+    die_with_parent()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
+        server.sendall(json.dumps(request).encode() + b"\n")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+        answer = server.recv(4, socket.MSG_WAITALL)
+    if len(answer) < 4:
+        sys.exit("the process that has preloaded this rank's modules is gone")
+    code = int.from_bytes(answer, "big", signed=True)
+    if code < 0:  # a signal's
+        with contextlib.suppress(OSError):  # SIGKILL's action cannot be set, nor need it be
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--exec":  # the launcher's own child is horovodrun, which must not outlive the launcher either
         die_with_parent()
         if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it ended before the kernel was asked
             sys.exit("the launcher has ended")
         become(sys.argv[2:])
-    main(sys.argv[1:])
+    if PRELOADED in os.environ:
+        stand_in(os.environ.pop(PRELOADED), sys.argv[1:])
+    run(sys.argv[1:])

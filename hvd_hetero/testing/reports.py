@@ -19,11 +19,16 @@ def report(value: Any) -> None:
             f"report() is for ranks that hvd_hetero.testing.launch started, and {RUN_DIR} is not set here; "
             "launch this script with it, or guard the call"
         )
-    text = json.dumps(value, default=_plain)
+    text = as_json(value)
     path = run_file("report")
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(path + ".new", path)  # a rank killed meanwhile keeps its last whole report
+
+
+def as_json(value: Any) -> str:
+    """``value`` as one line of JSON."""
+    return json.dumps(value, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from hvd_hetero.testing import HangError, LaunchError, RankError, launch, report
+from hvd_hetero.testing import HangError, LaunchError, Preloaded, RankError, launch, report
 from hvd_hetero.testing.processes import stacks
 from hvd_hetero.testing.rank import RUN_DIR
 
@@ -37,9 +37,16 @@ sys.exit(int(any(codes)))
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Launch a script given as text."""
+@pytest.fixture(scope="module")
+def preloaded():
+    with Preloaded("numpy") as preloaded:
+        yield preloaded
+
+
+@pytest.fixture(params=["ranks of their own", "forked ranks"])
+def run(request, tmp_path):
+    """Launch a script given as text. All holds of ranks that are forked from a process with its imports done, too."""
+    forked = {"preloaded": request.getfixturevalue("preloaded")} if request.param == "forked ranks" else {}
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, command in (("python", ""), ("horovodrun", f" {folder}/horovodrun.py")):
@@ -52,7 +59,7 @@ def run(tmp_path):
         script.write_text(
             "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + textwrap.dedent(text)
         )
-        return launch(keywords.pop("target", script), ranks, args, python=str(folder / "python"), **keywords)
+        return launch(keywords.pop("target", script), ranks, args, python=str(folder / "python"), **{**forked, **keywords})
 
     return launch_text
 
@@ -194,9 +201,10 @@ def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
                 (run_dir / "pid").with_suffix(".new").write_text(str(os.getpid()))
                 (run_dir / "pid").with_suffix(".new").rename(run_dir / "pid")
                 sys.exit()
-            while not (run_dir / "pid").exists() or " Z " not in Path(
-                "/proc", (run_dir / "pid").read_text(), "stat"
-            ).read_text():
+            while not (run_dir / "pid").exists():
+                time.sleep(0.01)
+            stat = Path("/proc", (run_dir / "pid").read_text(), "stat")
+            while stat.exists() and " Z " not in stat.read_text():
                 time.sleep(0.01)
             print("stopping")
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -220,6 +228,22 @@ def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
         run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
     with suppress(psutil.NoSuchProcess):
         assert psutil.Process(pids[0]).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own(run):
+    told = "from hvd_hetero.testing import report; report([imported, os.getpid(), os.getppid()])"
+    first, second = run(f"imported = 'numpy' in sys.modules\n{told}").reports
+    assert first[0]
+    assert first[1] != second[1]
+    assert first[2] == second[2], "the process that has imported"
+    assert psutil.Process(first[2]).cmdline()[-1] == "numpy"
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_forked_ranks_end_with_the_process_that_has_imported(run):
+    with Preloaded("json") as other, pytest.raises(RankError, match="the process that has preloaded"):
+        run("print('here'); time.sleep(1000)", 1, preloaded=other, on_line=lambda *_: other.close(), timeout_s=30)
 
 
 def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
