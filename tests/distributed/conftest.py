@@ -3,15 +3,37 @@
 import faulthandler
 import importlib
 import os
+import resource
 import signal
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
 
 import pytest
+from pool import Pool
 
 from hvd_hetero import testing
 
 WORKERS = Path(__file__).parent / "workers"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAUNCHES: list[float] = []
+
+
+class Framework(NamedTuple):
+    """What its ranks import, and what is to be in the environment meanwhile."""
+
+    modules: tuple[str, ...]
+    env: dict[str, str]
+
+
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+FRAMEWORKS = {
+    "torch": Framework(("horovod.torch", "torch_hooks"), {}),
+    "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
+    "tf_keras": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "1", **QUIET}),
+}
 # Above that of each launch (limits.py), which says more. Another one by @pytest.mark.distributed(timeout_s=...).
 TIMEOUT_S = 600.0
 # Later than the limit, for a main thread in C code that never comes back to run the handler of the limit.
@@ -49,15 +71,60 @@ def watchdog(request, real_stderr):
     signal.signal(signal.SIGALRM, former)
 
 
-@pytest.fixture
-def launch():
-    """`hvd_hetero.testing.launch`, which also knows the scripts of ``workers`` by name: ``launch("hang.py", 2)``."""
+@pytest.fixture(scope="session")
+def preloaded():
+    """What ranks of a framework are forked from; each is made when a test first needs it."""
+    made, one_at_a_time = {}, Lock()
+    with ExitStack() as stack:
 
-    def run(script_or_module, ranks, args=(), **keywords):
+        def of(framework):
+            modules, env = FRAMEWORKS[framework]
+            with one_at_a_time:
+                if framework not in made:
+                    made[framework] = stack.enter_context(testing.Preloaded(*modules, env=env))
+            return made[framework]
+
+        yield of
+
+
+@pytest.fixture(scope="session")
+def launch(preloaded):
+    """`hvd_hetero.testing.launch`, which also knows the scripts of ``workers`` by name: ``launch("hang.py", 2)``.
+
+    With a ``framework`` ranks begin with it imported.
+    """
+
+    def run(script_or_module, ranks, args=(), *, framework=None, env=None, **keywords):
         worker = WORKERS / script_or_module
-        return testing.launch(worker if worker.is_file() else script_or_module, ranks, args, **keywords)
+        env = {"PYTHONPATH": str(WORKERS.parent), **(env or {})}  # for pool.py
+        if framework is not None:
+            env = FRAMEWORKS[framework].env | env
+            keywords["preloaded"] = preloaded(framework)
+        begin_s = time.monotonic()
+        try:
+            return testing.launch(worker if worker.is_file() else script_or_module, ranks, args, env=env, **keywords)
+        finally:
+            LAUNCHES.append(time.monotonic() - begin_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pool(launch):
+    """A job that takes cases: ``with pool("exactness.py", 3, "torch") as ranks: ranks("bsp")``."""
+
+    def make(worker, ranks, framework, args=()):
+        return Pool(launch, worker, ranks, args, framework=framework)
+
+    return make
+
+
+def pytest_terminal_summary(terminalreporter):
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    terminalreporter.write_line(
+        f"{len(LAUNCHES)} launches that took {sum(LAUNCHES):.0f} s together, some side by side; "
+        f"{used.ru_utime + used.ru_stime:.0f} s of processor time in all"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Elastic jobs for tests of either framework, each of which is run once."""
+"""Elastic jobs for tests of either framework, each of which is run once, some at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.testing import Elastic, launch
+from hvd_hetero.testing import Elastic
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
@@ -20,29 +18,23 @@ NOTICED_S = 15  # of a rank that is gone, at the latest
 STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
 
 
-def elastic_jobs(tmp_path_factory: Any, reliability: Any, script: str, timeout_s: float) -> Callable[..., Any]:
-    """Runs a job, and returns what its ranks reported and wrote down, and what they said."""
-
-    base = tmp_path_factory.mktemp("elastic")  # here, for pytest makes none from two threads at once
-
-    @cache
-    def run(job: str, ranks: int, patience_s: int, env: tuple[tuple[str, str], ...]) -> Any:
-        directory = Path(tempfile.mkdtemp(dir=base))
+def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: float, **options: Any) -> Any:
+    """Run one job. Returns what its ranks reported, what they wrote down, and what they said."""
+    ranks, patience_s = options.pop("ranks", 3), options.pop("patience_s", NOTICED_S)
+    with tempfile.TemporaryDirectory(prefix="hvd-hetero-elastic-") as directory:
         default = {
             "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
-            "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": str(directory), "faults": [],
+            "seconds_per_sample": [1.0, 2.0, 4.0, 1.0], "directory": directory, "faults": [],
         }  # fmt: skip
-        spec = default | json.loads(job)
+        spec = default | options
         result = launch(
-            BENCHMARKS / script, ranks, [json.dumps(spec)], timeout_s=timeout_s,
-            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s), **dict(env)}, elastic=Elastic(least=1),
+            BENCHMARKS / script, ranks, [json.dumps(spec)], timeout_s=timeout_s, framework=framework,
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1),
         )  # fmt: skip
-        struck = len(list(directory.glob("fault.*")))
+        struck = len(list(Path(directory).glob("fault.*")))
         assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
-        record = reliability.read(directory)
-        return record.ends, record, "".join(result.stderr)
-
-    return lambda ranks=3, patience_s=NOTICED_S, env=(), **job: run(json.dumps(job), ranks, patience_s, env)
+        record = reliability.read(Path(directory))
+    return record.ends, record, "".join(result.stderr)
 
 
 def late(plan: list[int], speeds: list[float]) -> float:
@@ -50,7 +42,7 @@ def late(plan: list[int], speeds: list[float]) -> float:
     return max(x / v for x, v in zip(plan, speeds, strict=True)) * sum(speeds) / sum(plan) - 1
 
 
-def example_that_loses_a_rank(script: Path, epochs: int, **options: Any) -> tuple[str, list[int]]:
+def example_that_loses_a_rank(launch: Any, script: Path, epochs: int, **options: Any) -> tuple[str, list[int]]:
     """Runs an elastic example on two ranks and kills one after an epoch; what was said, and the epochs told."""
     processes: dict[int, int] = {}
     told: list[int] = []

@@ -1,22 +1,18 @@
-"""What PyTorch users do around the loop works, and what cannot work is refused with the way out. One launch for all."""
+"""What PyTorch users do around the loop works, and what cannot work is refused with the way out."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "behaviour.py"
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry")], timeout_s=TORCH_S).reports
+def ranks(pool, tmp_path_factory):
+    with pool("behaviour.py", 2, "torch", [tmp_path_factory.mktemp("telemetry")]) as ranks:
+        yield ranks
 
 
 def test_worker_processes_change_nothing_but_the_lead(ranks):

@@ -2,69 +2,85 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from limits import TORCH_S
 
 from hvd_hetero.allocation import Gamma, minimax
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "device.py"
+SHORTAGES = [
+    "forward",
+    "backward",
+    "twice in a row",
+    "three sizes",
+    "later micro-batch, forward",
+    "later micro-batch, backward",
+    "last micro-batch, forward",
+    "last micro-batch, backward",
+    "every micro-batch above five",
+    "left for good",
+    "static",
+    "non-blocking",
+    "non-blocking, after the signal to stop",
+    "elastic-bsp",
+]
+# Of six: large ones above the first layer; the small ones carry the table, and wait.
+LEFT = {"backward": 2, "last micro-batch, backward": 2, "non-blocking, after the signal to stop": 2}
+LEFT |= {"forward": 0, "later micro-batch, backward": 0, "last micro-batch, forward": 0}
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def outcome(request):
-    return launch(WORKER, request.param, timeout_s=TORCH_S).reports[0]
+def outcome(request, pool):
+    """What rank 0 answers."""
+    with pool("device.py", request.param, "torch") as ranks:
+        yield ranks[0]
 
 
-def test_whenever_memory_runs_short_parameters_are_those_of_the_single_process(outcome):
-    for name, case in outcome["cases"].items():
-        assert case["difference"] <= 1e-10, name
-        assert case["between_ranks"] == 0.0, name
+@pytest.mark.parametrize("name", SHORTAGES)
+def test_whenever_memory_runs_short_parameters_are_those_of_the_single_process(outcome, name):
+    assert outcome[name]["difference"] <= 1e-10
+    assert outcome[name]["between_ranks"] == 0.0
 
 
-def test_memory_did_run_short_in_every_case(outcome):
-    for name, case in outcome["cases"].items():
-        assert case["struck"], name
-        # How many micro-batches a rank does is a matter of time under the last two.
-        if name not in ("every micro-batch above five", "non-blocking", "elastic-bsp"):
-            assert case["still to strike"] == 0, name
-    assert outcome["cases"]["twice in a row"]["struck"][1] == 2, "right afterwards a small part is tried"
-    assert outcome["warned"] == sum(len(case["struck"]) for case in outcome["cases"].values())
+@pytest.mark.parametrize("name", SHORTAGES)
+def test_memory_did_run_short_in_every_case(outcome, name):
+    case = outcome[name]
+    assert case["struck"]
+    assert case["warned"] == len(case["struck"])
+    # How many micro-batches a rank does is a matter of time under the last two.
+    if name not in ("every micro-batch above five", "non-blocking", "elastic-bsp"):
+        assert case["still to strike"] == 0
+    if name == "twice in a row":
+        assert case["struck"][1] == 2, "right afterwards a small part is tried"
 
 
-def test_memory_ran_short_after_gradients_had_left_too(outcome):
-    left = {name: case["left"] for name, case in outcome["cases"].items()}
-    for name in ("backward", "last micro-batch, backward", "non-blocking, after the signal to stop"):
-        assert left[name] == 2, "of six: large ones above the first layer; the small ones carry the table, and wait"
-    for name in ("forward", "later micro-batch, backward", "last micro-batch, forward"):
-        assert left[name] == 0, name
+@pytest.mark.parametrize(("name", "left"), LEFT.items())
+def test_memory_ran_short_after_gradients_had_left_too(outcome, name, left):
+    assert outcome[name]["left"] == left
 
 
-def test_a_round_whose_only_micro_batch_failed_is_not_complete(outcome):
-    for name, case in outcome["cases"].items():
-        assert case["complete when struck"] == [False], name
+@pytest.mark.parametrize("name", SHORTAGES)
+def test_a_round_whose_only_micro_batch_failed_is_not_complete(outcome, name):
+    assert outcome[name]["complete when struck"] == [False]
 
 
-def test_no_sample_is_lost_or_done_twice(outcome):
-    for name, case in outcome["cases"].items():
-        last = case["epochs"][-1]
-        for epoch in range(last + 1):
-            visited = sorted(i for r, of in zip(case["rounds"], case["epochs"], strict=True) if of == epoch for i in r)
-            assert len(set(visited)) == len(visited), name
-            if epoch < last and name != "left for good":  # the last one was left in the middle
-                assert visited == list(range(outcome["samples"])), name
-        assert last >= 1 or name.startswith("non-blocking"), "whose rounds are as long as the others allow"
+@pytest.mark.parametrize("name", SHORTAGES)
+def test_no_sample_is_lost_or_done_twice(outcome, name):
+    case = outcome[name]
+    last = case["epochs"][-1]
+    for epoch in range(last + 1):
+        visited = sorted(i for r, of in zip(case["rounds"], case["epochs"], strict=True) if of == epoch for i in r)
+        assert len(set(visited)) == len(visited)
+        if epoch < last and name != "left for good":  # the last one was left in the middle
+            assert visited == list(range(case["samples"]))
+    assert last >= 1 or name.startswith("non-blocking"), "whose rounds are as long as the others allow"
 
 
 def test_the_limit_with_its_headroom_reaches_all_ranks_with_the_very_round_and_stays(outcome):
-    case = outcome["cases"]["backward"]
+    case = outcome["backward"]
     size = case["struck"][0]
     assert [limit[0] for limit in case["limits"]] == [0] * 3 + [int(0.9 * size)] * (len(case["limits"]) - 3)
     assert all(not any(limit[1:]) for limit in case["limits"])
-    assert outcome["cases"]["every micro-batch above five"]["limits"][-1][0] == 5
+    assert outcome["every micro-batch above five"]["limits"][-1][0] == 5
 
 
 def test_what_cannot_be_done_again_says_when_and_what_to_do_and_other_errors_pass(outcome):

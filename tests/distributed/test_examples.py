@@ -14,16 +14,15 @@ from elastic_jobs import example_that_loses_a_rank
 from limits import DEMO_S, TORCH_S
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import launch
 from hvd_hetero.testing.hosts import host_name
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
+def test_digits_are_learnt_and_every_epoch_visits_all_samples(launch, tmp_path):
     path = tmp_path / "run.jsonl"
-    out = launch(EXAMPLES / "torch_digits.py", 2, ["--telemetry", path], timeout_s=TORCH_S).stdout[0]
+    out = launch(EXAMPLES / "torch_digits.py", 2, ["--telemetry", path], framework="torch", timeout_s=TORCH_S).stdout[0]
     accuracies = [float(a) for a in re.findall(r"accuracy ([\d.]+)", out)]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
@@ -31,8 +30,10 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path):
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
 
 
-def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same():
-    out, epochs = example_that_loses_a_rank(EXAMPLES / "torch_elastic.py", 30, timeout_s=TORCH_S)
+def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same(launch):
+    out, epochs = example_that_loses_a_rank(
+        launch, EXAMPLES / "torch_elastic.py", 30, framework="torch", timeout_s=TORCH_S
+    )
     assert "is rank 0 of 1 after round" in out
     accuracies = re.findall(r"epoch 30: accuracy ([\d.]+)", out)
     assert len(accuracies) == 1

@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from limits import KERAS_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "keras_behaviour.py"
-# Launches of about equal length, so that each stays within its limit.
-PARTS = (
-    (
-        "nothing_is_traced_again_after_the_first_round",
-        "metrics_are_those_of_all_samples",
-        "early_stopping_stops_all_ranks_together",
-        "a_rank_that_stops_in_the_middle_takes_the_others_with_it",
-        "a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it",
-        "a_dataset_of_samples_is_shared_out",
-    ),
-    (
-        "checkpoints_hold_what_was_trained_and_load_without_the_package",
-        "a_loop_of_ones_own",
-        "loss_scales_skip_a_step_alike_on_all_ranks",
-        "mixed_precision",
-        "several_outputs_by_name",
-        "a_train_step_of_ones_own",
-        "local_updates_follow_a_schedule",
-    ),
-    (
-        "running_statistics_and_seeds_stay_with_a_rank_without_data",
-        "an_epoch_to_start_with_is_that_epoch",
-        "plateaus_and_logs",
-        "eager_training",
-        "two_trainings_one_after_the_other_and_one_without",
-        "ranks_with_other_rates_or_data_are_found_out",
-        "what_cannot_work",
-    ),
-    (
-        "options_of_the_optimizer_and_of_fit_match_one_process",
-        "streams_of_unknown_length_end",
-        "a_tfrecord_pipeline_gives_what_one_process_gives",
-    ),
-    (
-        "a_step_tells_trackers_under_names_of_its_own",
-        "several_outputs_tell_a_loss_each",
-        "a_second_compile_makes_metrics_anew",
-        "figures_that_cannot_be_joined_are_named",
-        "data_that_end_before_steps_per_epoch_end_the_epoch",
-    ),
-)
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
-def legacy(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def outcomes(legacy):
-    """What every test of the worker told, one entry per rank; a part is launched when a test first asks for it."""
-    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    found: dict[str, list[dict]] = {}
-
-    def of(name):
-        if name not in found:
-            part = next(part for part in PARTS if name in part)
-            reports = launch(WORKER, 2, [",".join(part)], timeout_s=KERAS_S, env=env).reports
-            found.update({each: [rank[each] for rank in reports] for each in part})
-        for rank in found[name]:
-            assert "failed" not in rank, rank["failed"]
-        return found[name]
-
-    return of
+@pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
+def outcomes(request, pool):
+    """What each rank answers to a case."""
+    with pool("keras_behaviour.py", 2, request.param) as ranks:
+        yield ranks.ask
 
 
 def test_nothing_is_traced_again_after_the_first_round(outcomes):

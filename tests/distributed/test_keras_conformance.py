@@ -9,38 +9,26 @@ state of elastic jobs.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from limits import KERAS_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "keras_conformance.py"
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
-def ranks(request):
-    env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return launch(WORKER, 2, timeout_s=KERAS_S, env=env).reports
-
-
-def outcomes(ranks, name):
-    for rank in ranks:
-        assert "failed" not in rank[name], rank[name]["failed"]
-        yield rank[name]
+@pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
+def ranks(request, pool):
+    with pool("keras_conformance.py", 2, request.param) as ranks:
+        yield ranks
 
 
 def test_learning_rates_warm_up_step_by_step(ranks):
-    for outcome in outcomes(ranks, "learning rates"):
+    for outcome in ranks.ask("learning rates"):
         initial, steps = outcome["initial"], outcome["warm-up"]
         expected = [initial * (0.5 + 0.5 * step / 25) for step in range(25)]
         assert steps == pytest.approx(expected, rel=1e-5)
 
 
 def test_learning_rates_follow_a_schedule_by_epochs(ranks):
-    for outcome in outcomes(ranks, "learning rates"):
+    for outcome in ranks.ask("learning rates"):
         initial, rates = outcome["initial"], outcome["rates"]
         assert rates[5:10] == pytest.approx([initial * 0.1] * 5)
         assert rates[10:15] == pytest.approx([initial * 0.01] * 5)
@@ -48,39 +36,39 @@ def test_learning_rates_follow_a_schedule_by_epochs(ranks):
 
 
 def test_metrics_are_the_same_on_all_ranks(ranks):
-    for outcome in outcomes(ranks, "learning rates"):
+    for outcome in ranks.ask("learning rates"):
         assert outcome["loss spread"] == 0.0
 
 
 @pytest.mark.parametrize("name", ["SGD", "micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
 def test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name):
-    for outcome in outcomes(ranks, f"embeddings, {name}"):
+    for outcome in ranks.ask(f"embeddings, {name}"):
         assert outcome["sparse"], "their gradients are tf.IndexedSlices"
         assert outcome["difference"] < 1e-5 * outcome["moved"]
         assert outcome["spread"] == 0.0
 
 
 def test_an_infinite_gradient_is_gone_with_its_round(ranks):
-    for outcome in outcomes(ranks, "infinite gradient"):
+    for outcome in ranks.ask("infinite gradient"):
         assert outcome["finite"]
         assert outcome["moved"] > 0
 
 
 def test_an_optimizer_keeps_its_class_and_its_configuration(ranks):
-    for outcome in outcomes(ranks, "configuration"):
+    for outcome in ranks.ask("configuration"):
         assert outcome == {"class": "Adam", "same": True, "copy": True}
 
 
 @pytest.mark.parametrize("how", ["one", "several", "unequal"])
 def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks, how):
-    for outcome in outcomes(ranks, "gathered"):
+    for outcome in ranks.ask("gathered"):
         assert outcome[how] < 1e-6
         assert outcome[how + " updates"] == 4
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, count):
-    for outcome in outcomes(ranks, "own layers"):
+    for outcome in ranks.ask("own layers"):
         still, moving = outcome[f"{count} at 0.0"], outcome[f"{count} at 0.001"]
         assert still["shared"] == moving["shared"] == 0.0
         assert still["root's"]
@@ -92,19 +80,19 @@ def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, cou
 
 
 def test_a_ranks_own_layers_stay_while_it_holds_no_data(ranks):
-    untouched = [outcome["without data"]["untouched"] for outcome in outcomes(ranks, "own layers")]
+    untouched = [outcome["without data"]["untouched"] for outcome in ranks.ask("own layers")]
     assert untouched == [False] + [True] * (len(untouched) - 1)
 
 
 def test_frozen_weights_are_broadcast_too(ranks):
-    for outcome in outcomes(ranks, "broadcast"):
+    for outcome in ranks.ask("broadcast"):
         assert outcome == {"root's": True, "spread": 0.0}
 
 
 def test_an_elastic_state_is_committed_restored_and_synchronised(ranks):
     root = {"weight": [1.0], "rate": 0.001, "scale": 1024.0, "epoch": 10, "batch": 20, "best": 0.5}
     changed = {"weight": [7.0], "rate": 0.25, "scale": 1024.0, "epoch": 11, "batch": 21, "best": 0.25}
-    for number, outcome in enumerate(outcomes(ranks, "elastic state"), start=1):
+    for number, outcome in enumerate(ranks.ask("elastic state"), start=1):
         assert outcome["made"] == {
             "weight": [number],
             "rate": 0.001 * number,
@@ -126,7 +114,7 @@ def test_an_elastic_state_is_committed_restored_and_synchronised(ranks):
     ],
 )
 def test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, name, fits):
-    for outcome in outcomes(ranks, name):
+    for outcome in ranks.ask(name):
         assert outcome["left"] == 0, "all three failures happened"
         assert outcome["fits"] == fits, "epoch and batch of the last commit"
         assert outcome["stands"] == [3, 0]
@@ -136,14 +124,14 @@ def test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, name, fits):
 
 
 def test_after_failures_a_sample_is_committed_once_where_nobody_knows_the_rounds_of_an_epoch(ranks):
-    for outcome in outcomes(ranks, "elastic, unknown rounds"):
+    for outcome in ranks.ask("elastic, unknown rounds"):
         assert outcome["left"] == 0
         assert outcome["stands"] == [3, 0]
         assert outcome["visits"] == sorted([*range(44)] * 3)
 
 
 def test_after_failures_a_dataset_makes_up_for_the_rounds_that_are_left(ranks):
-    for outcome in outcomes(ranks, "elastic, dataset"):
+    for outcome in ranks.ask("elastic, dataset"):
         assert outcome["fits"] == [[0, 0], [0, 4], [1, 0], [1, 4]]
         assert outcome["iterations"] == 18
         assert len(outcome["visits"]) == 3 * 44, "of each shard, begun anew with each LoadBalance"

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
-from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
+from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, late, run
 from limits import KERAS_S
+from side_by_side import side_by_side
 
 pytestmark = pytest.mark.distributed
 RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras sends them
-KERAS_3, TF_KERAS = "0", "1"
-
-
-@pytest.fixture(scope="module")
-def elastic(tmp_path_factory, reliability):
-    run = elastic_jobs(tmp_path_factory, reliability, "_reliability_rank_keras.py", KERAS_S)
-
-    def job(legacy, **options):
-        env = (("TF_USE_LEGACY_KERAS", legacy), ("TF_CPP_MIN_LOG_LEVEL", "2"))
-        return run(env=env, **{"rate": RATE, "momentum": MOMENTUM, **options})
-
-    return job
+KERAS_3, TF_KERAS = "Keras 3", "tf_keras"
 
 
 SETTLES = {"epochs": 20, "momentum": 0.5}
@@ -50,24 +40,23 @@ JOIN = {
 }  # fmt: skip
 
 
+JOBS = {"join": JOIN} | {name: {"faults": [["kill", kill]], **job} for name, (kill, job) in KILLS.items()}
+
+
 @pytest.fixture(scope="module")
-def jobs(request, elastic):
-    """Those of the tests that are to run, three at a time: much of each is waiting for Horovod to notice."""
-    here = [item.callspec.params for item in request.session.items if item.path == request.path]
-    wanted = {case: None for params in here for case in params.values()}
-    with ThreadPoolExecutor(3) as pool:
-        yield {
-            (legacy, name): pool.submit(
-                elastic,
-                legacy,
-                **(JOIN if name == "join" else {"faults": [["kill", KILLS[name][0]]], **KILLS[name][1]}),
-            )
-            for legacy, name in wanted
-        }
+def jobs(request, launch, reliability):
+    script, common = "_reliability_rank_keras.py", {"rate": RATE, "momentum": MOMENTUM}
+    started = {
+        (framework, name): partial(run, launch, reliability, script, framework, KERAS_S, **common | job)
+        for framework in (KERAS_3, TF_KERAS)
+        for name, job in JOBS.items()
+    }
+    with side_by_side(request, started) as jobs:
+        yield jobs
 
 
 def label(case):
-    return f"{case[1]}, {'tf_keras' if case[0] == TF_KERAS else 'Keras 3'}"
+    return f"{case[1]}, {case[0]}"
 
 
 @pytest.fixture(params=CASES, ids=label)

@@ -13,18 +13,16 @@ from elastic_jobs import example_that_loses_a_rank
 from limits import DEMO_S, KERAS_S
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "tf_keras"])
-def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path, legacy):
+@pytest.mark.parametrize("framework", ["Keras 3", "tf_keras"])
+def test_digits_are_learnt_and_every_epoch_visits_all_samples(launch, tmp_path, framework):
     path = tmp_path / "run.jsonl"
-    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    out = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], timeout_s=KERAS_S, env=env).stdout[0]
-    accuracies = [float(a) for a in re.findall(r"val_accuracy: ([\d.]+)", out)]
+    done = launch(EXAMPLES / "keras_digits.py", 2, ["--telemetry", path], framework=framework, timeout_s=KERAS_S)
+    accuracies = [float(a) for a in re.findall(r"val_accuracy: ([\d.]+)", done.stdout[0])]
     assert len(accuracies) == 8
     assert accuracies[-1] > 0.85
     run = read_run(path)
@@ -32,10 +30,11 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(tmp_path, legacy):
     assert (run.compute_s > 0).all()
 
 
-@pytest.mark.parametrize("legacy", ["0", "1"], ids=["Keras 3", "tf_keras"])
-def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same(legacy):
-    env = {"TF_USE_LEGACY_KERAS": legacy, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    out, epochs = example_that_loses_a_rank(EXAMPLES / "keras_elastic.py", 20, timeout_s=KERAS_S, env=env)
+@pytest.mark.parametrize("framework", ["Keras 3", "tf_keras"])
+def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_all_the_same(launch, framework):
+    out, epochs = example_that_loses_a_rank(
+        launch, EXAMPLES / "keras_elastic.py", 20, framework=framework, timeout_s=KERAS_S
+    )
     assert "is rank 0 of 1 after round" in out
     assert epochs == list(range(1, 21)), "each epoch is told once, when it is committed"
     assert float(re.findall(r"epoch 20: accuracy ([\d.]+)", out)[0]) > 0.85

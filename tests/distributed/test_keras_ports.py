@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from limits import KERAS_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "keras_behaviour.py"
-PARTS = (
-    "ported_scripts_give_what_one_process_gives",
-    "what_a_loop_makes_later_is_rank_0s",
-    "what_adapt_has_found_is_rank_0s",
-)
 SPLITS = {
     "vae": ["bsp", "uneven", "micro-batches"],
     "ddim": ["uneven"],
@@ -28,18 +18,11 @@ SPLITS = {
 }
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["Keras 3", "tf_keras"])
-def outcomes(request):
-    """What every part of the worker told, one entry per rank."""
-    env = {"TF_USE_LEGACY_KERAS": request.param, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    reports = launch(WORKER, 2, [",".join(PARTS)], timeout_s=KERAS_S, env=env).reports
-
-    def of(name):
-        for rank in reports:
-            assert "failed" not in rank[name], rank[name]["failed"]
-        return [rank[name] for rank in reports]
-
-    return of
+@pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
+def outcomes(request, pool):
+    """What each rank answers to a case."""
+    with pool("keras_behaviour.py", 2, request.param) as ranks:
+        yield ranks.ask
 
 
 @pytest.mark.parametrize(

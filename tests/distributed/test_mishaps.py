@@ -1,23 +1,19 @@
-"""What goes wrong in users' loops is found out and explained; what only looks wrong works. One launch for all."""
+"""What goes wrong in users' loops is found out and explained; what only looks wrong works."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "mishaps.py"
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return launch(WORKER, 2, [tmp_path_factory.mktemp("telemetry") / "run.jsonl"], timeout_s=TORCH_S).reports
+def ranks(pool, tmp_path_factory):
+    with pool("mishaps.py", 2, "torch", [tmp_path_factory.mktemp("telemetry") / "run.jsonl"]) as ranks:
+        yield ranks
 
 
 def test_step_hooks_run_once_per_round_also_where_there_is_no_data(ranks):

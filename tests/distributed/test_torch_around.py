@@ -5,25 +5,27 @@ from __future__ import annotations
 import re
 import statistics
 from itertools import chain
-from pathlib import Path
 
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "torch_around.py"
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return launch(WORKER, 2, timeout_s=TORCH_S).reports
+def ranks(pool):
+    with pool("torch_around.py", 2, "torch") as ranks:
+        yield ranks
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def either(request, ranks):
-    return ranks if request.param == 2 else launch(WORKER, 3, timeout_s=TORCH_S).reports
+@pytest.fixture(scope="module")
+def three(pool):
+    with pool("torch_around.py", 3, "torch") as ranks:
+        yield ranks
+
+
+@pytest.fixture(params=["ranks", "three"], ids=["2 ranks", "3 ranks"])
+def either(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static", "never data", "non-blocking"])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
-from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, elastic_jobs, late
+from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, late, run
 from limits import TORCH_S
+from side_by_side import side_by_side
 
 pytestmark = pytest.mark.distributed
 RATE, MOMENTUM = 0.05, 0.9
-
-
-@pytest.fixture(scope="module")
-def elastic(tmp_path_factory, reliability):
-    return elastic_jobs(tmp_path_factory, reliability, "_reliability_rank.py", TORCH_S)
 
 
 SETTLES = {"epochs": 20, "momentum": 0.5}
@@ -32,10 +30,50 @@ KILLS = {
 INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
 
 
+CONSTANT = "self-adaptive, constant batch per rank"
+# From two ranks to three; it ends twelve rounds after that, whenever the third one comes.
+JOIN = {
+    "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "faults": [["join", {"at": 6}]], "samples": 500,
+    "global_batch": 96, "epochs": 1000, "seconds_per_sample": [1.0, 3.0, 2.0], "ends_in_membership": [1, 12],
+    "rounds_per_commit": 3,
+}  # fmt: skip
+# Five seconds, in which the job's clock passes eighty: ten rounds. Later a rank tells absurd speeds.
+LIES = [
+    ["report", {"rank": 1, "at": at, "value": value, "rounds": 2}]
+    for at, value in ((45, 1e6), (50, 0.0), (55, float("inf")), (60, float("nan")))
+]
+FREEZE = {
+    "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "seconds_per_sample": [0.5, 1.0], "slept_s": 16,
+    "faults": [["freeze", {"rank": 1, "at": 15, "seconds": 5}], *LIES], "samples": 240, "epochs": 7,
+}  # fmt: skip
+JOBS = {"join": JOIN, "freeze": FREEZE} | {
+    name: {"faults": [["kill", kill]], **job} for name, (kill, job) in KILLS.items()
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(request, launch, reliability):
+    started = {
+        name: partial(run, launch, reliability, "_reliability_rank.py", "torch", TORCH_S, **job)
+        for name, job in JOBS.items()
+    }
+    with side_by_side(request, started) as jobs:
+        yield jobs
+
+
 @pytest.fixture(params=KILLS)
-def killed(request, elastic):
-    kill, job = KILLS[request.param]
-    return request.param, *elastic(faults=[["kill", kill]], **job)
+def killed(request, jobs):
+    return request.param, *jobs[request.param].result()
+
+
+@pytest.fixture(params=["join"])
+def joined(request, jobs):
+    return jobs[request.param].result()
+
+
+@pytest.fixture(params=["freeze"])
+def frozen(request, jobs):
+    return jobs[request.param].result()
 
 
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
@@ -57,32 +95,23 @@ def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_sam
         assert reliability.loss(reports[0]["parameters"], SAMPLES) < 1e-3 * reliability.loss(zeros, SAMPLES)
         return
     rates = record.rates()
-    assert len(set(rates)) == (2 if "constant batch" in name else 1)
+    assert len(set(rates)) == (2 if name == CONSTANT else 1)
     expected = reliability.replayed(record.rounds, rates, MOMENTUM, SAMPLES)
     np.testing.assert_allclose(reports[0]["parameters"], expected, rtol=1e-9)
 
 
-def test_with_constant_batches_per_rank_the_learning_rate_follows_the_global_batch(elastic):
-    kill, job = KILLS["self-adaptive, constant batch per rank"]
-    _, record, said = elastic(faults=[["kill", kill]], **job)
+@pytest.mark.parametrize("killed", [CONSTANT], indirect=True)
+def test_with_constant_batches_per_rank_the_learning_rate_follows_the_global_batch(killed):
+    _, _, record, said = killed
     assert [sum(each["plan"]) for each in record.memberships] == [24, 16]
     assert [each["rate"] for each in record.memberships] == pytest.approx([RATE, RATE * 16 / 24])
     assert "the global batch was 24 and is 16 now; learning rates were scaled alike" in said
 
 
-def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(elastic):
-    kill, job = KILLS["lb-bsp"]
-    _, record, _ = elastic(faults=[["kill", kill]], **job)
+@pytest.mark.parametrize("killed", ["lb-bsp"], indirect=True)
+def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(killed):
+    _, _, record, _ = killed
     assert len({each["prefix"] for each in record.memberships}) == 2
-
-
-@pytest.fixture(scope="module")
-def joined(elastic):
-    """From two ranks to three; it ends twelve rounds after that, whenever the third one comes."""
-    return elastic(
-        ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["join", {"at": 6}]], samples=500, global_batch=96,
-        epochs=1000, seconds_per_sample=[1.0, 3.0, 2.0], ends_in_membership=[1, 12], rounds_per_commit=3,
-    )  # fmt: skip
 
 
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
@@ -104,19 +133,6 @@ def test_a_join_loses_no_work_and_repeats_no_sample(joined):
     *whole, last = sorted(visits)
     assert all(visits[epoch] == list(range(500)) for epoch in whole)
     assert len(set(visits[last])) == len(visits[last])
-
-
-@pytest.fixture(scope="module")
-def frozen(elastic):
-    """Five seconds, in which the job's clock passes eighty: ten rounds. Later a rank tells absurd speeds."""
-    lies = [
-        ["report", {"rank": 1, "at": at, "value": value, "rounds": 2}]
-        for at, value in ((45, 1e6), (50, 0.0), (55, float("inf")), (60, float("nan")))
-    ]
-    return elastic(
-        ranks=2, patience_s=STARTED_S, policy="lb-bsp", faults=[["freeze", {"rank": 1, "at": 15, "seconds": 5}], *lies],
-        seconds_per_sample=[0.5, 1.0], slept_s=16, samples=240, epochs=7,
-    )  # fmt: skip
 
 
 def test_a_rank_frozen_for_5_s_is_not_thrown_out_and_the_allocation_recovers_within_20_rounds(frozen, reliability):

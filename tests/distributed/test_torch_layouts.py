@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from limits import TORCH_S
 
-from hvd_hetero.testing import launch
-
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "torch_layouts.py"
 ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def job(launch, tmp_path_factory):
     """What the ranks report, and what Horovod of rank 0 says that it did: operations by the names of tensors."""
     path = tmp_path_factory.mktemp("timeline") / "timeline.json"
-    result = launch(WORKER, 2, timeout_s=TORCH_S, env={"HOROVOD_TIMELINE": str(path)})
+    result = launch("torch_layouts.py", 2, framework="torch", timeout_s=TORCH_S, env={"HOROVOD_TIMELINE": str(path)})
     tensors, done = {}, Counter()
     for event in json.loads(path.read_text().rstrip(",]\n ") + "]"):
         if event.get("name") == "process_name":

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "torch_ported.py"
 SHORT = r"the last round of this epoch has 1 sample for 2 ranks"
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    return launch(WORKER, 2, timeout_s=TORCH_S).reports
+def ranks(pool):
+    with pool("torch_ported.py", 2, "torch") as ranks:
+        yield ranks
 
 
 @pytest.mark.parametrize(

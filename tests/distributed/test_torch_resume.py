@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "torch_resume.py"
 CASES = [
     f"{policy}, {data}"
     for policy in ("lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
@@ -18,11 +12,24 @@ CASES = [
 ] + ["non-blocking, whole rounds"]
 
 
+class Jobs:
+    """What rank 0 of the job that saves answers, and rank 0 of the job that resumes."""
+
+    def __init__(self, first, then):
+        self._first, self._then = first, then
+
+    def __getitem__(self, case):
+        return self._first[0][case], self._then[0][case]
+
+
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
+def jobs(pool, tmp_path_factory):
     directory = tmp_path_factory.mktemp("states")
-    first, then = (launch(WORKER, 2, [mode, directory], timeout_s=TORCH_S).reports[0] for mode in ("save", "resume"))
-    return {case: (first[case], then[case]) for case in first}
+    with (
+        pool("torch_resume.py", 2, "torch", ["save", directory]) as first,
+        pool("torch_resume.py", 2, "torch", ["resume", directory]) as then,
+    ):
+        yield Jobs(first, then)
 
 
 @pytest.mark.parametrize("case", CASES)

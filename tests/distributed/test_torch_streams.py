@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from limits import TORCH_S
-
-from hvd_hetero.testing import launch
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "torch_streams.py"
 SAMPLES = 131
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def ranks(request):
-    return launch(WORKER, request.param, timeout_s=TORCH_S).reports
+def ranks(request, pool):
+    with pool("torch_streams.py", request.param, "torch") as ranks:
+        yield ranks
 
 
 @pytest.mark.parametrize("policy", ["bsp", "micro-batches", "static", "lb-bsp", "non-blocking", "elastic-bsp", "local"])

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from functools import partial
 
 import pytest
 from limits import KERAS_S, TORCH_S
+from side_by_side import side_by_side
 
-from hvd_hetero.testing import RankError, launch
+from hvd_hetero.testing import RankError
 from hvd_hetero.watchdog import EXIT_CODE
 
 pytestmark = pytest.mark.distributed
-WORKER = Path(__file__).parent / "workers" / "waiting.py"
+CASES = {
+    "waiting.py": [
+        "a_metric_averaged_in_the_body",
+        "a_metric_averaged_in_the_body/micro-batches",
+        "a_stop_that_one_rank_decides",
+        "a_rank_that_is_stopped",
+        "a_long_evaluation_on_one_rank",
+    ],
+    "keras_waiting.py": ["a_fit_with_a_rank_that_is_stopped", "a_fit_with_a_collective_on_one_rank"],
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(request, launch):
+    def start(worker, case):
+        framework, limit_s = ("torch", TORCH_S) if worker == "waiting.py" else ("Keras 3", KERAS_S)
+        return launch(worker, 2, [case], framework=framework, timeout_s=limit_s)
+
+    started = {case: partial(start, worker, case) for worker, cases in CASES.items() for case in cases}
+    with side_by_side(request, started) as jobs:
+        yield jobs
+
+
+def failure_of(job):
+    with pytest.raises(RankError) as caught:
+        job.result()
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -23,11 +50,10 @@ WORKER = Path(__file__).parent / "workers" / "waiting.py"
         ("a_stop_that_one_rank_decides", r"hvd\.allreduce\(\) at waiting\.py:\d+, evaluate\(\)"),
     ],
 )
-def test_ranks_that_wait_for_one_another_end_with_a_message_on_each(case, elsewhere):
-    with pytest.raises(RankError) as caught:
-        launch(WORKER, 2, [case], timeout_s=TORCH_S)
-    assert EXIT_CODE in caught.value.exit_codes.values()
-    for said in caught.value.result.stderr:
+def test_ranks_that_wait_for_one_another_end_with_a_message_on_each(jobs, case, elsewhere):
+    failure = failure_of(jobs[case])
+    assert EXIT_CODE in failure.exit_codes.values()
+    for said in failure.result.stderr:
         assert re.search(r"has waited for \d+ s in round \d+, at ", said)
         assert re.search(elsewhere, said)
         assert "all ranks wait, in different collectives. The body of the loop runs once per micro-batch" in said
@@ -35,16 +61,17 @@ def test_ranks_that_wait_for_one_another_end_with_a_message_on_each(case, elsewh
         assert "Thread 0x" in said  # the stacks
 
 
-def test_a_rank_that_is_stopped_is_known_by_its_silence():
-    with pytest.raises(RankError) as caught:
-        launch(WORKER, 2, ["a_rank_that_is_stopped"], timeout_s=TORCH_S)
-    assert caught.value.exit_codes[0] == EXIT_CODE
-    said = caught.value.result.stderr[0]
+@pytest.mark.parametrize("case", ["a_rank_that_is_stopped"])
+def test_a_rank_that_is_stopped_is_known_by_its_silence(jobs, case):
+    failure = failure_of(jobs[case])
+    assert failure.exit_codes[0] == EXIT_CODE
+    said = failure.result.stderr[0]
     assert re.search(r"rank 0 has waited for \d+ s in round \d, at .* for rank 1, which does not answer: stopped", said)
 
 
-def test_a_rank_that_is_at_work_is_waited_for():
-    result = launch(WORKER, 2, ["a_long_evaluation_on_one_rank"], timeout_s=TORCH_S)
+@pytest.mark.parametrize("case", ["a_long_evaluation_on_one_rank"])
+def test_a_rank_that_is_at_work_is_waited_for(jobs, case):
+    result = jobs[case].result()
     assert result.reports == (6, 6)
     said = result.stderr[0]
     assert re.search(
@@ -57,16 +84,17 @@ def test_a_rank_that_is_at_work_is_waited_for():
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("a_rank_that_is_stopped", r"for rank 1, which does not answer: stopped"),
-        ("a_collective_on_one_rank", r"hvd\.allreduce\(\) at keras_waiting\.py:\d+, Stuck\.on_train_batch_end\(\)"),
+        ("a_fit_with_a_rank_that_is_stopped", r"for rank 1, which does not answer: stopped"),
+        (
+            "a_fit_with_a_collective_on_one_rank",
+            r"hvd\.allreduce\(\) at keras_waiting\.py:\d+, Stuck\.on_train_batch_end\(\)",
+        ),
     ],
 )
-def test_a_fit_that_gets_stuck_ends_with_a_message(case, said):
+def test_a_fit_that_gets_stuck_ends_with_a_message(jobs, case, said):
     """Keras 3: a rank that is stopped for good, and a collective that one rank alone calls in a callback."""
-    worker = WORKER.with_name("keras_waiting.py")
-    with pytest.raises(RankError) as caught:
-        launch(worker, 2, [case], timeout_s=KERAS_S, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
-    assert caught.value.exit_codes[0] == EXIT_CODE
-    message = caught.value.result.stderr[0]
+    failure = failure_of(jobs[case])
+    assert failure.exit_codes[0] == EXIT_CODE
+    message = failure.result.stderr[0]
     assert re.search(r"rank 0 has waited for \d+ s in round \d", message)
     assert re.search(said, message)

@@ -14,15 +14,15 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from pool import serve
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
-from hvd_hetero.testing import report
 from hvd_hetero.topology import matcha, ring
 from hvd_hetero.topology.mixing import MatchaMixing, Mixing
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-ROUNDS = 40
+ROUNDS = 20
 GLOBAL_BATCH = 24
 SAMPLES = 24 * 6 + 3
 RATE = 0.05
@@ -160,41 +160,49 @@ def strangers(mixing: Any, n: int) -> list[tuple[int, int]]:
     return [(i, j) for i in range(n) for j in range(i) if not {(i, j), (j, i)} & met]
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
+def case(policy: Callable[[], Policy], sync: Any, make: Callable, oracle: Callable) -> dict | None:
     n = hvd.size()
-    uneven = [1, 3, 2, 1][:n]
-    half = MatchaMixing(matcha(ring(n), budget=0.6), seed=3)
-    cases: dict[str, tuple] = {
-        "bsp, d-psgd": (BSP(), "d-psgd", sgd, with_neighbours),
-        "static, d-psgd": (StaticAllocation(uneven), "d-psgd", sgd, with_neighbours),
-        "non-blocking, d-psgd": (NonBlocking(4), "d-psgd", sgd, with_neighbours),
-        "bsp, matcha": (BSP(), "matcha", adam, with_neighbours),
-        "non-blocking, matcha": (NonBlocking(4), half, sgd, with_neighbours),
-        "elastic-bsp, local, momentum": (ElasticBSP(4, updates="local"), "allreduce", sgd, with_local_updates),
-        "elastic-bsp, local, adam": (ElasticBSP(4, updates="local"), "allreduce", adam, with_local_updates),
-        "non-blocking, n/N": (NonBlocking(5, scaling="n/N"), "allreduce", sgd, with_the_papers_rate),
+    model, seen, mixing = train(policy(), sync, make)
+    parts = hvd.allgather_object(seen, name="seen")
+    everywhere = hvd.allgather(flat(model)[None].contiguous(), name="parameters")
+    if hvd.rank() != 0:
+        return None
+    models = [copy.deepcopy(network()) for _ in range(n)]
+    oracle(models, [make(m) for m in models], parts, mixing)
+    expected = torch.stack([flat(m) for m in models])
+    return {
+        "samples": SAMPLES,
+        "difference": float((everywhere - expected).abs().max() / expected.abs().max()),
+        "first_mix": [] if mixing is None else [[mixing.row(i, 0).get(j, 0.0) for j in range(n)] for i in range(n)],
+        "strangers": [] if mixing is None else strangers(mixing, n),
+        "between_ranks": float((everywhere - everywhere[0]).abs().max()),
+        "done": [[sum(map(len, part[r])) for part in parts] for r in range(ROUNDS)],
+        "visited": [[i for part in parts for m in part[r] for i in m] for r in range(ROUNDS)],
     }
-    outcome = {}
-    for name, (policy, sync, make, oracle) in cases.items():
-        model, seen, mixing = train(policy, sync, make)
-        parts = hvd.allgather_object(seen, name="seen")
-        everywhere = hvd.allgather(flat(model)[None].contiguous(), name="parameters")
-        models = [copy.deepcopy(network()) for _ in range(n)]
-        oracle(models, [make(m) for m in models], parts, mixing)
-        expected = torch.stack([flat(m) for m in models])
-        outcome[name] = {
-            "difference": float((everywhere - expected).abs().max() / expected.abs().max()),
-            "first_mix": [] if mixing is None else [[mixing.row(i, 0).get(j, 0.0) for j in range(n)] for i in range(n)],
-            "strangers": [] if mixing is None else strangers(mixing, n),
-            "between_ranks": float((everywhere - everywhere[0]).abs().max()),
-            "done": [[sum(map(len, part[r])) for part in parts] for r in range(ROUNDS)],
-            "visited": [[i for part in parts for m in part[r] for i in m] for r in range(ROUNDS)],
-        }
-    if hvd.rank() == 0:
-        report({"samples": SAMPLES, "ranks": n, "cases": outcome})
+
+
+def half() -> MatchaMixing:
+    return MatchaMixing(matcha(ring(hvd.size()), budget=0.6), seed=3)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "bsp, d-psgd": lambda: case(BSP, "d-psgd", sgd, with_neighbours),
+    "static, d-psgd": lambda: case(
+        lambda: StaticAllocation([1, 3, 2, 1][: hvd.size()]), "d-psgd", sgd, with_neighbours
+    ),
+    "non-blocking, d-psgd": lambda: case(lambda: NonBlocking(4), "d-psgd", sgd, with_neighbours),
+    "bsp, matcha": lambda: case(BSP, "matcha", adam, with_neighbours),
+    "non-blocking, matcha": lambda: case(lambda: NonBlocking(4), half(), sgd, with_neighbours),
+    "elastic-bsp, local, momentum": lambda: case(
+        lambda: ElasticBSP(4, updates="local"), "allreduce", sgd, with_local_updates
+    ),
+    "elastic-bsp, local, adam": lambda: case(
+        lambda: ElasticBSP(4, updates="local"), "allreduce", adam, with_local_updates
+    ),
+    "non-blocking, n/N": lambda: case(lambda: NonBlocking(5, scaling="n/N"), "allreduce", sgd, with_the_papers_rate),
+}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, CASES)

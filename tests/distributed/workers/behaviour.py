@@ -12,13 +12,13 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.errors import PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.data.samplers import drawn_by
 from torch_hooks.gradients import buckets
@@ -306,9 +306,9 @@ def trained_on_one_rank_alone() -> dict:
     return {"freezes": alone(False), "thaws": alone(True)}
 
 
-def telemetry_is_written_by_rank_0(directory: str) -> dict:
+def telemetry_is_written_by_rank_0() -> dict:
     model = linear()
-    path = Path(directory) / f"run-of-{hvd.rank()}.jsonl"
+    path = Path(sys.argv[1]) / f"run-of-{hvd.rank()}.jsonl"
     balance = LoadBalance("lb-bsp", global_batch=24, telemetry=path)
     batches = BalancedLoader(TensorDataset(X, Y), balance, stop_at=10)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
@@ -442,32 +442,27 @@ def recovers_from_a_passing_slowdown() -> dict:
     return {"slow": plans[48], "after": plans[75:]}
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    scenarios = [
-        worker_processes_change_nothing,
-        balanced_with_workers,
-        own_batches_are_weighted_by_what_was_used,
-        an_empty_batch_of_ones_own,
-        clipping_between_synchronise_and_step,
-        a_step_that_a_scaler_skips,
-        schedulers_and_groups,
-        state_is_broadcast,
-        thawed_parameters_are_synchronised,
-        gradual_unfreezing,
-        lambda: telemetry_is_written_by_rank_0(sys.argv[1]),
-        a_weighted_sampler,
-        refusals,
-        different_data,
-        data_cut_by_hand,
-        trained_on_one_rank_alone,
-        recovers_from_a_passing_slowdown,
-    ]
-    names = [getattr(s, "__name__", "") for s in scenarios]
-    names[names.index("<lambda>")] = "telemetry_is_written_by_rank_0"
-    report({name: scenario() for name, scenario in zip(names, scenarios, strict=True)})
+CASES = [
+    worker_processes_change_nothing,
+    balanced_with_workers,
+    own_batches_are_weighted_by_what_was_used,
+    an_empty_batch_of_ones_own,
+    clipping_between_synchronise_and_step,
+    a_step_that_a_scaler_skips,
+    schedulers_and_groups,
+    state_is_broadcast,
+    thawed_parameters_are_synchronised,
+    gradual_unfreezing,
+    telemetry_is_written_by_rank_0,
+    a_weighted_sampler,
+    refusals,
+    different_data,
+    data_cut_by_hand,
+    trained_on_one_rank_alone,
+    recovers_from_a_passing_slowdown,
+]
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in CASES})

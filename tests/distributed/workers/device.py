@@ -16,15 +16,15 @@ from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from simulated import SimulatedClock
 from torch.nn import functional
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import DeviceModel, report
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
-from torch_hooks import out_of_memory as shortage
+from hvd_hetero.testing import DeviceModel
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, out_of_memory
 from torch_hooks.gradients import buckets
 
 # Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
@@ -198,7 +198,7 @@ def in_fours() -> Policy:
     return BSP(max_micro_batch=4)
 
 
-CASES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
+SHORTAGES: dict[str, tuple[Callable[[], Policy], Callable[[], Shortage]]] = {
     "forward": (BSP, lambda: Shortage("forward", at_any)),
     "backward": (BSP, lambda: Shortage("backward", at_any)),
     "twice in a row": (BSP, lambda: Shortage("backward", at_any, times=2)),
@@ -277,7 +277,7 @@ def curves() -> dict:
     return result
 
 
-def out_of_memory(*_) -> None:
+def raise_out_of_memory(*_) -> None:
     raise OWN("no memory")
 
 
@@ -298,7 +298,7 @@ def fatal() -> list[str]:
             loader = BalancedLoader(Indexed(), balance, stop_at=3 if moment == "cleared" else 4)
             for index in loader:
                 if moment == "update" and balance.rounds == 2:
-                    optimizer.register_step_pre_hook(out_of_memory)
+                    optimizer.register_step_pre_hook(raise_out_of_memory)
                 with balance.surviving_out_of_memory():
                     if moment in ("cleared", "left"):  # after gradients of the upper layers have left
                         net.middle = partial(shortage.strike_backward, balance, len(index))
@@ -331,44 +331,61 @@ def unprotected() -> None:
         for index in BalancedLoader(Indexed(), balance):
             functional.mse_loss(net(x[index]), y[index])
             if balance.rounds == 4:
-                shortage._failures = lambda: 1  # what the device's allocator would have counted
+                out_of_memory._failures = lambda: 1  # what the device's allocator would have counted
                 raise OWN("no memory")
             optimizer.zero_grad()
             functional.mse_loss(net(x[index]), y[index]).backward()
             optimizer.step()
 
-    before = shortage._failures
+    before = out_of_memory._failures
     try:
         loop()
     except OWN:
         pass
     finally:
-        shortage._failures = before
+        out_of_memory._failures = before
     optimizer.close()
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("torch_hooks").addHandler(handler)
-    cases = {name: train(policy(), shortage()) for name, (policy, shortage) in CASES.items()}
-    warned = len([r for r in records if "ran out of memory with" in r])
-    records.clear()
-    unprotected()
-    result = {
-        "cases": cases,
-        "samples": SAMPLES,
-        "warned": warned,
-        "unprotected": list(records),
-        "fatal": fatal(),
-        "curves": curves(),
-    }
-    if hvd.rank() == 0:
-        report(result)
+class Heard(logging.Handler):
+    """What is said while it listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger("torch_hooks").addHandler(self)
+        return self.said
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("torch_hooks").removeHandler(self)
+
+
+def short_of_memory(name: str) -> dict:
+    policy, shortage = SHORTAGES[name]
+    with Heard() as said:
+        outcome = train(policy(), shortage())
+    return outcome | {"samples": SAMPLES, "warned": sum("ran out of memory with" in each for each in said)}
+
+
+def what_an_unprotected_loop_is_told() -> list[str]:
+    with Heard() as said:
+        unprotected()
+    return said
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(
+        hvd,
+        {name: partial(short_of_memory, name) for name in SHORTAGES}
+        | {
+            "unprotected": what_an_unprotected_loop_is_told,
+            "fatal": fatal,
+            "curves": curves,
+        },
+    )

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import sys
+from functools import partial
 
 import horovod.torch as hvd
 import torch
-from exactness_cases import GLOBAL_BATCH, SAMPLES, Case, cases, compared, train
+from exactness_cases import SAMPLES, Case, compared, policies, train
+from pool import serve
 from simulated import SimulatedClock
 
 from hvd_hetero.communication import buckets as division
-from hvd_hetero.testing import report
 from torch_hooks.gradients import buckets
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
 buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
-ROUNDS = 100
 PAUSE_S = 5e-3
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    rank, n = hvd.rank(), hvd.size()
-    clock = SimulatedClock()
-    chosen = cases(n)
-    if n == 4:  # twice the cores that a small machine has: the policies whose rounds differ most
-        chosen = [Case(policy) for policy in ("lb-bsp", "non-blocking", "elastic-bsp", "every round another")]
-    results = []
-    for case in chosen:
-        outcome = train(case, rank, n, ROUNDS, clock.pass_s, PAUSE_S)
-        outcomes = hvd.allgather_object(outcome)
-        if rank == 0:
-            results.append(compared(case, outcomes))
-    if rank == 0:
-        report({"rounds_per_epoch": math.ceil(SAMPLES / GLOBAL_BATCH), "samples": SAMPLES, "cases": results})
+def case(policy: str) -> dict | None:
+    rank, ranks = hvd.rank(), hvd.size()
+    outcome = train(Case(policy), rank, ranks, int(sys.argv[1]), CLOCK.pass_s, PAUSE_S)
+    outcomes = hvd.allgather_object(outcome)
+    return compared(Case(policy), outcomes) | {"samples": SAMPLES} if rank == 0 else None
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    CLOCK = SimulatedClock()
+    serve(hvd, {policy: partial(case, policy) for policy in policies(2)})

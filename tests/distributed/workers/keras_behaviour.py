@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
 import tempfile
-import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 from keras_exactness import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, spread, trained
+from pool import serve
 
-from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
 from keras_callbacks.load_balance import session_of
 
@@ -233,27 +232,25 @@ def eager_training() -> dict:
     return {"spread": spread(model), "rounds": balance.rounds}
 
 
-def main() -> None:
-    hvd.init()
-    outcome: dict[str, Any] = {}
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory()) if hvd.rank() == 0 else ""
-        folder = hvd.broadcast_object(folder, root_rank=0, name="folder")
-        chosen = sys.argv[1].split(",")
-        parts = (keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
-        known = {name: value for part in parts for name, value in vars(part).items()} | globals()
-        for name in chosen:
-            test = known[name]
-            keras.utils.set_random_seed(100 + hvd.rank())
-            takes = test.__code__.co_argcount
-            try:
-                outcome[name] = test(Path(folder)) if takes else test()
-            except Exception:  # noqa: BLE001 - one that all ranks meet leaves the other tests their say
-                outcome[name] = {"failed": traceback.format_exc()}
-            print(name, flush=True)
+PARTS = (keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
+
+
+def functions() -> dict[str, Callable[[], Any]]:
+    """All that this file and its parts define; those that take a folder get one that ranks share."""
+    known = {name: value for part in PARTS for name, value in vars(part).items()} | globals()
+    return {name: partial(in_a_folder, value) for name, value in known.items() if callable(value)}
+
+
+def in_a_folder(case: Callable[..., Any]) -> Any:
+    keras.utils.set_random_seed(100 + hvd.rank())
+    if not case.__code__.co_argcount:
+        return case()
+    with tempfile.TemporaryDirectory() as mine:
+        folder = hvd.broadcast_object(mine, root_rank=0, name="folder")
+        outcome = case(Path(folder))
         hvd.broadcast_object(None, root_rank=0, name="end")
-    report(outcome)
+    return outcome
 
 
 if __name__ == "__main__":
-    main()
+    serve(hvd, functions())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import horovod.tensorflow as hvd
 import keras_elastic
 import numpy as np
 import tensorflow as tf
+from pool import serve
 
 from hvd_hetero.policies import BSP, StaticAllocation
-from hvd_hetero.testing import report
 from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
 
 keras = tf.keras
@@ -221,18 +220,9 @@ CASES: dict[str, Any] = {
 }
 
 
-def main() -> None:
-    hvd.init()
-    outcome: dict[str, Any] = {}
-    for name, case in CASES.items():
-        keras.utils.set_random_seed(100 + hvd.rank())
-        try:
-            outcome[name] = case()
-        except Exception:  # noqa: BLE001 - one that all ranks meet leaves the other tests their say
-            outcome[name] = {"failed": traceback.format_exc()}
-        print(name, flush=True)
-    report(outcome)
+def before() -> None:
+    keras.utils.set_random_seed(100 + hvd.rank())
 
 
 if __name__ == "__main__":
-    main()
+    serve(hvd, CASES, before)

@@ -8,7 +8,6 @@ round by round, with plain Keras and a GradientTape.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from pool import serve
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.testing import report
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.load_balance import session_of
 
@@ -153,50 +152,51 @@ def difference(a: Net, b: Net) -> float:
     return max(float(np.abs(p - q).max() / max(np.abs(q).max(), 1e-6)) for p, q in pairs)  # biases begin at zero
 
 
-def main() -> None:
-    hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    n = hvd.size()
-    policies = {
-        "bsp": BSP,
-        "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
-        "lb-bsp": LBBSP,
-        "static": lambda: StaticAllocation([3, 1, 2][:n]),
-        "static, one rank without data": lambda: StaticAllocation([0, 3, 1][:n]),
-        "every round another": lambda: EveryRoundAnother(1),
-        "every round another, in micro-batches": lambda: EveryRoundAnother(4),
+def case(policy: Callable[[], Policy], optimizer: str = "momentum", dtype: str = "float64", prefetch: int = 0) -> dict:
+    outcome = train(policy(), optimizer, dtype, prefetch)
+    flat = np.concatenate([w.ravel() for w in outcome.net.get_weights()])
+    of_ranks = hvd.allgather_object((outcome.seen, flat, outcome.loss, outcome.sizes))
+    if hvd.rank() != 0:
+        return {}
+    parts, everywhere, losses, sizes = zip(*of_ranks, strict=True)
+    rounds = [[i for part in parts for i in part.get(r, [])] for r in range(outcome.rounds)]
+    return {
+        "difference": difference(outcome.net, reference(rounds, optimizer, dtype, outcome.start)),
+        "moved": difference(outcome.net, reference([], optimizer, dtype, outcome.start)),
+        "between_ranks": float(np.abs(np.stack(everywhere) - everywhere[0]).max()),
+        "loss_between_ranks": float(np.abs(np.stack(losses) - np.array(losses[0])).max()),
+        "samples": SAMPLES,
+        "rounds": [sorted(r) for r in rounds],
+        "idle": [outcome.rounds - len(part) for part in parts],
+        "sizes": sizes,
+        "weighs_the_loss": not {"scale_loss", "compute_gradients"}.isdisjoint(outcome.net.optimizer.__dict__),
     }
-    one, several = list(policies)[-2:]
-    cases = [(p, "momentum", "float64") for p in policies]
-    cases += [(one, "sgd", "float64"), (one, "adam", "float64"), (several, "adamw", "float64")]
-    cases += [(one, "adamw", "float32"), (several, "momentum", "float32")]
-    results = []
-    for number, (policy, optimizer, dtype) in enumerate(cases):
-        outcome = train(policies[policy](), optimizer, dtype, prefetch=number % 3)
-        parts = hvd.allgather_object(outcome.seen)
-        rounds = [[i for part in parts for i in part.get(r, [])] for r in range(outcome.rounds)]
-        flat = np.concatenate([w.ravel() for w in outcome.net.get_weights()])
-        everywhere = np.stack(hvd.allgather_object(flat))
-        losses = np.array(hvd.allgather_object(outcome.loss))
-        again = reference(rounds, optimizer, dtype, outcome.start)
-        results.append(
-            {
-                "policy": policy,
-                "optimizer": optimizer,
-                "dtype": dtype,
-                "difference": difference(outcome.net, again),
-                "moved": difference(outcome.net, reference([], optimizer, dtype, outcome.start)),
-                "between_ranks": float(np.abs(everywhere - everywhere[0]).max()),
-                "loss_between_ranks": float(np.abs(losses - losses[0]).max()),
-                "rounds": [sorted(r) for r in rounds],
-                "idle": hvd.allgather_object(outcome.rounds - len(outcome.seen)),
-                "sizes": hvd.allgather_object(outcome.sizes),
-                "weighs_the_loss": not {"scale_loss", "compute_gradients"}.isdisjoint(outcome.net.optimizer.__dict__),
-            }
-        )
-    if hvd.rank() == 0:
-        report({"rounds_per_epoch": math.ceil(SAMPLES / GLOBAL_BATCH), "samples": SAMPLES, "cases": results})
+
+
+def one() -> EveryRoundAnother:
+    return EveryRoundAnother(1)
+
+
+def several() -> EveryRoundAnother:
+    return EveryRoundAnother(4)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "bsp": lambda: case(BSP),
+    "bsp in micro-batches": lambda: case(lambda: BSP(max_micro_batch=2), prefetch=1),
+    "lb-bsp": lambda: case(LBBSP, prefetch=2),
+    "static": lambda: case(lambda: StaticAllocation([3, 1, 2][: hvd.size()])),
+    "static, one rank without data": lambda: case(lambda: StaticAllocation([0, 3, 1][: hvd.size()]), prefetch=1),
+    "every round another": lambda: case(one, prefetch=2),
+    "every round another, in micro-batches": lambda: case(several),
+    "every round another, sgd": lambda: case(one, "sgd", prefetch=1),
+    "every round another, adam": lambda: case(one, "adam", prefetch=2),
+    "every round another, in micro-batches, adamw": lambda: case(several, "adamw"),
+    "every round another, adamw, float32": lambda: case(one, "adamw", "float32", prefetch=1),
+    "every round another, in micro-batches, float32": lambda: case(several, dtype="float32", prefetch=2),
+}
 
 
 if __name__ == "__main__":
-    main()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    serve(hvd, CASES)

@@ -11,17 +11,17 @@ papers written down anew: with S_i samples of rank i, S of all, and g_i the mean
 from __future__ import annotations
 
 import time
-import traceback
+from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from keras_exactness import SAMPLES, EveryRoundAnother, Net, samples
+from pool import serve
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.testing import report
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.load_balance import session_of
@@ -144,22 +144,9 @@ def oracle(
     return models
 
 
-FEWER = "fewer samples than planned"
-CASES: dict[str, tuple[Any, str, str]] = {
-    "non-blocking": (lambda: NonBlocking(3), "allreduce", "gradients"),
-    "elastic-bsp": (supersteps, "allreduce", "gradients"),
-    "elastic-bsp, local": (lambda: supersteps(updates="local"), "allreduce", "local"),
-    "self-adaptive": (lambda: SelfAdaptive(total=6), "allreduce", "gradients"),
-    "d-psgd": (BSP, "d-psgd", "gradients"),
-    "d-psgd, every round another": (lambda: EveryRoundAnother(4), "d-psgd", "gradients"),
-    "non-blocking, matcha": (lambda: NonBlocking(3), "matcha", "gradients"),
-    FEWER: (BSP, "allreduce", "gradients"),
-    f"{FEWER}, d-psgd": (BSP, "d-psgd", "gradients"),
-}
-
-
-def case(make: Any, sync: str, kind: str, fewer: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """What was trained, and what the oracle is to be compared with."""
+def case(
+    make: Callable[[], Policy], sync: str = "allreduce", kind: str = "gradients", fewer: int = 0
+) -> dict[str, Any]:
     net, start, seen, balance = train(make(), sync, fewer)
     gathered = hvd.allgather_object(seen)
     rounds = [[part.get(r, []) for part in gathered] for r in range(balance.rounds)]
@@ -175,7 +162,9 @@ def case(make: Any, sync: str, kind: str, fewer: int) -> tuple[dict[str, Any], t
         "least": min(len(part) for r in rounds for part in r),
         "moved": max(float(np.abs(a - b).max()) for a, b in zip(net.get_weights(), start, strict=True)),
     }
-    return outcome, (mine, start, rounds, kind, sync)
+    if hvd.rank() == 0:  # all hold the same weights
+        outcome |= compared(mine, start, rounds, kind, sync)
+    return outcome
 
 
 def compared(mine: list[np.ndarray], *trained: Any) -> dict[str, float]:
@@ -188,23 +177,18 @@ def compared(mine: list[np.ndarray], *trained: Any) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    hvd.init()
-    outcome: dict[str, Any] = {}
-    trained: dict[str, tuple[Any, ...]] = {}
-    for name, (make, sync, kind) in CASES.items():
-        try:
-            outcome[name], trained[name] = case(make, sync, kind, fewer=name.startswith(FEWER))
-        except Exception:  # noqa: BLE001 - one that all ranks meet leaves the other tests their say
-            outcome[name] = {"failed": traceback.format_exc()}
-        print(name, flush=True)
-    # All ranks hold the same weights, so each of them asks the oracle of a part: that takes as long as the training.
-    shared = {name: compared(*trained[name]) for name in list(trained)[hvd.rank() :: hvd.size()]}
-    for part in hvd.allgather_object(shared):
-        for name, figures in part.items():
-            outcome[name] |= figures
-    report(outcome)
+CASES: dict[str, Callable[[], Any]] = {
+    "non-blocking": lambda: case(lambda: NonBlocking(3)),
+    "elastic-bsp": lambda: case(supersteps),
+    "elastic-bsp, local": lambda: case(lambda: supersteps(updates="local"), kind="local"),
+    "self-adaptive": lambda: case(lambda: SelfAdaptive(total=6)),
+    "d-psgd": lambda: case(BSP, "d-psgd"),
+    "d-psgd, every round another": lambda: case(lambda: EveryRoundAnother(4), "d-psgd"),
+    "non-blocking, matcha": lambda: case(lambda: NonBlocking(3), "matcha"),
+    "fewer samples than planned": lambda: case(BSP, fewer=1),
+    "fewer samples than planned, d-psgd": lambda: case(BSP, "d-psgd", fewer=1),
+}
 
 
 if __name__ == "__main__":
-    main()
+    serve(hvd, CASES)

@@ -24,7 +24,7 @@ class Stuck(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch != 1 or hvd.rank() != 1:
             return
-        if self.how == "a_rank_that_is_stopped":
+        if self.how == "a_fit_with_a_rank_that_is_stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             hvd.allreduce(tf.constant(1.0), name="a metric")

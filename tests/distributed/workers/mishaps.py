@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.gradients import buckets
 
@@ -300,10 +301,10 @@ class SlowToRead(Dataset):
         return X[i % SAMPLES], Y[i % SAMPLES]
 
 
-def where_the_time_goes(path: str) -> dict:
+def where_the_time_goes() -> dict:
     """Reading takes 12 ms or more a round, the update 30, and something between the rounds 200."""
     model = linear()
-    balance = LoadBalance("bsp", global_batch=12, telemetry=path)
+    balance = LoadBalance("bsp", global_batch=12, telemetry=sys.argv[1])
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
     optimizer.register_step_pre_hook(lambda *_: time.sleep(0.03))
     for x, y in BalancedLoader(SlowToRead(), balance):
@@ -314,7 +315,7 @@ def where_the_time_goes(path: str) -> dict:
     balance.close()
     if hvd.rank() != 0:
         return {}
-    run = read_run(path)
+    run = read_run(sys.argv[1])
     return {"input_s": run.input_s[1:], "compute_s": run.compute_s[1:], "elapsed_s": run.elapsed_s[1:]}
 
 
@@ -410,37 +411,32 @@ def drop_last() -> dict:
     return {"rounds": job.balance.rounds, "length": len(job.loader), "whole": len(Job().loader)}
 
 
-def main() -> None:
-    import sys
-
-    hvd.init()
-    torch.set_num_threads(1)
-    scenarios = [
-        step_hooks_run_on_ranks_without_data,
-        a_schedule_in_the_body_is_found_out,
-        a_schedule_in_the_body_works_when_asked_whether_the_round_is_complete,
-        clipping_in_the_body_is_found_out,
-        parameters_changed_on_one_rank_are_found_out,
-        gradients_changed_in_flight_are_found_out,
-        a_gradient_cleared_in_the_middle_is_found_out,
-        two_trainings_at_once,
-        a_model_is_trained_again_by_another_optimizer,
-        channels_last,
-        a_break_in_the_middle_of_a_round_and_another_epoch,
-        parameters_that_are_concatenated,
-        a_small_difference_of_small_rates,
-        ranks_that_leave_at_different_rounds_are_told,
-        different_order_of_parameters,
-        added_groups_are_synchronised,
-        the_table_travels_with_the_last_gradients,
-        waiting_does_not_spin,
-        a_lead_with_micro_batches,
-        drop_last,
-        refusals,
-    ]
-    outcome = {scenario.__name__: scenario() for scenario in scenarios}
-    report(outcome | {"where_the_time_goes": where_the_time_goes(sys.argv[1])})
+CASES = [
+    step_hooks_run_on_ranks_without_data,
+    a_schedule_in_the_body_is_found_out,
+    a_schedule_in_the_body_works_when_asked_whether_the_round_is_complete,
+    clipping_in_the_body_is_found_out,
+    parameters_changed_on_one_rank_are_found_out,
+    gradients_changed_in_flight_are_found_out,
+    a_gradient_cleared_in_the_middle_is_found_out,
+    two_trainings_at_once,
+    a_model_is_trained_again_by_another_optimizer,
+    channels_last,
+    a_break_in_the_middle_of_a_round_and_another_epoch,
+    parameters_that_are_concatenated,
+    a_small_difference_of_small_rates,
+    ranks_that_leave_at_different_rounds_are_told,
+    different_order_of_parameters,
+    added_groups_are_synchronised,
+    the_table_travels_with_the_last_gradients,
+    waiting_does_not_spin,
+    a_lead_with_micro_batches,
+    drop_last,
+    refusals,
+    where_the_time_goes,
+]
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in CASES})

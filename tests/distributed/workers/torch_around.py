@@ -11,6 +11,7 @@ from typing import Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -18,7 +19,6 @@ import torch_hooks
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.rounds import FinishedRound, RoundPlan
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
 SAMPLES = 25  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample, for one rank
@@ -537,19 +537,24 @@ def evaluation() -> dict:
     }
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    scenarios = [batch_norm_over_all_ranks, batch_norm_refusals, evaluation]
-    if hvd.size() == 2:
-        scenarios += [
-            a_scaler_changes_nothing_where_nothing_overflows, an_infinity_on_one_rank_is_skipped_by_all,
-            clipping_of_unscaled_gradients, a_scaler_that_is_disabled, a_scaler_resumes, scaler_refusals,
-            bfloat16_autocast, compression, a_gradient_that_shares_its_memory, batch_norm_leaves_lb_bsp_its_eyes,
-            samples_left_out_by_collate_fn,
-        ]  # fmt: skip
-    report({scenario.__name__: scenario() for scenario in scenarios})
+CASES = [
+    batch_norm_over_all_ranks,
+    batch_norm_refusals,
+    evaluation,
+    a_scaler_changes_nothing_where_nothing_overflows,
+    an_infinity_on_one_rank_is_skipped_by_all,
+    clipping_of_unscaled_gradients,
+    a_scaler_that_is_disabled,
+    a_scaler_resumes,
+    scaler_refusals,
+    bfloat16_autocast,
+    compression,
+    a_gradient_that_shares_its_memory,
+    batch_norm_leaves_lb_bsp_its_eyes,
+    samples_left_out_by_collate_fn,
+]
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in CASES})

@@ -18,6 +18,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
+from pool import serve
 from torch.nn import functional
 
 from hvd_hetero.errors import HeteroError
@@ -511,23 +512,24 @@ def one_rank_leaves() -> None:
         raise
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    if "leave" in sys.argv:
-        one_rank_leaves()
-        return
-    scenarios = [
-        state_is_broadcast_for_every_optimizer, horovods_broadcasts_work_after_wrapping,
-        options_are_broadcast_for_every_optimizer,
-        parameters_without_gradients_are_broadcast, state_with_several_optimizers,
-        gradients_are_exchanged_though_ranks_use_other_layers, ranks_do_not_drift, names,
-        gradients_are_turned_off_and_on, clipping, a_step_after_synchronize_does_not_synchronise_twice,
-        several_backward_passes_per_step, the_mean_does_not_overflow, compression, sparse_embeddings,
-        uneven_data_needs_no_join, zero_grad_in_both_ways,
-    ]  # fmt: skip
-    report({scenario.__name__: scenario() for scenario in scenarios} | {"optimizers": [o.__name__ for o in OPTIMIZERS]})
+def optimizers() -> list[str]:
+    return [optimizer.__name__ for optimizer in OPTIMIZERS]
+
+
+CASES = [
+    optimizers, state_is_broadcast_for_every_optimizer, horovods_broadcasts_work_after_wrapping,
+    options_are_broadcast_for_every_optimizer, parameters_without_gradients_are_broadcast,
+    state_with_several_optimizers, gradients_are_exchanged_though_ranks_use_other_layers, ranks_do_not_drift, names,
+    gradients_are_turned_off_and_on, clipping, a_step_after_synchronize_does_not_synchronise_twice,
+    several_backward_passes_per_step, the_mean_does_not_overflow, compression, sparse_embeddings,
+    uneven_data_needs_no_join, zero_grad_in_both_ways,
+]  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    if "leave" in sys.argv:
+        hvd.init()
+        one_rank_leaves()
+    else:
+        serve(hvd, {case.__name__: case for case in CASES})

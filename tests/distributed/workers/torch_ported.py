@@ -10,13 +10,13 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, NonBlocking, StaticAllocation
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SyncBatchNorm, average_by_samples
 
 BATCH = 4  # of a rank
@@ -531,14 +531,6 @@ SCENARIOS: list[Callable[[], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    outcomes = {}
-    for scenario in SCENARIOS:
-        outcomes[scenario.__name__] = scenario()
-    report(outcomes)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in SCENARIOS})

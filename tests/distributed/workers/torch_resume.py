@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from simulated import SimulatedClock
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
@@ -23,7 +25,6 @@ import hvd_hetero.measurement.speed_meter
 import hvd_hetero.session
 from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 ROUNDS = 10
@@ -97,6 +98,7 @@ DATA: dict[str, Callable[[LoadBalance], BalancedLoader]] = {
         Stream(hvd.size(), hvd.rank()), balance, stream="shard", rounds_per_epoch=4
     ),
 }
+STOPS = {name: range(1, ROUNDS) for name in ("0 workers", "whole rounds")}
 POLICIES: dict[str, Callable[[], Policy]] = {
     "lb-bsp": lambda: LBBSP("narx"),
     "self-adaptive": lambda: SelfAdaptive(total=6, every=2),
@@ -160,39 +162,34 @@ class Job:
         }  # fmt: skip
 
 
-def main() -> None:
-    mode, directory = sys.argv[1], Path(sys.argv[2])
-    hvd.init()
-    torch.set_num_threads(1)
-    clock = SimulatedClock()
-    outcome: dict[str, Any] = {}
-    for policy in POLICIES:
-        for data in DATA:
-            case = f"{policy}, {data}"
-            if data == "whole rounds" and policy != "non-blocking":
-                continue
-            stops = range(1, ROUNDS) if data in ("0 workers", "whole rounds") else (1, 3, 6)
-            if mode == "save":
-                job = Job(policy, data, clock)
-                job.run(ROUNDS)
-                outcome[case] = {"whole": job.outcome()}
-                job = Job(policy, data, clock)
-                for stop in stops:
-                    job.run(stop)
-                    state = job.state()
-                    if hvd.rank() == 0:
-                        torch.save(state, directory / f"{case}, {stop}.pt")
-                job.run(ROUNDS)
-                outcome[case]["stopping"] = job.outcome()
-            else:
-                outcome[case] = {}
-                for stop in stops:
-                    job = Job(policy, data, clock)
-                    job.load(torch.load(directory / f"{case}, {stop}.pt"))
-                    job.run(ROUNDS)
-                    outcome[case][str(stop)] = job.outcome()
-    report(outcome)
+def saves(policy: str, data: str) -> dict[str, Any]:
+    """A job of all rounds, and one that saves its state on the way."""
+    whole = Job(policy, data, CLOCK)
+    whole.run(ROUNDS)
+    job = Job(policy, data, CLOCK)
+    for stop in STOPS.get(data, (1, 3, 6)):
+        job.run(stop)
+        state = job.state()
+        if hvd.rank() == 0:
+            torch.save(state, DIRECTORY / f"{policy}, {data}, {stop}.pt")
+    job.run(ROUNDS)
+    return {"whole": whole.outcome(), "stopping": job.outcome()}
+
+
+def resumes(policy: str, data: str) -> dict[str, Any]:
+    """Jobs that go on from each of those states."""
+    outcome = {}
+    for stop in STOPS.get(data, (1, 3, 6)):
+        job = Job(policy, data, CLOCK)
+        job.load(torch.load(DIRECTORY / f"{policy}, {data}, {stop}.pt"))
+        job.run(ROUNDS)
+        outcome[str(stop)] = job.outcome()
+    return outcome
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    mode, DIRECTORY = sys.argv[1], Path(sys.argv[2])
+    CLOCK = SimulatedClock()
+    do = {"save": saves, "resume": resumes}[mode]
+    serve(hvd, {f"{policy}, {data}": partial(do, policy, data) for policy in POLICIES for data in DATA})

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import horovod.torch as hvd
 import torch
-from exactness import EveryRoundAnother
+from exactness_cases import EveryRoundAnother
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from hvd_hetero.communication import buckets as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.gradients import buckets
 
-buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
-ROUNDS = 100
+# Small models take both ways, weights as they arrive, biases with their bucket.
+buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+ROUNDS = 40
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1
 WORDS = 30
@@ -118,7 +121,6 @@ def train(policy: Policy, optimizer_name: str, kind: type[torch.nn.Module] = Net
     with torch.no_grad():
         differences = [float((p - q).abs().max()) for p, q in zip(net.parameters(), alone.parameters(), strict=True)]
     return {
-        "policy": f"{policy.name}, {optimizer_name}",
         "difference": max(differences),
         "between_ranks": float((everywhere - everywhere[0]).abs().max()),
         "idle": hvd.allgather_object(sum(not s for s in seen)),
@@ -161,29 +163,32 @@ def a_layout_that_changes_later_changes_nothing() -> dict:
     return {"difference": max(float((r - results[2]).abs().max()) for r in results)}
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    n = hvd.size()
-    policies = [
-        BSP(), BSP(max_micro_batch=1), LBBSP(), StaticAllocation([3, 1, 2][:n]), StaticAllocation([0, 3, 1][:n]),
-        EveryRoundAnother(), SelfAdaptive(total=3 * n), NonBlocking(GLOBAL_BATCH // n), ElasticBSP(lookahead=3),
-    ]  # fmt: skip
-    cases = [train(policy, "sgd") for policy in policies]
-    cases.append(train(EveryRoundAnother(), "momentum"))
-    cases.append(train(EveryRoundAnother(), "adagrad"))
-    cases.append(train(EveryRoundAnother(), "sparse adam", OnlyWords))
-    cases.append(train(EveryRoundAnother(), "sparse adam", OnlyWords, sparse_as_dense=True) | {"policy": "as dense"})
-    outcome = {
-        "cases": cases,
-        "as dense": train(EveryRoundAnother(), "momentum", sparse_as_dense=True),
-        "local": train(ElasticBSP(lookahead=3, updates="local"), "sparse adam", OnlyWords),
-        "d-psgd": train(StaticAllocation([0, 3, 1][:n]), "sparse adam", OnlyWords, sync="d-psgd"),
-        "changing": a_layout_that_changes_later_changes_nothing(),
-        "mixed": mixed_layouts_are_refused(),
-    }
-    report(outcome)
+def allocated(shares: list[int], *args: Any, **options: Any) -> dict:
+    return train(StaticAllocation(shares[: hvd.size()]), *args, **options)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "bsp": lambda: train(BSP(), "sgd"),
+    "micro-batches": lambda: train(BSP(max_micro_batch=1), "sgd"),
+    "lb-bsp": lambda: train(LBBSP(), "sgd"),
+    "static": lambda: allocated([3, 1, 2], "sgd"),
+    "static, one rank without data": lambda: allocated([0, 3, 1], "sgd"),
+    "every round another": lambda: train(EveryRoundAnother(), "sgd"),
+    "self-adaptive": lambda: train(SelfAdaptive(total=3 * hvd.size()), "sgd"),
+    "non-blocking": lambda: train(NonBlocking(GLOBAL_BATCH // hvd.size()), "sgd"),
+    "elastic-bsp": lambda: train(ElasticBSP(lookahead=3), "sgd"),
+    "momentum": lambda: train(EveryRoundAnother(), "momentum"),
+    "adagrad": lambda: train(EveryRoundAnother(), "adagrad"),
+    "sparse adam": lambda: train(EveryRoundAnother(), "sparse adam", OnlyWords),
+    "sparse adam, as dense": lambda: train(EveryRoundAnother(), "sparse adam", OnlyWords, sparse_as_dense=True),
+    "as dense": lambda: train(EveryRoundAnother(), "momentum", sparse_as_dense=True),
+    "local": lambda: train(ElasticBSP(lookahead=3, updates="local"), "sparse adam", OnlyWords),
+    "d-psgd": lambda: allocated([0, 3, 1], "sparse adam", OnlyWords, sync="d-psgd"),
+    "changing": a_layout_that_changes_later_changes_nothing,
+    "mixed": mixed_layouts_are_refused,
+}
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, CASES)

@@ -9,11 +9,11 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from pool import serve
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
-from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 SAMPLES = 131
@@ -232,15 +232,12 @@ def ends_alone() -> dict[str, str]:
     }
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    each_of = (
-        whole_streams, worker_processes, left_out, shards, many_samples_that_wait, left_and_alternating, refusals,
-        ends_alone,
-    )  # fmt: skip
-    report({each.__name__: each() for each in each_of})
+CASES = [
+    whole_streams, worker_processes, left_out, shards, many_samples_that_wait, left_and_alternating, refusals,
+    ends_alone,
+]  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in CASES})

@@ -59,7 +59,8 @@ def run(request, tmp_path):
         script.write_text(
             "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + textwrap.dedent(text)
         )
-        return launch(keywords.pop("target", script), ranks, args, python=str(folder / "python"), **{**forked, **keywords})
+        keywords = {"python": str(folder / "python"), **forked, **keywords}
+        return launch(keywords.pop("target", script), ranks, args, **keywords)
 
     return launch_text
 
