@@ -29,10 +29,6 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._hooks.append(super().register_step_post_hook(hook))
         return self._hooks[-1]
 
-    def _remove_hooks(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state."""
         return self._inner.state_dict()

@@ -8,7 +8,8 @@
     assert run_on_threads(case, ranks=3) == [10, 10, 10]
 
 Everything of a process is shared: random number generators, environment, the count of its processor's time. So seed and
-build models under a lock, and give the policy speeds by a clock of the test's own.
+build models under a lock, or before, and give the policy speeds by a clock of the test's own. Import beforehand what is
+imported at its first use; PyTorch imports a thousand modules when it makes the first optimizer.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ bucket can carry it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,6 +49,8 @@ class Allreduce(Synchroniser):
     ``compression`` is Horovod's (``compress`` and ``decompress``), applied to weighted gradients; the table is never
     compressed. Sparse gradients travel as rows (``torch_hooks.gradients.sparse``), unless ``sparse_as_dense``.
     """
+
+    keeps_ranks_alike: ClassVar[bool] = True
 
     def __init__(
         self,

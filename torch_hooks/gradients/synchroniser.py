@@ -31,6 +31,9 @@ class Synchroniser(ABC):
     overlaps: ClassVar[bool] = True
     """whether gradients leave as they arise, so that they must not be touched before ``finish``"""
 
+    keeps_ranks_alike: ClassVar[bool] = False
+    """whether all ranks hold the same gradients after ``finish``, and so the same parameters after each round"""
+
     updates_locally: ClassVar[bool] = False
     """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
 

@@ -58,7 +58,7 @@ def training(
 
 
 def fit(model: torch.nn.Module, batches: BalancedLoader, optimizer: torch.optim.Optimizer) -> None:
-    while batches.stop_at is not None and optimizer._balancer.rounds < batches.stop_at:
+    while batches.stop_at is not None and optimizer.updates._balancer.rounds < batches.stop_at:
         for x, y in batches:
             optimizer.zero_grad()
             functional.mse_loss(model(x), y).backward()

@@ -140,7 +140,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
-            left = max(left, len(optimizer._attempt.left))
+            left = max(left, len(optimizer.updates._gradients._attempt.left))
             with balance.surviving_out_of_memory():
                 optimizer.zero_grad()
                 shortage.strike("forward", balance, len(index))

@@ -20,6 +20,8 @@ from tests.distributed.workers.exactness_cases import (  # noqa: E402
     train,
 )
 
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
+TIMEOUT_S = 300.0  # for a machine with other things to do
 ROUNDS = 40  # four epochs of nine rounds, and a part of one
 PAUSE_S = 1e-3
 
@@ -47,7 +49,7 @@ def clock(monkeypatch):
 
 
 def outcome(case, ranks, clock):
-    outcomes = run_on_threads(lambda rank: train(case, rank, ranks, ROUNDS, clock.pass_s, PAUSE_S), ranks)
+    outcomes = run_on_threads(lambda rank: train(case, rank, ranks, ROUNDS, clock.pass_s, PAUSE_S), ranks, TIMEOUT_S)
     return compared(case, outcomes)
 
 

@@ -25,6 +25,7 @@ from torch_hooks import (  # noqa: E402
 )
 from torch_hooks.wires.choice import wire_here  # noqa: E402
 
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, BATCH = 26, 8  # three rounds an epoch, and a last one of two samples: with three ranks, one has none
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(SAMPLES, 3, generator=GENERATOR, dtype=torch.float64)

@@ -1,0 +1,297 @@
+"""The updates of one optimizer, one in a round: gradients are gathered, averaged over the ranks, and applied."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.cuda_stopwatch import DeviceTimes
+from torch_hooks.gradients.choice import synchroniser_of
+from torch_hooks.gradients.compression import compressor
+from torch_hooks.gradients.hooks import Listener
+from torch_hooks.gradients.round import RoundGradients
+from torch_hooks.gradients.sparse import empty_gradient
+from torch_hooks.parameters.averaging import average_everywhere
+from torch_hooks.parameters.broadcast import broadcast_parameters, broadcast_state, require_alike
+from torch_hooks.parameters.made_state import MadeState, only_zeros
+from torch_hooks.session import TorchSession
+
+__all__ = ["Scaler", "Updates"]
+
+_OUT_OF_TURN = (
+    "step() came before that of an optimizer whose LoadBalance was made earlier, and a rank without data would take "
+    "part in the other order; the optimizer that steps first gets the loader's balance, and the others balance.also(), "
+    "made in the order of their steps"
+)
+
+
+class Scaler(Protocol):
+    """What is asked of a gradient scaler."""
+
+    def step_without_data(self) -> None:
+        """Do what the loop's body does on other ranks."""
+
+
+class Updates:
+    """What a session and a gradient scaler ask of a ``DistributedOptimizer``, whose state this is.
+
+    ``optimizer`` is the one inside, and ``hooks`` are those that were registered on the one outside.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        session: TorchSession,
+        names: dict[torch.Tensor, str],
+        hooks: list[RemovableHandle],
+        *,
+        compression: Any,
+        sparse_as_dense: bool,
+    ) -> None:
+        packed = compressor(compression)
+        self.scaler: Scaler | None = None
+        self._inner = optimizer
+        self._names = names
+        self._hooks = hooks
+        self._balancer = session.balancer
+        self._wire = session.wire
+        self._prefix = session.prefix
+        self._earlier = session.earlier
+        self._body = session.body
+        self._synchronised = False
+        self._declined = False
+        self._skip = False
+        self._closed = False
+        self._made: MadeState | None = None
+        self._sync = synchroniser_of(session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense)
+        self._times = DeviceTimes(session.policy, session.meter)
+        self._times.include(names)
+        serves = self._serves = weakref.ref(session)  # which holds this
+        self._gradients = RoundGradients(self._balancer, names, self._sync, lambda: _at_work(serves()))
+        self._listener = Listener(self._gradients, RoundGradients.arrived, self._sync.note_of)
+        self._listener.listen(names)
+        weakref.finalize(self, self._listener.close).atexit = False
+        name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
+        options = f"compression={name}, sparse_as_dense={bool(sparse_as_dense)}"
+        require_alike(self._wire, options, f"{self._prefix}.wire")
+        broadcast_parameters(self._wire, names, self._prefix)
+        broadcast_state(self._wire, optimizer, self._prefix)
+        session.optimizer = self
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters and hyper-parameters."""
+        return self._inner.param_groups
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
+        return self._synchronised
+
+    @property
+    def common(self) -> bool:
+        """Whether all ranks hold the same parameters after each round."""
+        return self._sync.keeps_ranks_alike
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a gradient scaler changes its gradients, on every rank."""
+        return self.scaler is not None
+
+    @property
+    def between_updates(self) -> bool:
+        """Whether gradients are still being gathered for an update."""
+        return self._balancer.between_updates
+
+    # What a round asks.
+
+    def begin_micro_batch(self) -> None:
+        """A micro-batch begins."""
+        self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
+        self._declined = False
+        if self._made is not None:
+            self._made.forget_unless_received()
+            self._made = None
+        self._gradients.begin_micro_batch()
+
+    def guard_micro_batch(self) -> None:
+        """The micro-batch that has begun may run out of memory: be able to undo it."""
+        self._gradients.guard_micro_batch()
+
+    def undo_micro_batch(self) -> bool:
+        """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
+        return self._gradients.undo_micro_batch()
+
+    def abandon_round(self) -> None:
+        """Forget what an unfinished round has gathered."""
+        if self._balancer.in_round:
+            self._gradients.abandon()
+            self._inner.zero_grad()
+
+    def idle_round(self) -> None:
+        """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
+        if self.scaler is None:
+            self.step()
+        else:
+            self.scaler.step_without_data()
+
+    def close(self) -> None:
+        """Let go of the parameters and, between rounds, of the session."""
+        self._closed = True
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._listener.close()
+        session = self._serves()
+        if session is not None and session.optimizer is self and not self._sync.gradients_left:
+            self.abandon_round()
+            self._sync.release()
+            session.optimizer = None
+
+    # What the training loop asks.
+
+    def synchronize(self) -> bool:
+        """Wait for the averaged gradients, if the round is complete; return whether it is."""
+        if self._synchronised or self._declined:
+            return False
+        if any(earlier.computing for earlier in self._earlier):
+            raise RoundStateError(_OUT_OF_TURN)
+        if self._sync.updates_locally:
+            self._synchronised = self._balancer.in_round
+            return self._synchronised  # every gradient is final, and this rank's own
+        # What is done again in parts is done to the end: gradients of the whole micro-batch have left already.
+        if not (self._balancer.closing or (not self._gradients.done_in_parts and self._balancer.stop_early())):
+            # Until the next micro-batch: step() must not find out otherwise, without the clipping.
+            self._declined = True
+            return False
+        self._gradients.finish()
+        if self._sync.rearranged:
+            self._sync.rearranged = False
+            self._listener.listen(self._names)  # to those that have been thawed
+        self._synchronised = True
+        if self._body.watching:
+            self._body.note()
+        return True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """``step()`` within uses the gradients as they are."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronise and update, at the end of a round; otherwise only note that the micro-batch is done."""
+        if self._closed:
+            raise RoundStateError("step() of an optimizer that was closed; call step() of the one that took its place")
+        if not (self._synchronised or self._balancer.in_round):
+            if not any(self._inner.state.values()) and only_zeros(self._names):
+                self._made = MadeState(self._inner, self._names)
+                return None
+            raise RoundStateError(
+                "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
+                "balance.batch(samples) before its forward pass"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._body.watching:
+            self._body.step_begins()
+        self._step()
+        if self._body.watching:
+            self._body.step_ends()
+        return loss
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Clear the gradients, unless a round is under way that still adds to them."""
+        if self._sync.under_way and not self._gradients.done_in_parts:
+            raise RoundStateError(
+                "zero_grad() came after backward() and before step(): it would race with what is under way. "
+                "Call it before backward(). If another optimizer's loss has brought the gradient, let this one step "
+                "first, or freeze its parameters meanwhile by requires_grad_(False)"
+            )
+        if not self._gradients.accumulating:
+            self._inner.zero_grad(set_to_none=set_to_none)
+
+    # What is asked between two rounds.
+
+    def require_between_rounds(self, what: str) -> None:
+        """Raise in the middle of a round."""
+        if self._balancer.in_round:
+            raise RoundStateError(f"{what} in the middle of a round; call it between rounds")
+
+    def state_was_loaded(self) -> None:
+        """The inside optimizer has another state now, which is to stay."""
+        self._made = None
+
+    def extend(self, added: dict[torch.Tensor, str], group: int) -> None:
+        """Train the parameters of one more group, too."""
+        self._names.update(added)
+        self._sync.extend(added)
+        self._times.include(added)
+        self._listener.listen(added)
+        broadcast_parameters(self._wire, added, f"{self._prefix}.group{group}")
+
+    def average_parameters(self) -> None:
+        """Give all ranks the mean of their parameters."""
+        average_everywhere(self._wire, self._names, self._prefix)
+
+    def use_scaler(self, scaler: Scaler) -> None:
+        """Gradients are scaled, which a rank without data must know, too."""
+        if not self._sync.keeps_ranks_alike:
+            raise ValueError(
+                "gradients stay on their rank here, so one rank would skip a step for an infinity that the others do "
+                "not see; use torch.autocast(dtype=torch.bfloat16), which needs no scaler, or sync='allreduce' with a "
+                "policy without local updates"
+            )
+        self.scaler = scaler
+
+    def note_scale(self, logarithm: float) -> None:
+        """The scale of the gradients to come, which must be the same on every rank."""
+        self._sync.scale = logarithm
+
+    def _step(self) -> None:
+        balancer = self._balancer
+        if self._skip and not self._synchronised:
+            if balancer.between_updates:
+                balancer.pause()
+                return
+            raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
+        if self._sync.updates_locally:
+            self._step_locally()
+            return
+        if not (self._synchronised or self.synchronize()):
+            self._gradients.applied()
+            balancer.pause()
+            return
+        self._synchronised = False
+        start = time.perf_counter()
+        balancer.applying()
+        self._inner.step()
+        balancer.applied(time.perf_counter() - start)
+
+    def _step_locally(self) -> None:
+        self._synchronised = False
+        self._gradients.applied()
+        if self._balancer.work.samples:
+            for parameter in self._names:  # state must exist alike on all ranks, whatever their losses have reached
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = empty_gradient(parameter, self._inner)
+            self._inner.step()
+        if self._balancer.closing:
+            self._sync.finish()
+        else:
+            self._balancer.pause()
+
+
+def _at_work(session: TorchSession | None) -> bool:
+    return session is not None and session.at_work
