@@ -106,7 +106,8 @@ class Faults:
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
         next commit lets it in.
         """
-        balancer = self._balancer = getattr(balance, "session", balance).balancer
+        session = getattr(balance, "session", None) or balance._session  # of PyTorch, or of Keras
+        balancer = self._balancer = session.balancer
         self._state = state
         pace = balancer.meter
         begin, done, row = pace.begin, pace.done, pace.row
