@@ -90,6 +90,7 @@ def serve(listener: socket.socket) -> list[str]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for other in (listener, client, *ranks.values()):
                     other.close()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
                 os.chdir(request["directory"])
                 os.environ.clear()
                 os.environ.update(request["environment"])
