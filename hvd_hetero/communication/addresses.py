@@ -112,7 +112,7 @@ def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
 
 
 def job_key() -> bytes:
-    """What the launcher has given to the ranks of this job alone; nothing under others than Horovod's."""
+    """Return the key that Horovod's launcher gives to the ranks of this job alone; empty under another launcher."""
     return os.environ.get(_JOB_KEY, "").encode()
 
 
@@ -179,7 +179,7 @@ def exchange_directory(
 
 
 def _leads_here(address: Sequence[Any]) -> bool:
-    """From another host."""
+    """Return whether the address can lead here from another host."""
     return not ipaddress.ip_address(address[0]).is_loopback
 
 

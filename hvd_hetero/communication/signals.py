@@ -52,7 +52,7 @@ _LONGEST_CLOSE_S = 5.0
 
 
 class SignalChannel:
-    """Tells the ranks, while they compute, that one of them has finished its round.
+    """One rank's end of the channel that tells ranks, while they compute, that one of them has finished its round.
 
         channel = SignalChannel(rank, size, allgather_of_one_object)    # on every rank, at the same point
         ...
@@ -97,7 +97,7 @@ class SignalChannel:
         self._finalizer = weakref.finalize(self, _end, self._relay, thread, self._pid)
 
     def raise_signal(self, round: int) -> None:
-        """Say that this rank has finished ``round``, to all that are still in it. Does not wait for anything."""
+        """Tell all ranks that this one has finished ``round``. Does not wait for anything."""
         if self._closed:
             raise HeteroError(f"signal for round {round}: this channel is closed; make one for the new membership")
         if self._pid != os.getpid():
@@ -107,7 +107,7 @@ class SignalChannel:
         self._own = max(self._own, round + 1)
 
     def raised(self, round: int) -> bool:
-        """Whether any rank, this one included, has raised the signal for ``round`` or a later one."""
+        """Return whether any rank, this one included, has raised the signal for ``round`` or a later one."""
         relay = self._relay
         return self._own > round or (relay is not None and relay.rounds > round)
 
@@ -250,7 +250,7 @@ class _Relay:
         threading.Thread(target=work, args=given, name=f"hvd-hetero-handshake-{self._rank}", daemon=True).start()
 
     def _meet(self, stranger: socket.socket) -> None:
-        """In a thread of its own, so that a stranger that stalls holds up no child."""
+        """Admit a child that holds the key, in a thread of its own: a stranger that stalls holds up no child."""
         with stranger:
             try:
                 link = self._shake_hands(stranger, deliver_challenge, answer_challenge)
