@@ -19,7 +19,7 @@ import numpy as np
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from hvd_hetero import theory
+import _theory as theory
 
 WORKERS = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 ROUNDS = 400_000  # at P = 2 the variance of 1/X_{P:P} is infinite (barely): fewer would show it

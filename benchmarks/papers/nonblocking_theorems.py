@@ -13,10 +13,10 @@ from __future__ import annotations
 import sys
 
 import _tables
+import _theory as theory
 import numpy as np
 from rich.progress import track
 
-from hvd_hetero import theory
 from hvd_hetero.policies import BSP, NonBlocking
 from hvd_hetero.simulation import Cluster, Compute, Exponential, RoundSimulation, Worker
 

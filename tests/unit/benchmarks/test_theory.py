@@ -8,8 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
+from script_modules import load
 
-from hvd_hetero import theory
+theory = load("_theory", "benchmarks")
 
 LAMBDA = 0.25
 
