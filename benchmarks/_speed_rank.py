@@ -12,9 +12,10 @@ import demo_rank
 import horovod.torch as hvd
 import torch
 from _speed_oracle import Oracle
+from _variants import BASE, DRIVEN, VARIANTS, policy
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
+from hvd_hetero.policies import ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.testing import SlowDown, pin_to_core, report, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
@@ -33,8 +34,9 @@ Rounds = Iterator[list[int]]  # each round, which is one update, yields the samp
 class Job:
     """Parts that the schemes share: the data, and this rank's slowness."""
 
-    def __init__(self, factors: list[float]) -> None:
+    def __init__(self, factors: list[float], variant: str = BASE) -> None:
         self.factors = factors
+        self.variant = variant
         self.data = TensorDataset(*demo_rank.images(20 * GLOBAL_BATCH, seed=2))
         # All but the first rank share a core.
         fits = len(factors) <= 2 or sum(1 / factor for factor in factors[1:]) < 0.9
@@ -157,7 +159,7 @@ def steady(job: Job, cycles: int) -> dict:
     schemes = {
         "stock": job.stock("stock"),
         "oracle": oracle.rounds,
-        "lb-bsp": job.balanced(LBBSP())[0],
+        "lb-bsp": job.balanced(policy(job.variant))[0],
         "self-adaptive": job.balanced(SelfAdaptive(total=PIECES * n))[0],
         "non-blocking": job.balanced(NonBlocking(STEPS), most)[0],
         "elastic-bsp": job.balanced(ElasticBSP(), ITERATION)[0],
@@ -188,7 +190,7 @@ def switching(job: Job, cycles: int) -> dict:
         oracle.now = oracle.nothing_known()
         tuned.append(oracle.tune())
         known.append(oracle.now)
-    schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(LBBSP())[0]}
+    schemes = {"oracle": oracle.rounds, "lb-bsp": job.balanced(policy(job.variant))[0]}
     found = {name: Turns() for name in schemes}
     for cycle in range(-n, cycles):
         victim = cycle % n
@@ -231,12 +233,13 @@ def main() -> None:
     parser.add_argument("--scenario", choices=("steady", "switching", "stability"), required=True)
     parser.add_argument("--factors", type=float, nargs="+", required=True)
     parser.add_argument("--cycles", type=int, required=True)
+    parser.add_argument("--variant", choices=[*VARIANTS, *DRIVEN], default=BASE)
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
     # The first rank, at full speed, has a core to itself; the others, which sleep a good deal, share what is left.
     pin_to_core(min(hvd.rank(), 1))
-    job = Job(options.factors)
+    job = Job(options.factors, options.variant)
     described = hvd.allgather_object(job.slowness.describe(), name="slowness")
     with job.slowness:
         scenario = {"steady": steady, "switching": switching, "stability": stability}[options.scenario]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import gzip
 import math
 import multiprocessing
@@ -38,6 +39,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -49,8 +51,9 @@ BATCH, CHANNELS, PIXELS = 192, 16, 32
 WARM_UP_ROUNDS = 10
 
 
-def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
-    """Return the rank's share of the CPU, and the others' share of memory, for each round."""
+@functools.cache
+def _tasks(path: Path) -> NDArray[np.float64]:
+    """Shares of CPU and memory that each task used, (series, steps, 2)."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         table = np.array(
             [
@@ -59,7 +62,12 @@ def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
             ]
         )
     ids = np.unique(table[:, 0])
-    tasks = np.stack([table[table[:, 0] == i][:, 2:] for i in ids]) / 100.0  # (series, steps, 2)
+    return np.stack([table[table[:, 0] == i][:, 2:] for i in ids]) / 100.0
+
+
+def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
+    """Return the rank's share of the CPU, and the others' share of memory, for each round."""
+    tasks = _tasks(path)
     rng = np.random.default_rng(seed)
     points = math.ceil(rounds / POINT_ROUNDS)
     used = np.zeros((points, 2))

@@ -1,6 +1,6 @@
 """Gain of every scheme on real ranks of unequal speed: samples per second, as ratios of one run.
 
-    python benchmarks/speed_torch.py [--write] [--only NAME ...]
+    python benchmarks/speed_torch.py [--write] [--only NAME ...] [--variant NAME]
 
 Each scheme trains its own copy of the demo's convolutional network, in alternating turns of a few rounds of one job:
 stock Horovod (``hvd.DistributedOptimizer`` and the stock sampler), the oracle, and the schemes of this project. The
@@ -170,6 +170,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), help="some of the scenarios")
     parser.add_argument("--cycles", type=int, help="turns of every scheme, or epochs; 2 or more")
+    parser.add_argument("--variant", help="of LB-BSP, by its name in _variants.py: ablation.py on real ranks")
     parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results, one of each")
     options = parser.parse_args()
     if options.cycles is not None and options.cycles < 2:
@@ -182,6 +183,7 @@ def main() -> int:
             cycles = options.cycles or scenario.cycles
             task = progress.add_task(f"{name:<10}", total=None)
             arguments = ["--scenario", scenario.kind, "--cycles", cycles, "--factors", *scenario.factors]
+            arguments += ["--variant", options.variant] if options.variant else []
             result = launch(
                 RANK, len(scenario.factors), arguments, timeout_s=3600, env=KEEP_MEMORY | {"PYTHONPATH": examples},
                 on_line=lambda rank, line, task=task: progress.advance(task),

@@ -1,0 +1,96 @@
+"""LB-BSP as it comes, and without one part of its forecasts each: what `ablation.py` and `speed_torch.py` compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_hetero.policies import LBBSP
+from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Predictor, Reverting
+from hvd_hetero.prediction.mixture.expert_weights import ExpertWeights
+from hvd_hetero.prediction.mixture.moderation import Moderation
+
+
+class Following(LBBSP):
+    """Without `Steady`: predictions are followed as they are."""
+
+    def forecaster(self, predictor: Predictor) -> Predictor:
+        """The predictor alone."""
+        return predictor
+
+
+class OneSetOfWeights(Mixture):
+    """Rounds of jumps and quiet rounds learn together."""
+
+    def _experts_for(self, cpu: float) -> ExpertWeights:
+        return self.experts
+
+
+class Unmoderated(Reverting):
+    """Rounds out of all proportion count in full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moderation = Everything()
+
+
+class Everything(Moderation):
+    """Every round is like the others."""
+
+    def __call__(self, size: float) -> float:
+        """In full."""
+        return 1.0
+
+
+def members(*others: Predictor) -> Mixture:
+    """Memoryless, EMA 0.5, and these."""
+    return Mixture([Memoryless(), EMA(0.5), *others])
+
+
+def narx() -> NARX:
+    """As a simulation needs it."""
+    return NARX(background=False)
+
+
+BASE, WITH_DRIVERS = "LB-BSP as it comes", "with drivers"
+Variant = tuple[Callable[[], LBBSP], Callable[[], Predictor]]
+VARIANTS: dict[str, Variant] = {
+    BASE: (LBBSP, Mixture),
+    "without Steady": (Following, Mixture),
+    "without Moderation": (LBBSP, lambda: members(Unmoderated(), EMA(0.2))),
+    "without Reverting": (LBBSP, lambda: members(EMA(0.2))),
+    "of EMA 0.5 and EMA 0.2": (LBBSP, lambda: Mixture([EMA(0.5), EMA(0.2)])),
+    "of memoryless and EMA 0.2": (LBBSP, lambda: Mixture([Memoryless(), EMA(0.2)])),
+    "without Reverting and Steady": (Following, lambda: members(EMA(0.2))),
+    "of EMA 0.5 and EMA 0.2, without Steady": (Following, lambda: Mixture([EMA(0.5), EMA(0.2)])),
+    "Reverting alone": (LBBSP, Reverting),
+    "EMA 0.2 alone": (LBBSP, EMA),
+    "EMA 0.5 alone": (LBBSP, lambda: EMA(0.5)),
+    "memoryless alone": (LBBSP, Memoryless),
+    "EMA 0.2, without Steady": (Following, EMA),
+    "EMA 0.5, without Steady": (Following, lambda: EMA(0.5)),
+    "memoryless, without Steady": (Following, Memoryless),
+}
+DRIVEN: dict[str, Variant] = {
+    WITH_DRIVERS: (LBBSP, lambda: Mixture(drivers=True, background=False)),
+    "with drivers, without Steady": (Following, lambda: Mixture(drivers=True, background=False)),
+    "with drivers, one set of weights": (LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Carried(), narx()])),
+    "with drivers, without Carried": (LBBSP, lambda: members(Reverting(), narx())),
+    "with drivers, without Carried, one set of weights": (
+        LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Reverting(), narx()])
+    ),
+    "with drivers, without NARX": (LBBSP, lambda: members(Carried())),
+    "with drivers, without NARX, one set of weights": (
+        LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Carried()])
+    ),
+    "with drivers, Carried alone": (LBBSP, Carried),
+    "with drivers, Carried of EMA 0.5": (LBBSP, lambda: Carried(EMA(0.5))),
+    "with drivers, Carried of EMA 0.2": (LBBSP, lambda: Carried(EMA())),
+    "with drivers, NARX alone": (LBBSP, narx),
+    "with drivers, NARX alone, without Steady": (Following, narx),
+}  # fmt: skip
+
+
+def policy(name: str) -> LBBSP:
+    """The variant as a job takes it: a fresh policy whose ranks predict so."""
+    make, predictor = (VARIANTS | DRIVEN)[name]
+    return make(predictor())
