@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Predictor, Reverting
-from hvd_hetero.prediction.mixture.expert_weights import ExpertWeights
-from hvd_hetero.prediction.mixture.moderation import Moderation
 
 
 class Following(LBBSP):
@@ -16,29 +14,6 @@ class Following(LBBSP):
     def forecaster(self, predictor: Predictor) -> Predictor:
         """The predictor alone."""
         return predictor
-
-
-class OneSetOfWeights(Mixture):
-    """Rounds of jumps and quiet rounds learn together."""
-
-    def _experts_for(self, cpu: float) -> ExpertWeights:
-        return self.experts
-
-
-class Unmoderated(Reverting):
-    """Rounds out of all proportion count in full."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._moderation = Everything()
-
-
-class Everything(Moderation):
-    """Every round is like the others."""
-
-    def __call__(self, size: float) -> float:
-        """In full."""
-        return 1.0
 
 
 def members(*others: Predictor) -> Mixture:
@@ -56,7 +31,6 @@ Variant = tuple[Callable[[], LBBSP], Callable[[], Predictor]]
 VARIANTS: dict[str, Variant] = {
     BASE: (LBBSP, Mixture),
     "without Steady": (Following, Mixture),
-    "without Moderation": (LBBSP, lambda: members(Unmoderated(), EMA(0.2))),
     "without Reverting": (LBBSP, lambda: members(EMA(0.2))),
     "of EMA 0.5 and EMA 0.2": (LBBSP, lambda: Mixture([EMA(0.5), EMA(0.2)])),
     "of memoryless and EMA 0.2": (LBBSP, lambda: Mixture([Memoryless(), EMA(0.2)])),
@@ -73,15 +47,8 @@ VARIANTS: dict[str, Variant] = {
 DRIVEN: dict[str, Variant] = {
     WITH_DRIVERS: (LBBSP, lambda: Mixture(drivers=True, background=False)),
     "with drivers, without Steady": (Following, lambda: Mixture(drivers=True, background=False)),
-    "with drivers, one set of weights": (LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Carried(), narx()])),
     "with drivers, without Carried": (LBBSP, lambda: members(Reverting(), narx())),
-    "with drivers, without Carried, one set of weights": (
-        LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Reverting(), narx()])
-    ),
     "with drivers, without NARX": (LBBSP, lambda: members(Carried())),
-    "with drivers, without NARX, one set of weights": (
-        LBBSP, lambda: OneSetOfWeights([Memoryless(), EMA(0.5), Carried()])
-    ),
     "with drivers, Carried alone": (LBBSP, Carried),
     "with drivers, Carried of EMA 0.5": (LBBSP, lambda: Carried(EMA(0.5))),
     "with drivers, Carried of EMA 0.2": (LBBSP, lambda: Carried(EMA())),

@@ -7,17 +7,11 @@ Members: memoryless, EMA 0.5, EMA 0.2 and `Reverting`: a grid over how much of t
 that learns it. With ``drivers``, NARX takes the place of EMA 0.2, and `Carried` that of `Reverting`, which they are
 themselves while the CPU is not known.
 
-Two weights. A round in which the CPU jumps (`prediction.jumps`) has an error out of all proportion, which says nothing
-about quiet rounds, and of which quiet rounds say nothing. So the rounds of a jump, and the H after it, have weights of
-their own, and each kind of round learns from its kind alone. With one set of weights for both, jumps counted with a
-limit, and members that know of them were believed only after many.
-
-The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.8, and 0.9 in the
-rounds of jumps, and `Carried` counts for three fifths of NARX: a change of the CPU is the one thing that hurts the
-others much, and comes before anything could be learnt about it. These and H = 4 (2 to 10 are about as good) were chosen
-in view of the recorded series, on which the mixture was then at most 1.2 % behind its best member; with equal parts of
-`Carried` and NARX, and no trust in quiet rounds, it was 3.1 % (and waited 4.6 % for 4.8 % of the time on the simulated
-cluster of Figure 9).
+The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.8, and `Carried`
+counts for three fifths of NARX: a change of the CPU is the one thing that hurts the others much, and comes before
+anything could be learnt about it. Chosen in view of the recorded series, on which the mixture is at most 1.3 % behind
+its best member. Rejected: weights of their own for rounds in which the CPU jumps. On simulated clusters they gained
+0.8 % in samples per second at most (``benchmarks/results/ablation.md``), and lost as much on others.
 
 On independent noise the forecast scatters more than that of EMA 0.2 at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much). A prior that starts
@@ -38,13 +32,11 @@ from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture.carried import Carried
 from hvd_hetero.prediction.mixture.expert_weights import SHARE, ExpertWeights
-from hvd_hetero.prediction.mixture.jumps import Jumps
 from hvd_hetero.prediction.mixture.reverting import Reverting
 from hvd_hetero.prediction.narx.narx import NARX
 
-_QUIET, _JUMPS = 0.8, 0.9  # what members that use drivers share
+_TRUST = 0.8  # what members that use drivers share
 _CARRIED = 0.6  # for one part of NARX
-_AFTER = 4  # H
 
 
 class Mixture(Predictor):
@@ -55,7 +47,7 @@ class Mixture(Predictor):
     """
 
     name = "mixture"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     def __init__(
         self,
@@ -80,38 +72,25 @@ class Mixture(Predictor):
             raise ValueError("members: must be different objects, since each holds its own history")
         self.uses_drivers = any(m.uses_drivers for m in self.members)
         self.experts = ExpertWeights(_prior(self.members, 0.0), float(share))
-        self.shaken = self.experts
-        """the weights in rounds of a jump, and right after one"""
-        self._jumps, self._quiet = Jumps(), _AFTER  # and the rounds since the last one, as far as they matter
         self._said: list[float] | None = None
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each member counts for in the next forecast, if the CPU does not jump; they sum to 1."""
-        return self._experts_for(math.nan).weights
+        """What each member counts for in the next forecast; they sum to 1."""
+        return self.experts.weights
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
         if self.rounds == 0:
-            known = not math.isnan(cpu)
-            self.experts, self.shaken = (
-                ExpertWeights(_prior(self.members, trust if known else 0.0), self.experts.share)
-                for trust in (_QUIET, _JUMPS)
-            )
+            trust = 0.0 if math.isnan(cpu) else _TRUST
+            self.experts = ExpertWeights(_prior(self.members, trust), self.experts.share)
         else:
-            self._experts_for(cpu).learn(self._logs(cpu, memory), math.log(speed))
-        if self.uses_drivers:
-            self._quiet = 0 if self._jumps.of(cpu) else min(self._quiet + 1, _AFTER)
-            self._jumps.learn(cpu)
+            self.experts.learn(self._logs(cpu, memory), math.log(speed))
         for member in self.members:
             member.update(speed, cpu, memory)
         self._said = None
 
-    def _experts_for(self, cpu: float) -> ExpertWeights:
-        """The weights that count in a round with this reading."""
-        return self.shaken if self._quiet < _AFTER or self._jumps.of(cpu) else self.experts
-
     def _forecast(self, cpu: float, memory: float) -> float:
-        pairs = zip(self._experts_for(cpu).weights, self._logs(cpu, memory), strict=True)
+        pairs = zip(self.weights, self._logs(cpu, memory), strict=True)
         return math.exp(sum(w * y for w, y in pairs if w > 0.0))
 
     def _logs(self, cpu: float, memory: float) -> list[float]:
@@ -124,9 +103,6 @@ class Mixture(Predictor):
         return {
             "members": [member.state_dict() for member in self.members],
             "experts": self.experts.state(),
-            "shaken": self.shaken.state(),
-            "jumps": self._jumps.state(),
-            "quiet": self._quiet,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -136,12 +112,8 @@ class Mixture(Predictor):
             raise ValueError(
                 f"state: members must be {mine}, got {saved}; build the mixture with the members it was saved with"
             )
-        experts, shaken = (ExpertWeights(state["experts"]["prior"], self.experts.share) for _ in range(2))
+        experts = ExpertWeights(state["experts"]["prior"], self.experts.share)
         experts.restore(state["experts"])
-        shaken.restore(state["shaken"])
-        jumps = Jumps()
-        jumps.restore(state["jumps"])
-        quiet = min(max(int(state["quiet"]), 0), _AFTER)
         kept = [member.state_dict() for member in self.members]
         try:
             for member, one in zip(self.members, state["members"], strict=True):
@@ -150,8 +122,7 @@ class Mixture(Predictor):
             for member, one in zip(self.members, kept, strict=True):
                 member.load_state_dict(one)
             raise
-        self.experts, self.shaken, self._said = experts, shaken, None
-        self._jumps, self._quiet = jumps, quiet
+        self.experts, self._said = experts, None
 
 
 def _prior(members: Sequence[Predictor], trust: float) -> tuple[float, ...]:

@@ -16,9 +16,12 @@ speeds did some hundreds of rounds ago. The prior mean is a forecast of 0.3 y^k 
 movement has been seen (from (0, 0) it would be memoryless at first, and hardly better where speeds move). All
 arbitrary; between half and twice them the error on recorded series differs by less than a per cent.
 
-A round out of all proportion counts less: target and both features are multiplied by κ (`moderation`), and ℓ moves by
-κ of its step; clipping the error alone would not do, since the features of the round after an outlier would still
-weigh. A forecast stays within a factor 2 of the slowest and fastest speed seen. O(1) per round.
+A round out of all proportion counts less: where the change or a feature exceeds max(10 σ, 0.1), all three are scaled
+down to that, and ℓ moves by as much less. Otherwise squares of one round that was 1000 times too slow would outweigh
+ten thousand ordinary ones. Clipping the error alone would not do, since the features of the round after an outlier
+would still weigh. A lasting change of scale is taken in all the same: σ grows by up to a fifth a round.
+
+A forecast stays within a factor 2 of the slowest and fastest speed seen. O(1) per round.
 """
 
 from __future__ import annotations
@@ -28,26 +31,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.mixture.moderation import Moderation
 
 _LEVEL_ROUNDS = 100
 _KEEP = 1.0 - 0.005  # 1 - δ
 _PRIOR, _DEVIATION = (0.2, 0.5), 0.3
 _MARGIN = math.log(2.0)
+_TIMES, _LEAST = 10.0, 0.1  # beyond so many σ, and so much at least, a round counts less
 
 
 class Reverting(Predictor):
     """Predicts the last speed, pulled back to the one before and to the running mean as far as that has paid."""
 
     name = "reverting"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __init__(self) -> None:
         super().__init__()
         self._y = (0.0, 0.0)  # log speeds, latest first
         self._level = 0.0
         self._lowest, self._highest = math.inf, -math.inf
-        self._moderation = Moderation()
         self._coefficients = _PRIOR
         self._products: tuple[float, ...] = (
             0.0,
@@ -63,11 +65,16 @@ class Reverting(Predictor):
             self._y, self._level = (y, y), y
         else:
             f, g = self._features()
-            kappa = self._moderation(max(abs(f), abs(g), abs(y - self._y[0])))
+            kappa = self._proportion(max(abs(f), abs(g), abs(y - self._y[0])))
             self._learn(kappa * f, kappa * g, kappa * (y - self._y[0]))
             self._y = (y, self._y[0])
             self._level += kappa * (y - self._level) / min(self.rounds + 1, _LEVEL_ROUNDS)
         self._lowest, self._highest = min(self._lowest, y), max(self._highest, y)
+
+    def _proportion(self, size: float) -> float:
+        """How much a round of this size counts."""
+        limit = max(_TIMES * math.sqrt(self._errors / max(self._weight, 1.0)), _LEAST)
+        return limit / size if size > limit else 1.0
 
     def _learn(self, f: float, g: float, z: float) -> None:
         a, b = self._coefficients
@@ -90,7 +97,6 @@ class Reverting(Predictor):
             "coefficients": list(self._coefficients),
             "products": list(self._products),
             "errors": [self._errors, self._weight],
-            "moderation": self._moderation.state(),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -99,9 +105,6 @@ class Reverting(Predictor):
         products, (errors, weight) = tuple(map(float, state["products"])), map(float, state["errors"])
         if len(products) != 5 or not all(map(math.isfinite, (y0, y1, a, b, errors, weight, *products))):
             raise ValueError(f"state: y, coefficients, five products and errors must be finite, got {state!r}")
-        moderation = Moderation()
-        moderation.restore(state["moderation"])
-        self._moderation = moderation
         self._y, self._level, self._coefficients = (y0, y1), float(state["level"]), (a, b)
         self._products, self._errors, self._weight = products, errors, weight
         self._lowest, self._highest = map(float, state["range"] or (math.inf, -math.inf))

@@ -153,7 +153,6 @@ def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_kn
     known, unknown = (Mixture([EMA(), NARX(background=False), Memoryless()]) for _ in range(2))
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
-    assert known.shaken.weights == pytest.approx((0.05, 0.9, 0.05))
     assert known.weights == pytest.approx((0.1, 0.8, 0.1))
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
@@ -210,21 +209,6 @@ def test_members_that_know_of_jumps_count_in_jumps_and_others_between_them():
     members = [squares(p, rows)[200:].mean() for p in (*singles(), NARX(background=False), Carried())]
     assert ours < 1.04 * min(members)
     assert ours < 0.2 * blind
-
-
-def test_weights_of_jumps_and_of_quiet_rounds_are_learnt_apart():
-    mixture, rows = Mixture(drivers=True, background=False), jumping()
-    for speed, cpu in rows[:421]:  # 20 rounds after a jump
-        mixture.update(speed, cpu)
-    quiet, shaken = mixture.experts.weights, mixture.shaken.weights
-    mixture.update(*rows[421])
-    assert mixture.shaken.weights == shaken
-    assert mixture.experts.weights != quiet
-    quiet = mixture.experts.weights
-    assert sum(mixture.shaken.weights[2:]) > 0.9
-    mixture.update(30.0, 0.02)  # a jump
-    assert mixture.experts.weights == quiet
-    assert mixture.shaken.weights != shaken
 
 
 def test_a_state_in_the_middle_of_a_jump_goes_on_as_it_would_have():
