@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,7 @@ GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
+RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -47,9 +49,9 @@ def main() -> int:
     stages: dict[str, Callable[[str], list[Count]]] = {
         "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
         "types": lambda _: [checked("mypy")],
-        "unit": lambda only: [pytest("tests/unit", only)],
+        "unit": lambda only: [pytest(["tests/unit"], only)],
         "gates": lambda _: import_gates(),
-        "distributed": lambda only: [pytest("tests/distributed", only)],
+        "distributed": distributed,
         "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -72,14 +74,28 @@ def main() -> int:
     return 1 if overall.failed or not overall.passed else 0
 
 
-def pytest(folder: str, only: str) -> Count:
-    """Run the tests of a folder and count them from pytest's own record."""
-    if not any((ROOT / folder).rglob("test_*.py")):
-        say(f"{folder}: absent, it has no tests")
-        return Count()
+def distributed(only: str) -> list[Count]:
+    """Run the tests of each framework beside those of the other: jobs wait much, and leave a processor alone."""
+    keras, others = [], []
+    for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
+        (keras if file.name.startswith("test_keras") else others).append(str(file.relative_to(ROOT)))
+    with tempfile.TemporaryFile("w+") as kept, ThreadPoolExecutor(1) as beside:
+        later = beside.submit(pytest, keras, only, kept)
+        try:
+            counts = [pytest(others, only), later.result()]
+        finally:  # where this process is to end, neither runs on
+            end(list(RUNNING))
+        kept.seek(0)
+        say(kept.read())
+    return counts
+
+
+def pytest(paths: list[str], only: str, output: IO[str] | None = None) -> Count:
+    """Run the tests of folders or files and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
-        code = run("python", "-m", "pytest", folder, "-q", f"--junitxml={record}", *(["-k", only] if only else []))
+        options = ["-q", f"--junitxml={record}", *(["-k", only] if only else [])]
+        code = run("python", "-m", "pytest", *paths, *options, output=output)
         try:
             suites = ElementTree.parse(record).getroot().iter("testsuite")
             count = total(counted(suite.attrib) for suite in suites)
@@ -112,22 +128,35 @@ def checked(program: str, *arguments: str) -> Count:
     return Count(passed=1) if run(program, *arguments) == 0 else Count(failed=1)
 
 
-def run(program: str, *arguments: str) -> int:
-    """Run a program of this environment, end it with all that it started after the limit, and return its exit code."""
+def run(program: str, *arguments: str, output: IO[str] | None = None) -> int:
+    """Run a program of this environment, end it with all that it started after the limit, and return its exit code.
+
+    It writes where this process writes, or to ``output``.
+    """
     executable = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     process = subprocess.Popen(
         [executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
     )
+    RUNNING.append(process)
     try:
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         say(f"{program} did not end within {LIMIT_S / 60:.0f} minutes")
         return 124
     finally:
+        end([process])
+        RUNNING.remove(process)
+
+
+def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill what still runs of these, with all that it started."""
+    for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
