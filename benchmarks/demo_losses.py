@@ -72,8 +72,8 @@ def batches(order, size: int) -> Iterator[np.ndarray]:
     while True:
         if order.remaining == 0:
             order.start(order.epoch + 1)
-        yield order.take(RoundPlan.of([size]), 0)[1]
-        order.settle([size])
+        yield order.take(RoundPlan.of([size]), 0).part
+        order.finish([size])
 
 
 def table(plain: dict[int, float], changed: dict[int, float], learnt: float) -> tuple[list[str], list[str]]:

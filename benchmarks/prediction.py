@@ -1,4 +1,4 @@
-"""Errors of each predictor's forecasts (lb-bsp section 5.4, Table 3).
+"""How well each predictor forecasts (lb-bsp section 5.4, Table 3).
 
     python benchmarks/prediction.py [--traces DIR] [--write]
 
@@ -12,11 +12,11 @@ sources:
   are no drivers, so NARX is EMA there. Google series in the same folder have no speeds: they steer the recorder, and
   cannot be judged here.
 
-Training runs inside `update` here, so the table is the same on every machine, busy or not.
-`benchmarks/prediction_cost.py` measures the cost of a round.
+Training runs inside `update` here, so the table is the same on every machine, however busy; what a round costs is
+measured by `benchmarks/prediction_cost.py`.
 
 Targets: NARX <= 0.61 of EMA's RMSE on every series with drivers; the mixture <= 1.02 of the best single predictor (its
-own members included) on every series. A miss makes the command exit with 1.
+own members included) on every series. One that is missed anywhere makes the command exit with 1.
 """
 
 from __future__ import annotations

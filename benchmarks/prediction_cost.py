@@ -1,15 +1,15 @@
-"""Cost of a round of each predictor, and a check that no round waits for training (lb-bsp section 4.2).
+"""What a round of each predictor costs, and that training is never waited for (lb-bsp section 4.2).
 
     python benchmarks/prediction_cost.py [--write]
 
-It measures one `predict` + `update` on a recorded series, as during training: NARX trains in the background, and a
-matrix product of some milliseconds between rounds gives it the time. The figures depend on the machine and its other
-load.
+Time of one `predict` + `update` on a recorded series, as on the training path: NARX trains in the background, and
+between rounds stands a matrix product of some milliseconds, in which to train. The figures are of the machine and of
+what else runs on it.
 
 Targets: NARX and the default mixture <= 50 microseconds (median); and no round waits for a training: with at least 5
 trainings finished, the 99.9 % quantile of a round is at most 1 millisecond above that of the same predictor that never
-trains (arbitrary: a thread that waits for the interpreter's lock gets it after 5). A miss makes the command exit
-with 1.
+trains (arbitrary: a thread that asks for the interpreter's lock and is not given it gets it after 5). One that is
+missed makes the command exit with 1.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The default mixture where it was not tuned: synthetic series, noise on equal machines, outliers, changes of kind.
+"""The default mixture where it was not tuned: made-up series, noise on equal machines, outliers, changes of kind.
 
     python benchmarks/prediction_synthetic.py [--seed N] [--write]
 
 - For each kind of series (`benchmarks/_speeds.py`), 20 of them: RMSE of the mixture over that of the best of its
   members *on that series*, the mean and the worst; and RMSE of the mixture over that of EMA 0.2, the paper's baseline.
   Where a change or an outlier is in a series, only rounds after it count (after an outlier from the 40th on).
-- The same for the members' average with equal weights, which learns nothing; the difference is the gain of learning.
+- The same for the members' average with equal weights, which learns nothing: what learning gains.
 - On measurement noise alone, the scatter of the forecast over that of EMA 0.2, by age of the predictor.
 
-No promise holds on all of these: learning costs more if members differ much for a few rounds, or the best one changes.
-The requirement is at most 1.02 on average over each kind that stays the same, except those that missed when this was
+No promise holds on all of these: where members differ much for a few rounds, or the best one changes, learning costs
+more. Required are at most 1.02 on average over each kind that stays the same, but for those that missed when this was
 written (`excused`), and from round 50 on no more scatter than EMA 0.2. A miss makes the command exit with 1.
 """
 

@@ -1,23 +1,23 @@
-"""Record speed and drivers per round of a real training step while other tasks take CPU and memory.
+"""Record this machine: a real training step whose CPU and memory others take away, speed and drivers per round.
 
     python benchmarks/record_traces.py --schedule TRACES/google_cpu_memory_200.csv.gz
 
 One process ("the rank"), pinned to one core, trains a small convolutional network on one thread. Before each round it
-sets what other tasks leave it: the CPU quota of its control group (with a smooth period of 5 ms; the kernel's smallest
+sets what other tasks leave it: the CPU quota of its control group (5 ms period, which is smooth; the kernel's smallest
 quota of 1 ms makes 20 % the least), and the memory that a second process in its memory group holds. Then it reads its
-drivers with `hvd_hetero.measurement.readings`, as in training, and does its round.
+drivers with `hvd_hetero.measurement.readings`, as it would in training, and does its round.
 
 The schedule emulates a machine that hosts tasks which come and go (lb-bsp section 5.3: faked tasks with the start and
 end times and the consumption of recorded ones). Three slots; a slot is idle with probability 1/4, else it runs one of
 the 200 recorded series from a random step on; either lasts a geometric number of points, 12 on average. A point lasts
-4 rounds. The rank has 1 - the sum of the CPU shares, at least 0.2. All draws come from ``--seed`` + the number of the
-series. These numbers of the schedule were chosen before the first recording and not changed afterwards.
+4 rounds. What is left to the rank is 1 - the sum of the CPU shares, at least 0.2. All drawn from ``--seed`` + the
+number of the series. These numbers of the schedule were chosen before the first recording and not changed afterwards.
 
-The rank's group has the highest weight, so that other programs disturb it less; the remaining noise is in the series.
-It needs write access to control groups (root in most containers): version 1 `cpu` and `memory`, or version 2 (written
-from the documentation, not tried). The groups are made inside those of this process, and removed at the end. Memory
-pressure does not slow this step down: there is no swap, and the limit is never reached. So the memory series are real,
-but hold no information about the speed.
+The rank's group has the highest weight, so that what else runs on the machine disturbs it less; what disturbs it
+still is noise, and is in the series. Needs write access to control groups (root in most containers): version 1 `cpu`
+and `memory`, or version 2 (written by the documentation, not tried). The groups are made inside the ones this process
+is in, and removed at the end. Memory pressure does not slow this step down: there is no swap, and the limit is never
+reached. So the memory series are real, but hold no information about the speed.
 """
 
 from __future__ import annotations

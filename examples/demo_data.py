@@ -75,8 +75,8 @@ def hand_set_batches(options: argparse.Namespace, shares: list[int], rank: int) 
     while len(lists) < options.rounds:
         if order.remaining == 0:
             order.start(order.epoch + 1)
-        lists.append(order.take(plan, rank)[1].tolist())
-        order.settle(shares)
+        lists.append(order.take(plan, rank).part.tolist())
+        order.finish(shares)
     return lists
 
 

@@ -9,13 +9,16 @@ from typing import Any, Literal, cast
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.balancer import Balancer
+from hvd_hetero.data.ending_shard import EndingShard
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.streams import SharedStream
 from keras_callbacks.load_balance import LoadBalance, session_of
 from keras_callbacks.pipeline.alike import check_alike
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
-from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, ArrayOrder, RoundQueue
-from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, is_sequence
-from keras_callbacks.pipeline.stream import StreamOrder
+from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
+from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, Source, is_sequence
+from keras_callbacks.pipeline.stream import StreamReader
+from keras_callbacks.session import FitSession
 
 __all__ = ["resize_batches"]
 
@@ -89,13 +92,12 @@ def resize_batches(
         )
     session.balancer.set_lead(prefetch)
     if is_stream:
-        order = _stream_order(data, session.balancer, seed if shuffle else None, stream)
-        queue = RoundQueue(order, session.balancer)
-        batch = order.reader(session.calls.guard(queue.part))
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream)
     else:
         arrays, length = _tensors(data)
         known = _Known()
-        queue = RoundQueue(ArrayOrder(length, shuffle=shuffle, seed=seed), session.balancer, known.show)
+        order = SharedPermutation(length, shuffle=shuffle, seed=seed)
+        queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
         batch = _gather(arrays, known)
     session.queue = queue
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
@@ -116,18 +118,36 @@ def resize_batches(
     return BalancedDataset(batches, queue, prefetch)
 
 
-def _stream_order(data: Any, balancer: Balancer, seed: int | None, stream: str | None) -> StreamOrder:
-    rank, workers = balancer.rank, balancer.workers
+def _of_stream(
+    data: Any, session: FitSession, seed: int | None, stream: str | None
+) -> tuple[RoundQueue, Callable[[Any], Any]]:
+    """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
+    rank, workers = session.balancer.rank, session.balancer.workers
+    seeds = 0
+    source: Source
     if not isinstance(data, tf.data.Dataset):
-        return StreamOrder(SequenceSource(data, seed), rank, workers, whole=stream != "shard")
-    if stream != "shard":
+        source = SequenceSource(data, seed)
+    elif stream == "shard":
+        # Of a shard without samples the first round tells all ranks, which then stop together.
+        source = DatasetSource(data, seed, may_be_empty=True)
+    else:
         seeds = check_alike(data, rank, workers, certain=stream == "whole")
         options = tf.data.Options()
         options.deterministic = True
-        data = data.with_options(options)
-        return StreamOrder(DatasetSource(data, seed), rank, workers, whole=True, seeds=seeds)
-    # Of a shard without samples the first round tells all ranks, which then stop together.
-    return StreamOrder(DatasetSource(data, seed, may_be_empty=True), rank, workers, whole=False)
+        source = DatasetSource(data.with_options(options), seed)
+    reader = StreamReader(source)
+    order = (
+        EndingShard(reader.samples, rank, workers)
+        if stream == "shard"
+        else SharedStream(reader.samples, size=source.length, seeds=seeds)
+    )
+    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends)
+    return queue, reader.mapped(session.calls.guard(queue.part))
+
+
+def indices_of(part: Any) -> Any:
+    """Return what is gathered for a rank: the first sample stands in where it has none."""
+    return part if len(part) else np.zeros(1, dtype=np.int64)
 
 
 def _tensors(data: Any) -> tuple[Any, int]:

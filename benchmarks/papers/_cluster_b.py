@@ -7,11 +7,11 @@
     m4.4xlarge     16        2       2
     m4.xlarge       4        1       0.5
 
-Dynamics: with ``--traces DIR``, three slots on each worker run tasks of the Google trace that come and go, and the
-worker has what they leave (``benchmarks/record_traces.py`` has the schedule, whose numbers are older than this file).
-Otherwise each worker replays the shares recorded under that schedule, ``tests/data/traces``, from another point on.
+Dynamics: with ``--traces DIR``, on each worker three slots run tasks of the Google trace that come and go, and what
+they leave is the worker's (``benchmarks/record_traces.py`` has the schedule, whose numbers are older than this file);
+else the shares that were recorded under that schedule, ``tests/data/traces``, each worker from another point on.
 
-Assumed, because the paper has no figures: one point lasts ``STEP_S``, some ten updates of LB-BSP (the paper replays
+Assumed, since the paper has no figures: one point lasts ``STEP_S``, some ten updates of LB-BSP (the paper replays
 starts and ends of tasks in real time); each batch scatters by ``scatter``, and one in 500 takes up to twice as long
 (the "spikes" of Fig. 11); drivers are read with an error of 0.01.
 """

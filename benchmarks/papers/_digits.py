@@ -1,4 +1,4 @@
-"""The digits repeated with noise, so that a batch as large as the papers' is a fraction of the data."""
+"""The digits, many times over: so that a batch as large as the papers' is a fraction of the data, as it is there."""
 
 from __future__ import annotations
 

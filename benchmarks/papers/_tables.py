@@ -1,4 +1,4 @@
-"""Options, tables, verdicts and the storing of results, shared by the scripts of this folder."""
+"""What the scripts of this folder share: options, tables, verdicts, and where results are stored."""
 
 from __future__ import annotations
 

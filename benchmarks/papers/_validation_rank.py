@@ -1,4 +1,4 @@
-"""One rank of ``validation.py``: train under a policy and a CPU quota; rank 0 writes the telemetry."""
+"""One rank of ``validation.py``: trains under a policy, its CPU limited by a quota; rank 0 writes the telemetry."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
     python benchmarks/papers/alibaba.py --traces DIR [--write] [--repeat N]
 
-``alibaba_pai_job_*.csv`` holds the time of each mini-batch of ten workers (normalised to 0 ... 1000), which had equal
-batches. Here worker i's k-th batch of x samples takes x / x_equal of its k-th recorded time: time is assumed to be
-proportional to the batch (the data show no fixed cost). There are no drivers, so NARX is EMA. A recording is shorter
-than a training, so it is played ``--repeat`` times.
+``alibaba_pai_job_*.csv``: the time of each mini-batch of ten workers (normalised to 0 ... 1000). The workers had
+equal batches; here worker i's k-th batch of x samples takes x / x_equal of its k-th recorded time, that is, time is
+taken to be proportional to the batch (a fixed cost is not in the data). There are no drivers, so NARX is EMA. A
+recording is shorter than a training, so it is played ``--repeat`` times.
 """
 
 from __future__ import annotations

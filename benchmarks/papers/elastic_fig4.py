@@ -2,16 +2,16 @@
 
     python benchmarks/papers/elastic_fig4.py [--write] [--seeds N]
 
-As in the paper: 4 workers, each with a fixed batch, SSP with s = 3, the same epochs and learning rate for all. The rate
-is that of an update with the mean gradient of all, so a push of ASP or SSP, by one worker, has a quarter of it. The
-small network on the digits trains in the order that the simulation yields. ``updates="local"`` is the paper's (every
-iteration updates), "accumulate" is one exact step per superstep. The tolerance of this project's policy is off, because
-it takes the earliest of nearly equal barriers for any R; a last line has it on.
+As in the paper: 4 workers, a fixed batch for each, SSP with s = 3, the same number of epochs for all, learning rate
+alike: that of an update with the mean gradient of all, so that a push of ASP or SSP, by one worker, has a quarter of
+it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` is the
+paper's (every iteration updates), "accumulate" one exact step per superstep. The tolerance of this project's policy is
+off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it on.
 
-Assumed, because the paper says only that stragglers occur: speeds 1 : 0.87 : 0.71 : 0.55, 3 % scatter per iteration,
+Assumed, since the paper says only that stragglers occur: speeds 1 : 0.87 : 0.71 : 0.55, 3 % scatter per iteration,
 and a synchronisation that takes a quarter of the fastest's iteration, as for a model with large layers ("downsized
-AlexNet"). The decision is timed on this machine and added to every superstep, because the paper's server makes all wait
-for it.
+AlexNet"). The decision itself is timed on this machine and added to every superstep, as the paper's server makes all
+wait for it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python benchmarks/papers/elastic_table2.py [--write] [--trials N]
 
-The paper's figures and the instances are those of ``benchmarks/barriers.py``; the paper gives only sizes. Its machine
-is a Xeon E5-2620 v3 at 2.4 GHz; both take averages of 10 trials. A time counts only with the right answer. On every
-timed instance ZipLine must find what the paper's literal Algorithm 2 finds. Neither scan may wait less than ZipLine,
-which is exact, and FullGridScan not longer than GridScan, whose candidates are among its own.
+The paper's figures and the instances are those of ``benchmarks/barriers.py``: the paper gives sizes and no more. Its
+machine is a Xeon E5-2620 v3 at 2.4 GHz; averages of 10 trials there and here. A time counts only with the answer: on
+every instance that was timed, ZipLine has to find what Algorithm 2 of the paper finds, written out literally, and
+neither scan may wait less than ZipLine, which is exact, nor may FullGridScan wait longer than GridScan, whose
+candidates are among its own.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/papers/lb_bsp_fig9.py [--write]
 
-The cluster is that of Figure 8, with Inception-V3's batch of 32 per worker, 5 s undisturbed (assumed: 34 GFLOP an
-image, forward and backward, at some 0.2 TFLOP/s of eight cores), and 3,000 updates as in the paper. The paper shows
-bars, and says that waiting is below 5 % under LB-BSP at every level. A share is 32 samples on average, so a worker at a
-third of the speed has some 15, and rounding by half a sample is 3 % of its time.
+The cluster of Figure 8, with Inception-V3's batch of 32 per worker, 5 s undisturbed (34 GFLOP an image, forward and
+backward, at some 0.2 TFLOP/s of eight cores: assumed), 3,000 updates as in the paper, which shows bars, and says that
+waiting is below 5 % under LB-BSP at every level. A share is 32 samples in the mean, so that a worker of a third of the
+speed holds some 15, and half a sample of rounding is 3 % of its time.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python benchmarks/papers/lb_bsp_gpu.py [--write]
 
 Cluster-C: four g2.2xlarge, two p2.xlarge, two g3.4xlarge, batch 380 each, ResNet-32 with a parameter server; the link
-of one g2.2xlarge rotates between 480 and 160 Mbps. The paper gives [x_s, x_o] of each type. It says that LB-BSP brings
-the batch of the g2.2xlarge to 235 and gains 27 % by that, loses less than 3 % when the bandwidth drops, and gains 41 %
+of one g2.2xlarge rotates between 480 and 160 Mbps. Given in the paper: [x_s, x_o] of each type, and that LB-BSP
+brings the batch of the g2.2xlarge to 235, gains 27 % by that, loses less than 3 % when the bandwidth drops, and 41 %
 in all.
 
-The paper does not give the curves of Figure 12 in figures. Its statements determine that of the g2.2xlarge except for
-the scale: (380 m + c) / (235 m + c) = 1.27 makes c, its fixed time with communication, 302 m; and 1.9 MB of gradients
-each way take 0.127 s longer at 160 Mbps, which makes the total gain of 41 % at m = 1.3 ms. The other two types share
-the remaining 2,100 samples, in the same time; how they share them (450 and 600 each) is assumed.
+The curves of Figure 12 are not given in figures. What is given determines that of the g2.2xlarge but for its scale:
+(380 m + c) / (235 m + c) = 1.27 makes c, its fixed time with communication, 302 m; and 1.9 MB of gradients each way
+take 0.127 s longer at 160 Mbps, which makes the total gain of 41 % at m = 1.3 ms. The other two share the 2,100
+samples that are left, in the same time; how they share them (450 and 600 each) is assumed.
 """
 
 from __future__ import annotations

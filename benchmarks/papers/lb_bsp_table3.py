@@ -1,15 +1,14 @@
-"""LB-BSP, Figure 10 and Table 3: each predictor on Cluster-B.
+"""LB-BSP, Figure 10 and Table 3: Cluster-B, and what each predictor makes of it.
 
     python benchmarks/papers/lb_bsp_table3.py [--traces DIR] [--write] [--rounds N]
 
-32 workers of five types are disturbed by other tasks (``_cluster_b``). Table 3 of the paper has the RMSE of the
-predicted speed, and the time per update, normalised by BSP's. Figure 10 shows convergence under LB-BSP more than twice
-as fast as under BSP; both do the same updates (Figure 8), so that is the time per update.
+32 workers of five types, disturbed by what others do (``_cluster_b``). Table 3 of the paper: RMSE of the speed
+predicted, and time per update, normalised by BSP's. Figure 10: convergence under LB-BSP more than twice as fast as
+under BSP; since both do the same updates (Figure 8), that is the time per update.
 
-The paper does not say how much a batch scatters on its machines, and that decides the order of the predictors: without
-scatter the last speed is the best prediction, with much scatter the longest average. So there are two tables: 2 %, as
-on the machine where this project's traces were recorded, and 15 %, where memoryless compares with EMA about as in the
-paper.
+How a batch scatters on the paper's machines is not given, and decides the order of the predictors: without scatter the
+last speed is the best prediction, under much of it the longest average. So there are two tables, 2 % as on the machine
+that this project's traces were recorded on, and 15 %, where memoryless is to EMA about what it is in the paper.
 """
 
 from __future__ import annotations

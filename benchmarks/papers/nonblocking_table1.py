@@ -2,18 +2,16 @@
 
     python benchmarks/papers/nonblocking_table1.py [--write] [--seeds N]
 
-Eight workers are on a graph of eight nodes. In every round each worker is slowed down by its own factor, drawn from [1,
-2], so that the slowest may take twice as long as the fastest (section 6.1). The schemes are D-PSGD and MATCHA at a
-budget of 0.5, each as it is (all micro-batches done) and non-blocking, and Algorithm 3, the centralised one, for which
-the paper has no figures.
-
-The batch is 64 per worker as in the paper, and N = 32: a slow worker ends the micro-batch at hand, which at N = 8 costs
-a third of the gain. A real N balances that against the cost of small micro-batches, which is not modelled here. The
-small network trains on the digits, eight times over with noise, with the same number of samples in every run. "n/N" is
+Eight workers on a graph of eight nodes; in every round every worker is slowed down by a factor of its own, drawn anew
+from [1, 2], so that the slowest may take twice as long as the fastest (section 6.1). D-PSGD and MATCHA at a budget of
+0.5, each as it is (all micro-batches done) and non-blocking; and Algorithm 3, the centralised one, for which the paper
+has no figures. Batch 64 per worker as in the paper; N = 32: a slow worker ends the micro-batch at hand, which at N = 8
+costs a third of the gain. A real N weighs that against the cost of small micro-batches, which there is none of here.
+Trained: the small network on the digits, eight times over with noise, the same number of samples in every run. "n/N" is
 the paper's scaling as printed, "unbiased" this project's default.
 
-Two more tables have workers of constant speed, one or four of the eight half as fast: the paper's claim is about twice
-the speed "where the fastest learner runs two times faster than the slowest straggler".
+Two more tables have workers that stay what they are, one or four of the eight half as fast: the paper's claim is about
+twice the speed "where the fastest learner runs two times faster than the slowest straggler".
 """
 
 from __future__ import annotations

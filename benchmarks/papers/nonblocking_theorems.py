@@ -2,9 +2,9 @@
 
     python benchmarks/papers/nonblocking_theorems.py [--write]
 
-P workers have exponential times of mean 1 / rate per batch of B samples. Non-blocking rounds have so many micro-batches
-that the one at hand hardly counts (the theorems count fractions of samples). The last column has the same round with a
-practical N = 8, which shows the distance from theory to practice.
+P workers, exponential times of mean 1 / rate per batch of B samples; the non-blocking rounds are cut into so many
+micro-batches that what is computed of the one at hand hardly counts (the theorems count fractions of samples). The last
+column has the same round with N = 8 micro-batches, as one would use: how far theory is from practice.
 Target: every formula within 2 % of the simulation.
 """
 

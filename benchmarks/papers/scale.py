@@ -1,11 +1,11 @@
-"""Cost of a simulated round, and of the policy's decision, from 10 to 10,000 workers.
+"""How far does it scale? Cost of a simulated round, and of the policy's own decision, from 10 to 10,000 workers.
 
     python benchmarks/papers/scale.py [--write] [--plot FILE.png]
 
-LB-BSP (EMA) runs on workers of 50 to 150 samples per second whose batches scatter by 5 %, so nearly every round has a
-new split. The decision is the time in ``policy.next`` per round, which in production all ranks spend at the same time;
-the rest of a round is the simulator's. Targets: 1,000 workers x 1,000 rounds below a minute; the decision at 1,000
-workers below 1 % of a round of 100 ms.
+LB-BSP (EMA) on workers of 50 to 150 samples per second whose batches scatter by 5 %, so that nearly every round is
+split anew. Decision: the time in ``policy.next``, per round, which in production every rank spends on its own while
+the others do; the rest of a round is the simulator's. Targets: 1,000 workers x 1,000 rounds below a minute; the
+decision at 1,000 workers below 1 % of a round of 100 ms.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
     python benchmarks/papers/self_adaptive_fig9_10.py [--write] [--runs N]
 
-Two workers (a Tesla V100 and an RTX 2080 Ti) and three (one more 2080 Ti) begin from two starts each, with C = 20 and
-30 micro-batches of 100 samples a round and five models, several times, each with its own random draws.
-
-The paper plots, and gives few figures. It says that "after 4 epochs the ratio of samples becomes steady", that both
-starts come to the same point, that time per epoch falls and the workers' times converge, and, in its abstract, that an
-epoch takes 20 to 40 % less than with equal amounts. The last depends mostly on how different the workers are, which is
-assumed here, so the table shows it without a verdict. The verdict is on how near an epoch comes to that of the best
+Two workers (a Tesla V100 and an RTX 2080 Ti) and three (one more 2080 Ti), from two starts each, C = 20 and 30
+micro-batches of 100 samples a round, five models, each start with a luck of its own, several times. The paper plots,
+and gives few figures: what it says is that "after 4 epochs the ratio of samples becomes steady", that both starts come
+to the same point, that time per epoch falls and the workers' times come together, and, in its abstract, that an epoch
+takes 20 to 40 % less than with the same amount for all. The last depends on nothing as much as on how unlike the
+workers are, which is assumed here, so it is shown; what is judged is how near an epoch comes to that of the best
 split, which sees the future.
 
-Assumed, because the paper does not state it: the V100 is 1.3 times (ResNet-18) to 1.6 times (VGG-19) as fast as the
-2080 Ti, by their arithmetic peaks and public benchmarks; 4 ms fixed per micro-batch; 5 % scatter per round; the seconds
-per sample, which only set the scale.
+Assumed, since the paper does not state it: the V100 is 1.3 times (ResNet-18) to 1.6 times (VGG-19) as fast as the
+2080 Ti, as their arithmetic peaks and public benchmarks go; 4 ms fixed per micro-batch; 5 % scatter per round; the
+seconds per sample, which set the scale and nothing else.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Check the simulator: real ranks under CPU quotas against a simulation of their telemetry.
+"""Is the simulator right? Real ranks under CPU quotas, their telemetry fed back, rates side by side.
 
     python benchmarks/papers/validation.py [--write] [--rounds N] [--blocks N] [--keep DIR]
 
-Two ranks, one of them at half a core, and three ranks on two cores at 0.6, 0.6 and 0.3, train the demo's network under
-BSP and LB-BSP in alternating blocks. The machines of each recorded run are rebuilt from its telemetry alone
-(``hvd_hetero.simulation.replay``), and both schemes are simulated on them. A scheme on its own run checks the model of
-a round. A scheme on the other's run is what ``hvd-hetero simulate --from`` promises: it predicts batch sizes and
-moments that it has not seen. Target: every median within 5 % of the measured samples per second.
+Two ranks, one of them at half a core, and three ranks on two cores at 0.6, 0.6 and 0.3, train the demo's network
+under BSP and LB-BSP in alternating blocks. The machines of each recorded run are rebuilt from its telemetry alone
+(``hvd_hetero.simulation.replay``), and both schemes simulated on them. A scheme on its own run shows that the model
+of a round is right; a scheme on the other's run is what ``hvd-hetero simulate --from`` promises: it has seen other
+batch sizes and other moments than it predicts. Target: every median within 5 % of the measured samples per second.
 
-It needs a quiet machine with two cores and writable control groups, and takes about five minutes.
+Needs a quiet machine with two cores and writable control groups; takes about five minutes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from hvd_hetero.data.streams import Source, require_kind
+from hvd_hetero.data.order import Cut, Order
+from hvd_hetero.data.streams import Source, no_samples, require_kind
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["EndingShard"]
@@ -17,7 +18,7 @@ __all__ = ["EndingShard"]
 _STATE_VERSION = 1
 
 
-class EndingShard:
+class EndingShard(Order):
     """``read(epoch)`` gives the samples of this rank's part. The epoch ends when the parts of all ranks have ended.
 
     No rank knows where the parts of others end, and parts may be of unequal length. So each rank looks one sample
@@ -28,6 +29,7 @@ class EndingShard:
     """
 
     kind = "shard, once per epoch"
+    survives_resets = False
 
     def __init__(self, read: Source, rank: int, workers: int) -> None:
         self._read = read
@@ -45,52 +47,36 @@ class EndingShard:
         self._done = [0] * self._workers  # samples of this epoch
         self._ended = [False] * self._workers
 
-    @property
-    def over(self) -> bool:
-        """Whether the parts of all ranks have ended, as all know by the table."""
-        return all(self._ended)
-
-    @property
-    def empty(self) -> list[int]:
-        """Ranks whose parts have ended without a sample, as all know by the table."""
-        return [rank for rank, done in enumerate(self._done) if self._ended[rank] and not done]
-
-    @property
-    def place(self) -> int:
-        """The number of the round, for the samples of the ranks have nothing in common."""
-        return zlib.crc32(struct.pack("<2q", self.epoch, self._round))
-
     def holds(self, samples: int) -> bool:
-        """Whether so many samples of this rank's part are still to be taken."""
-        missing = samples - len(self._waiting)
-        if missing > 0:
-            if self._source is None:
-                self._source = iter(self._read(self.epoch))
-            self._waiting.extend(islice(self._source, missing))
-        return len(self._waiting) >= samples
+        """Whether the parts of all ranks have not ended, as all know by the table."""
+        return not all(self._ended)
 
-    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
-        """The plan without the ranks whose parts have ended, and this rank's samples, fewer where its part ends."""
-        if self.over:
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """Take the next round without the ranks whose parts have ended; fewer samples where this rank's part ends.
+
+        The fingerprint is the number of the round: the samples of the ranks have nothing in common.
+        """
+        if not self.holds(1):
             raise ValueError(f"the parts of all ranks have ended in epoch {self.epoch}; start the next one")
         plan = plan.without(self._ended)
         wanted = plan.samples[rank]
-        self.holds(wanted + 1)
-        part = [self._waiting.popleft() for _ in range(min(wanted, len(self._waiting)))]
+        part = [self._waiting.popleft() for _ in range(min(wanted, self._await(wanted + 1)))]
         self._round += 1
         self._open.append((plan, part))
-        return plan, part
+        return Cut(plan, rank, part, self.epoch, zlib.crc32(struct.pack("<2q", self.epoch, self._round)))
 
     def ends_after(self, done: int) -> bool:
         """Whether this rank's part ends with the round at hand, of which it has done so many samples."""
         return not self._waiting and done >= sum(len(part) for _, part in self._open)
 
-    def settle(self, done: Sequence[float], ended: Sequence[float]) -> None:
-        """The round is agreed: every rank has done that many of its samples, and some parts have ended."""
+    def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
+        """Put back what this rank left undone, and note whose parts have ended. One without a sample ends all ranks."""
         _, part = self._open.popleft()
         self._waiting.extendleft(reversed(part[int(done[self._rank]) :]))
         self._done = [before + int(count) for before, count in zip(self._done, done, strict=True)]
         self._ended = [before or now > 0 for before, now in zip(self._ended, ended, strict=True)]
+        if empty := [rank for rank, count in enumerate(self._done) if self._ended[rank] and not count]:
+            raise ValueError(no_samples(f"rank {', '.join(map(str, empty))}", self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch and every rank's part stand; the same on every rank. Rounds in flight count as not done."""
@@ -114,10 +100,19 @@ class EndingShard:
         self.start(state["epoch"])
         self._round, self._done, self._ended = state["round"], list(state["done"]), list(state["ended"])
         passed = self._done[self._rank]
-        if not self.holds(passed):
+        if self._await(passed) < passed:
             raise ValueError(
                 f"the state is of a part with at least {passed} samples on rank {self._rank}, this one has "
                 f"{len(self._waiting)}; resume with the same data"
             )
         for _ in range(passed):
             self._waiting.popleft()
+
+    def _await(self, count: int) -> int:
+        """Read on until that many are waiting, or the part ends. Returns how many are."""
+        missing = count - len(self._waiting)
+        if missing > 0:
+            if self._source is None:
+                self._source = iter(self._read(self.epoch))
+            self._waiting.extend(islice(self._source, missing))
+        return len(self._waiting)

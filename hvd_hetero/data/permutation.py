@@ -13,7 +13,7 @@ place, so that ``π[:c]`` always is what has been taken for good and ``π[c:]`` 
 **The lead.** With a lead of L rounds, slices are taken up to L rounds before they are computed, earlier on one rank and
 later on another. All must still take the same slice for the same round: the tails of round r come back just before
 round r + 1 + L is taken, however early they are known. What comes back after the last slice was taken is a pass of its
-own over the order: ``resume``.
+own over the order, which begins once all rounds are finished.
 
 No rank needs to hear from another: all compute the same permutation and follow the same plans. A checksum of the
 permutation rides in the table (``RoundReport.fingerprint``), so two ranks with different data do not go on unnoticed.
@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.checks import integer, require_version
+from hvd_hetero.data.order import Cut, Order, undone
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["SharedPermutation"]
@@ -50,12 +51,13 @@ class _Taken:
     """whether nothing was left after it, at that time"""
 
 
-class SharedPermutation:
+class SharedPermutation(Order):
     """The order of one data set's samples over the epochs, and the cursor in the present one.
 
-    ``take`` for every round, then ``settle`` for every round that is agreed, in the same order. ``draw`` gives the
-    order of an epoch where it is no permutation: any indices, also some of them several times.
+    ``draw`` gives the order of an epoch where it is no permutation: any indices, also some of them several times.
     """
+
+    size: int
 
     def __init__(
         self,
@@ -72,7 +74,6 @@ class SharedPermutation:
         self.length = length
         self.shuffle = shuffle
         self.seed = integer("seed", seed, 0, 2**128, way_out="give a whole number, the same on every rank")
-        self.lead = 0
         self._draw = draw
         self.start(0)
 
@@ -87,7 +88,6 @@ class SharedPermutation:
             if self.shuffle:
                 np.random.Generator(np.random.PCG64([self.seed, epoch])).shuffle(order)
         self.size = len(order)
-        """samples of this epoch"""
         self._begin(order)
 
     def _begin(self, order: npt.NDArray[np.int64]) -> None:
@@ -98,14 +98,7 @@ class SharedPermutation:
         self._tails: deque[tuple[int, npt.NDArray[np.int64]]] = deque()
         # Places where a job that was interrupted had come to the end of the order, before samples came back to it.
         self._stops: deque[int] = deque()
-        # The order itself, not (seed, epoch): it also differs where two NumPy versions shuffle differently.
         self.checksum = zlib.crc32(order.astype("<i8").tobytes())
-
-    @property
-    def place(self) -> int:
-        """A checksum of the order, the epoch and the cursor: what ranks must have in common to take the same round."""
-        self._put_back(self._next)
-        return zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
 
     @property
     def remaining(self) -> int:
@@ -117,16 +110,20 @@ class SharedPermutation:
         """Whether a round can take so many samples of this epoch.
 
         What is left may be too few for the next round only because samples are still to come back. With no round in
-        flight the pass is over then, as it is in a job that goes on, and the next one begins.
+        flight the pass is over then, and the next one begins with them.
         """
         if self.remaining < samples and not self._open:
-            self.resume()
+            if self._tails:
+                self._put_back(self._tails[-1][0])
+            self._stops.clear()  # of the pass that is over
         return self.remaining >= samples
 
-    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, npt.NDArray[np.int64]]:
-        """The plan of the next round, shortened where the epoch ends, and this rank's samples of it."""
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """Take the next round, shortened where the epoch ends; ``part`` holds the indices of this rank's samples."""
         if self.remaining == 0:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
+        # The order is in it, too: the seed and the epoch do not tell where two NumPy versions shuffle differently.
+        fingerprint = zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
         plan = plan.shrink(self.remaining)
         indices = self._order[self.cursor : self.cursor + plan.total].copy()
         self.cursor += plan.total
@@ -138,33 +135,15 @@ class SharedPermutation:
         self._open.append(_Taken(self._next, indices, plan, exhausted))
         self._next += 1
         begin = plan.start(rank)
-        return plan, indices[begin : begin + plan.samples[rank]]
+        return Cut(plan, rank, indices[begin : begin + plan.samples[rank]], self.epoch, fingerprint)
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a round was taken that is not settled."""
-        return bool(self._open)
-
-    def settle(self, done: Sequence[float]) -> None:
-        """The oldest round that was taken is agreed, and every rank has done that many of its samples."""
+    def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
+        """Note what the oldest round in flight left undone, which comes back when its turn is."""
         taken = self._open.popleft()
-        if taken.plan.ends == "all":
-            return
-        tails = [
-            taken.indices[taken.plan.start(rank) + int(count) : taken.plan.start(rank) + planned]
-            for rank, (planned, count) in enumerate(zip(taken.plan.samples, done, strict=True))
-        ]
+        tails = undone(taken.plan, taken.indices, done)
         if any(map(len, tails)):
             self._reordered = True
             self._tails.append((taken.number + 1 + self.lead, np.concatenate(tails)))
-
-    def resume(self) -> bool:
-        """Once all rounds are settled: put back what is still to come back. Whether there is anything left to do."""
-        assert not self._open, "rounds that are not settled may still return samples"
-        if self._tails:
-            self._put_back(self._tails[-1][0])
-        self._stops.clear()  # of the pass that is over
-        return self.remaining > 0
 
     def _put_back(self, number: int) -> None:
         """Tails that are due before the round of that number is taken, the oldest first in the order."""
@@ -223,4 +202,4 @@ class SharedPermutation:
         self._tails = tails
         self._stops = deque(room + stop for stop in state["stops"] if 0 < stop < len(state["rest"]))
         if not state["rest"]:
-            self.resume()
+            self.holds(1)

@@ -13,8 +13,9 @@ Two ways, and only who made the stream knows which is right:
     ends, so an epoch is a given number of rounds; a part that has come to its end begins again, and goes on from epoch
     to epoch, so that a slow rank, too, comes to the end of its part. What is left undone goes back to its front.
 
-Neither asks for more than one round ahead. Both answer to the same calls as ``SharedPermutation``, with the samples
-themselves in the place of indices. The samples of ranks are not compared; where they are in their streams, is.
+A third, for parts that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
+``SharedPermutation`` gives indices, and look one round ahead at most. The samples of ranks are not compared; where
+they are in their streams, is.
 """
 
 from __future__ import annotations
@@ -29,92 +30,81 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.checks import integer, require_version
+from hvd_hetero.data.order import Cut, Order, undone
 from hvd_hetero.rounds import RoundPlan
 
-__all__ = ["ShardStream", "SharedStream", "Source", "require_kind"]
+__all__ = ["ShardStream", "SharedStream", "Source", "no_samples", "require_kind"]
 
 _STATE_VERSION = 2
 Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
 
 
-class SharedStream:
+class SharedStream(Order):
     """``read(epoch)`` gives the samples of an epoch, the same on every rank.
 
     ``least`` is how many a round needs, and ``readers`` how many processes read: samples come in another order then.
+    ``size``: how many an epoch has, where that is known; ``seeds``: a checksum of what else their order depends on.
     """
 
     kind = "whole"
 
-    def __init__(self, read: Source, least: int = 1, readers: int = 0) -> None:
+    def __init__(
+        self, read: Source, least: int = 1, readers: int = 0, *, size: int | None = None, seeds: int = 0
+    ) -> None:
+        self.size = size
         self._read = read
         self._least = least
         self._readers = readers
-        self.lead = 0
-        self.place = 0
+        self._seeds = seeds
         self.start(0)
 
     def start(self, epoch: int) -> None:
         """From the front of the stream; it is opened when the first sample is asked for."""
         self.epoch = epoch
         self._source: Iterator[Any] | None = None
+        self._at_end = False
         self._opened = 0  # the number of the sample that is read next
-        self.taken = 0
-        """samples of this epoch that rounds have taken"""
+        self._taken = 0  # samples of this epoch
         self._waiting: deque[tuple[int, Any]] = deque()  # read, and not taken yet, with their numbers
         self._open: deque[tuple[RoundPlan, list[tuple[int, Any]]]] = deque()
 
     @property
-    def remaining(self) -> int:
-        """Samples still to be taken, as far as a round needs to know: ``least`` at most."""
-        return min(self._await(self._least), self._least)
-
-    @property
-    def over(self) -> bool:
-        """Whether all samples of the epoch are taken."""
-        return self._await(1) == 0
+    def remaining(self) -> int | None:
+        """Samples of this epoch that no round has taken; None where that is not known yet."""
+        if self._at_end:
+            return len(self._waiting)
+        return None if self.size is None else self.size - self._taken
 
     def holds(self, samples: int) -> bool:
         """Whether so many samples are still to be taken."""
         return self._await(samples) >= samples
 
-    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
-        """The plan of the next round, shortened where the stream ends, and this rank's samples of it.
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """Take the next round, shortened where the stream ends.
 
-        ``place`` then says what ranks must have in common, and whether another round follows: one that ends alone is
-        found out in its last round, before the others wait for it.
+        The fingerprint also says whether another round follows: a rank whose stream ends alone is found out in its last
+        round, before the others wait for it.
         """
         left = self._await(plan.total + 1)  # whether this round is the last one matters to it
         if left == 0:
+            if self._taken == 0:
+                raise ValueError(no_samples("every rank", self.epoch))
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
         plan = plan.shrink(left)
         part = [self._waiting.popleft() for _ in range(plan.total)]
-        self.taken += plan.total
+        self._taken += plan.total
         self._open.append((plan, part))
-        here = [self.epoch, self.taken, self.remaining, self._readers]
-        self.place = zlib.crc32(np.array(here, dtype="<i8").tobytes())
+        follow = min(self._await(self._least), self._least)
+        here = np.array([self.epoch, self._taken, follow, self._readers], dtype="<i8")
         begin = plan.start(rank)
-        return plan, [sample for _, sample in part[begin : begin + plan.samples[rank]]]
+        mine = [sample for _, sample in part[begin : begin + plan.samples[rank]]]
+        return Cut(plan, rank, mine, self.epoch, zlib.crc32(here.tobytes()) ^ self._seeds)
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a round was taken that is not settled."""
-        return bool(self._open)
-
-    def settle(self, done: Sequence[float]) -> None:
-        """The round is agreed, and every rank has done that many of its samples."""
-        plan, part = self._open.popleft()
-        if plan.ends == "all":
-            return
-        undone = []
-        for rank, (planned, count) in enumerate(zip(plan.samples, done, strict=True)):
-            begin = plan.start(rank)
-            undone += part[begin + int(count) : begin + planned]
-        self._waiting.extendleft(reversed(undone))
-        self.taken -= len(undone)
-
-    def resume(self) -> bool:
-        """Whether anything is left to do."""
-        return self.remaining > 0
+    def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
+        """Put back what the round left undone, before what is read next."""
+        back = [each for tail in undone(*self._open.popleft(), done) for each in tail]
+        self._waiting.extendleft(reversed(back))
+        self._taken -= len(back)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands; rounds in flight count as not done. The same on every rank."""
@@ -145,7 +135,7 @@ class SharedStream:
                 "resume with the same data"
             )
         self._waiting.extend(kept.items())
-        self.taken = self._opened - len(kept)
+        self._taken = self._opened - len(kept)
 
     def _await(self, count: int) -> int:
         """Read on until that many are waiting, or the stream ends. Returns how many are."""
@@ -156,18 +146,19 @@ class SharedStream:
             for sample in islice(self._source, missing):
                 self._waiting.append((self._opened, sample))
                 self._opened += 1
+            self._at_end = len(self._waiting) < count
         return len(self._waiting)
 
 
-class ShardStream:
+class ShardStream(Order):
     """``read(number)`` gives this rank's part, for the pass of that number; an epoch has ``rounds`` rounds."""
 
     kind = "shard"
+    survives_resets = False
 
     def __init__(self, read: Source, rounds: int, rank: int, workers: int, readers: int = 0) -> None:
         way_out = "give the rounds of an epoch, the same number on every rank"
         self.rounds = integer("rounds_per_epoch", rounds, 1, way_out=way_out)
-        self.lead = 0
         self._read = read
         self._rank = rank
         self._readers = readers
@@ -188,41 +179,26 @@ class ShardStream:
         while self._open:
             self._waiting.extendleft(reversed(self._open.pop()[1]))
 
-    @property
-    def remaining(self) -> float:
-        """As much as is asked for, while rounds are left."""
-        return float("inf") if self._round < self.rounds else 0
-
     def holds(self, samples: int) -> bool:
         """Whether so many samples are still to be taken: any number, while rounds are left."""
-        return self.remaining >= samples
+        return self._round < self.rounds
 
-    @property
-    def place(self) -> int:
-        """The number of the round, and of how many, for the samples of the ranks have nothing in common."""
-        return zlib.crc32(struct.pack("<3q", self.epoch, self._round, self.rounds))
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """Take the next round, as planned.
 
-    def take(self, plan: RoundPlan, rank: int) -> tuple[RoundPlan, list[Any]]:
-        """The plan as it is, and this rank's samples."""
+        The fingerprint is the number of the round, and of how many: the samples of the ranks have nothing in common.
+        """
         self._round += 1
         part = self._pull(plan.samples[rank])
         self._open.append((plan, part))
-        return plan, part
+        return Cut(plan, rank, part, self.epoch, zlib.crc32(struct.pack("<3q", self.epoch, self._round, self.rounds)))
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a round was taken that is not settled."""
-        return bool(self._open)
-
-    def settle(self, done: Sequence[float]) -> None:
-        """The round is agreed, and every rank has done that many of its samples."""
-        _, part = self._open.popleft()
-        self._waiting.extendleft(reversed(part[int(done[self._rank]) :]))
-        self._done = [before + int(count) for before, count in zip(self._done, done, strict=True)]
-
-    def resume(self) -> bool:
-        """Whether rounds are left."""
-        return self.remaining > 0
+    def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
+        """Put back what this rank left undone, and note how far each rank has come."""
+        plan, part = self._open.popleft()
+        counts = plan.samples if plan.ends == "all" else [int(count) for count in done]  # all: see ``undone``
+        self._waiting.extendleft(reversed(part[counts[self._rank] :]))
+        self._done = [before + count for before, count in zip(self._done, counts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch and every rank's part stand; the same on every rank."""
@@ -263,6 +239,14 @@ class ShardStream:
                     )
                 self._waiting.append(first)
         return [self._waiting.popleft() for _ in range(count)]
+
+
+def no_samples(where: str, epoch: int) -> str:
+    """Say that an epoch had nothing to train on."""
+    return (
+        f"data must hold at least one sample on every rank, and epoch {epoch} had none on {where}; check what is read "
+        "and filtered, and that it can be read again for every epoch"
+    )
 
 
 def require_kind(state: Mapping[str, Any], kind: str, version: int) -> None:

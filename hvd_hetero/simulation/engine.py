@@ -163,7 +163,7 @@ class RoundSimulation:
         if self.learner is not None:
             self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
         if self.data is not None:
-            self.data.settle(used.tolist())
+            self.data.finish(used.tolist())
         self._note(finished, used, done, transfer_s, float((last_s - ready_s).mean()))
         if self.observer is not None:
             self.observer(finished)

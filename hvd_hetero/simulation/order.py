@@ -16,13 +16,12 @@ class WholeRounds(SharedPermutation):
 
     def take_round(self, plan: RoundPlan) -> tuple[RoundPlan, list[NDArray[np.int64]]]:
         """The plan of the next round, and the samples of every rank; begins the next epoch where one has ended."""
-        if self.remaining == 0 and not self.resume():
-            self.start(self.epoch + 1)
-        plan, _ = self.take(plan, 0)
+        self.ahead()
+        plan = self.take(plan, 0).plan
         return plan, np.split(self._open[-1].indices, np.cumsum(plan.samples)[:-1])
 
     def ahead(self) -> int:
         """Samples that the next round can take at most."""
-        if self.remaining == 0 and not self.resume():
+        if not self.holds(1):
             self.start(self.epoch + 1)
         return self.remaining

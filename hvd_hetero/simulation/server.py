@@ -166,7 +166,7 @@ class ServerSimulation:
         if self.data is None:
             return np.empty(0, dtype=np.int64)
         samples = self.data.take_round(RoundPlan.of([min(self.batch, self.data.ahead())]))[1][0]
-        self.data.settle([len(samples)])  # what is taken is done, sooner or later
+        self.data.finish([len(samples)])  # what is taken is done, sooner or later
         return samples
 
     def _serve(self, time_s: float, worker: int) -> None:

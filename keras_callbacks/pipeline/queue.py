@@ -11,18 +11,17 @@ interpreter locked, and would wait for ever for one that waits for the interpret
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.data.order import Cut, Order, Part
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import RoundTable
 
-__all__ = ["NO_TRAINING", "TOO_FAR_AHEAD", "ArrayOrder", "Cut", "Order", "RoundQueue", "micro_batches"]
+__all__ = ["NO_TRAINING", "TOO_FAR_AHEAD", "RoundQueue"]
 
 NO_TRAINING = (
     "more of resize_batches was asked for than its first batch, and no training with its LoadBalance is on: write "
@@ -36,130 +35,41 @@ TOO_FAR_AHEAD = (
 )
 
 
-@dataclass(slots=True)
-class Cut:
-    """One round as it was cut."""
-
-    plan: RoundPlan
-    """shortened where the epoch ends; the same on every rank"""
-    part: Any
-    """what this rank has of it: never empty, for a rank without samples gets one to stand in"""
-    samples: int
-    """of this rank: fewer than planned in the round in which data that it reads alone end"""
-    epoch: int
-    place: int
-    """a checksum of what ranks must have in common to take the same round"""
-
-
-class Order(Protocol):
-    """What rounds are cut from: an epoch's samples, in this rank's view of them."""
-
-    length: int | None
-    """samples of an epoch over all ranks; None where that is not known"""
-    ends: bool
-    """whether an epoch ends by itself"""
-    survives_resets: bool
-    """whether other ranks can go on where these have stopped in an epoch"""
-
-    def start(self, epoch: int) -> None:
-        """Begin an epoch."""
-
-    @property
-    def over(self) -> bool:
-        """Whether rounds have taken all samples of this epoch, as far as all ranks know."""
-
-    @property
-    def remaining(self) -> int | None:
-        """Samples of this epoch that no round has taken; None where that is not known."""
-
-    def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """The next round, by this plan."""
-
-    def ends_after(self, done: int) -> bool:
-        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
-
-    def settle(self, table: RoundTable) -> None:
-        """The oldest round that was taken is agreed; the table tells what every rank has done of it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, as plain data. Rounds that are not agreed count as not done."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where such an epoch stood."""
-
-
-class ArrayOrder:
-    """Rounds as indices into arrays: every sample once per epoch, by one permutation that all ranks share."""
-
-    ends = True
-    survives_resets = True
-
-    def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
-        self._permutation = SharedPermutation(length, shuffle=shuffle, seed=seed)
-        self.length: int | None = length
-
-    def start(self, epoch: int) -> None:
-        """Begin an epoch."""
-        self._permutation.start(epoch)
-
-    @property
-    def over(self) -> bool:
-        """Whether rounds have taken all samples of this epoch."""
-        return self._permutation.remaining == 0
-
-    @property
-    def remaining(self) -> int | None:
-        """Samples of this epoch that no round has taken."""
-        return self._permutation.remaining
-
-    def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """The next round, as indices; the first sample stands in where this rank has none."""
-        place = self._permutation.place
-        plan, indices = self._permutation.take(plan, rank)
-        part = indices if len(indices) else np.zeros(1, dtype=np.int64)
-        return Cut(plan, part, len(indices), self._permutation.epoch, place)
-
-    def ends_after(self, done: int) -> bool:
-        """All ranks share the samples: they end for all."""
-        return False
-
-    def settle(self, table: RoundTable) -> None:
-        """What was left undone goes back to the front."""
-        self._permutation.settle(table.figures("samples"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands."""
-        return self._permutation.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where such an epoch stood."""
-        self._permutation.load_state_dict(state)
-
-
 class RoundQueue:
-    """The rounds of one rank, from the order to the training."""
+    """The rounds of one rank, from the order to the training.
+
+    ``batch_of`` makes a batch of this rank's samples, and one to stand in where it has none. ``ends``: whether an epoch
+    ends by itself. ``show`` is told what is known before every round: the number of the first batch, and the batches.
+    """
 
     def __init__(
-        self, order: Order, balancer: Balancer, show: Callable[[int, list[Any]], None] = lambda first, parts: None
+        self,
+        order: Order,
+        balancer: Balancer,
+        batch_of: Callable[[Part], Any],
+        *,
+        ends: bool = True,
+        show: Callable[[int, list[Any]], None] = lambda first, batches: None,
     ) -> None:
-        self._order = order
+        self.ends = ends
+        """whether an epoch ends by itself, and fit need not be told how long it is"""
+        self._cutter = Cutter(order, balancer)
         self._balancer = balancer
+        self._batch_of = batch_of
         self._show = show
-        self._epoch = 0
         self._wanted_epoch = 0
         self._fresh = True
         self._begun = False
-        self._cuts: dict[int, Cut] = {}
-        self._next = 0
-        self._taken = 0
+        self._known: deque[tuple[Cut, Any]] = deque()  # rounds that are cut and not used yet, and their batches
+        self._used = 0  # rounds of this iteration
         self.lock = threading.RLock()
         """held while plans change: a stream asks for them from a thread of TensorFlow"""
         self.spec: Any = None
         """types and shapes of a batch, behind whatever was mapped last"""
-        order.start(0)
+        self._cutter.begin()
         # Who looks at a batch before training, as Keras does to build a model, finds one. Fit without the callback
         # fails at the second.
-        show(0, [self._ensure(0).part])
+        show(0, [self.part(0)])
 
     def serves(self, balancer: Balancer) -> bool:
         """Whether its rounds are cut by the plans of this one."""
@@ -173,28 +83,23 @@ class RoundQueue:
     @property
     def rounds(self) -> int | None:
         """Rounds of an epoch, where that is known beforehand."""
-        return self._rounds_of(self._order.length)
+        return self._rounds_of(self._cutter.order.size)
 
     @property
     def rounds_left(self) -> int | None:
         """Rounds of the epoch at hand that are not cut, where that is known."""
-        return self._rounds_of(self._order.remaining)
+        return self._rounds_of(self._cutter.order.remaining)
 
     @property
     def survives_resets(self) -> bool:
         """Whether other ranks can go on in the middle of an epoch."""
-        return self._order.survives_resets
-
-    @property
-    def ends(self) -> bool:
-        """Whether an epoch ends by itself, and fit need not be told how long it is."""
-        return self._order.ends
+        return self._cutter.order.survives_resets
 
     @property
     def at_end(self) -> bool:
         """Between rounds: whether all samples of the epoch are done."""
         with self.lock:
-            return self.ends and self._next == self._taken > 0 and self._order.over
+            return self.ends and self._used > 0 and not self._known and not self._cutter.more
 
     def want_epoch(self, epoch: int) -> None:
         """Have the next iteration be the epoch of that number."""
@@ -203,23 +108,29 @@ class RoundQueue:
     def place(self) -> dict[str, Any] | None:
         """Between rounds: where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
         with self.lock:
-            return None if self.at_end else {"epoch": self._epoch, "order": self._order.state_dict()}
+            return None if self.at_end else self._cutter.state_dict()
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """Have the next iteration begin where another one stood, whatever epoch is wanted."""
         with self.lock:
-            self._order.load_state_dict(place["order"])
-            self._epoch = place["epoch"]
-            self._cuts.clear()
-            self._next = self._taken = 0
+            self._cutter.load_state_dict(place)
+            self._known.clear()
+            self._used = 0
             self._fresh = False
 
     def part(self, index: int) -> Any:
         """What this rank has of round ``index`` of the iteration (the pipeline's question)."""
         with self.lock:
-            if index == 0 and self._taken:
+            if index == 0 and self._used:
                 self._restart()
-            return self._ensure(index).part
+            if index < self._used:
+                raise RoundStateError(
+                    f"batch {index} of this iteration has been used already: iterate over the result of resize_batches "
+                    "in one place at a time"
+                )
+            while self._used + len(self._known) <= index:
+                self._cut_next()
+            return self._known[index - self._used][1]
 
     def prepare(self, *, new: bool) -> int:
         """Cut the round that training is about to take; returns this rank's samples of it.
@@ -229,34 +140,34 @@ class RoundQueue:
         with self.lock:
             self._begun = True
             again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
-            if (new or again) and (self._taken or (self._fresh and self._wanted_epoch != self._epoch)):
+            other = self._fresh and self._wanted_epoch != self._cutter.order.epoch
+            if (new or again) and (self._used or other):
                 # Where nobody knew the rounds of an epoch beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
-            self._ensure(self._taken)
             self._cut_what_is_known()
-            return self._cuts[self._taken].samples
+            return self._known[0][0].samples
 
     def take(self) -> Cut:
         """The next round, to be trained on now."""
         with self.lock:
-            cut = self._cuts.pop(self._taken, None)
-            if cut is None:
+            if not self._known:
                 raise RoundStateError(
                     "a batch came that was not cut: train by model.fit(resize_batches((x, y), balance), "
                     "callbacks=[balance])"
                 )
-            self._taken += 1
+            cut, _ = self._known.popleft()
+            self._used += 1
             self._fresh = False
             return cut
 
     def ends_after(self, done: int) -> bool:
         """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
         with self.lock:
-            return self._order.ends_after(done)
+            return self._cutter.order.ends_after(done)
 
-    def settle(self, table: RoundTable) -> None:
+    def finish(self, table: RoundTable) -> None:
         """The round at hand is agreed; the table tells what every rank has done of it."""
-        self._order.settle(table)
+        self._cutter.finish(table)
 
     def _rounds_of(self, samples: int | None) -> int | None:
         if samples is None or not self._balancer.policy.keeps_total:
@@ -265,35 +176,21 @@ class RoundQueue:
 
     def _cut_what_is_known(self) -> None:
         """Between rounds: the next batch, and those that follow as far as plans are fixed and the epoch goes."""
-        last = self._taken + self._balancer.lead
-        while self._next <= last and not self._order.over:
-            self._ensure(self._next)
-        self._show(self._taken, [self._cuts[i].part for i in range(self._taken, self._next)])
+        if not self._known:
+            self._cut_next()
+        while len(self._known) <= self._balancer.lead and self._cutter.more:
+            self._cut_next()
+        self._show(self._used, [batch for _, batch in self._known])
+
+    def _cut_next(self) -> None:
+        if self._cutter.ahead > self._balancer.lead:
+            raise RoundStateError(TOO_FAR_AHEAD if self._begun else NO_TRAINING)
+        cut = self._cutter.cut()
+        self._known.append((cut, self._batch_of(cut.part)))
 
     def _restart(self, *, counting_on: bool = False) -> None:
-        self._epoch = self._wanted_epoch if self._fresh else max(self._epoch + 1, self._wanted_epoch)
-        self._order.start(self._epoch)
-        self._cuts.clear()
-        self._next = self._taken = self._taken if counting_on else 0
-
-    def _ensure(self, index: int) -> Cut:
-        while self._next <= index:
-            # Between rounds all that was taken is agreed; during one, the last that was taken is not.
-            number = self._balancer.rounds + self._next - self._taken + self._balancer.in_round
-            ahead = number - self._balancer.rounds
-            if ahead > self._balancer.lead:
-                raise RoundStateError(TOO_FAR_AHEAD if self._begun else NO_TRAINING)
-            self._cuts[self._next] = self._order.take(self._balancer.plan(ahead), self._balancer.rank)
-            self._next += 1
-        if index not in self._cuts:
-            raise RoundStateError(
-                f"batch {index} of this iteration has been used already: iterate over the result of resize_batches in "
-                "one place at a time"
-            )
-        return self._cuts[index]
-
-
-def micro_batches(cut: Cut, rank: int) -> list[MicroBatch]:
-    """What this rank does in a round, one micro-batch after the other."""
-    sizes = cut.plan.sizes(rank, cut.samples) or (0,)
-    return [MicroBatch(cut.plan, size, j == len(sizes), cut.epoch, cut.place) for j, size in enumerate(sizes, start=1)]
+        self._cutter.want(self._wanted_epoch if self._fresh else max(self._cutter.epoch, self._wanted_epoch))
+        self._cutter.begin()
+        self._known.clear()
+        if not counting_on:
+            self._used = 0

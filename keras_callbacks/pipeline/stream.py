@@ -1,95 +1,51 @@
-"""Rounds from a stream of samples: what this rank has of each, cut into batches of whatever size is planned."""
+"""Batches from a stream of samples, which are read in chunks and cut by whatever size is planned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, cast
 
 import tensorflow as tf
 
-from hvd_hetero.data.ending_shard import EndingShard
-from hvd_hetero.data.streams import SharedStream
-from hvd_hetero.rounds import RoundPlan, RoundTable
-from keras_callbacks.pipeline.queue import Cut
 from keras_callbacks.pipeline.sources import Chunk, Source
 
-__all__ = ["StreamOrder"]
+__all__ = ["StreamReader"]
 
 _Handle = tuple[Chunk, int]  # a sample: the chunk that it is in, and its row there
 
 
-class StreamOrder:
-    """The samples of a source, cut by the plan: all ranks read the same (``whole``), or each one a part of its own.
+class StreamReader:
+    """The samples of a source, of which only the places in their chunks are handed about, and batches made of them."""
 
-    Samples are read in chunks, and only their places in these are handed about. A rank without samples gets the very
-    first one of its stream to stand in. ``seeds``: a checksum of what the order in which all read depends on.
-    """
-
-    def __init__(self, source: Source, rank: int, workers: int, *, whole: bool, seeds: int = 0) -> None:
-        self.length = source.length if whole else None
-        self.ends = source.ends
-        self.survives_resets = whole
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._seeds = seeds
-        self._stream = SharedStream(self._read) if whole else EndingShard(self._read, rank, workers)
-        self._stand_in: Chunk = []
-        self._begun = False
+        self._first: Chunk = []  # the very first sample, as a batch
 
-    def start(self, epoch: int) -> None:
-        """Begin an epoch, at the front of the stream."""
-        self._stream.start(epoch)
-        self._begun = False
+    def samples(self, epoch: int) -> Iterator[_Handle]:
+        """Read the samples of an epoch."""
+        chunks = self._source.chunks(epoch)
+        while True:
+            with tf.device("CPU:0"):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            if not self._first:
+                self._first = [part[:1] for part in chunk]
+            for row in range(int(chunk[0].shape[0])):
+                yield chunk, row
 
-    @property
-    def over(self) -> bool:
-        """Whether the samples of this epoch are all taken, on every rank."""
-        return self._stream.over
+    def batch_of(self, samples: Any) -> Chunk:
+        """Return a batch, component by component. To stand in for none, there is the very first sample of the stream.
 
-    @property
-    def remaining(self) -> int | None:
-        """Samples of this epoch that no round has taken; None where that is not known."""
-        if self.length is None or not isinstance(self._stream, SharedStream):
-            return None
-        return self.length - self._stream.taken
+        Or one of zeros, where a rank's part has none at all: it takes part in the round, after which all ranks stop.
+        """
+        if samples:
+            return _gather(samples)
+        return self._first or [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
 
-    def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """The next round, and this rank's samples of it, component by component."""
-        if not self._begun and not self._stream.holds(1):
-            if isinstance(self._stream, SharedStream):
-                raise ValueError(_none("every rank", self._stream.epoch))
-            # The others do not know yet: this rank takes part in the round, after which all stop.
-            self._stand_in = self._stand_in or [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
-        self._begun = True
-        plan, samples = self._stream.take(plan, rank)
-        part = _gather(samples) if samples else self._stand_in
-        return Cut(plan, part, len(samples), self._stream.epoch, self._stream.place ^ self._seeds)
-
-    def ends_after(self, done: int) -> bool:
-        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
-        return isinstance(self._stream, EndingShard) and self._stream.ends_after(done)
-
-    def settle(self, table: RoundTable) -> None:
-        """The round is agreed. What was left undone comes back to the front; a part without samples ends all ranks."""
-        if isinstance(self._stream, EndingShard):
-            self._stream.settle(table.figures("samples"), table.figures("ended"))
-            if self._stream.empty:
-                ranks = ", ".join(map(str, self._stream.empty))
-                raise ValueError(_none(f"rank {ranks}", self._stream.epoch))
-        else:
-            self._stream.settle(table.figures("samples"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands; the same on every rank."""
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where such an epoch stood: the stream is read from its front, and what was done is passed over."""
-        self._stream.load_state_dict(state)
-        self._begun = True
-
-    def reader(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
-        """The function from a round's number to its batch, for ``map``."""
+    def mapped(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
+        """Return the function from a round's number to its batch, for ``map``."""
         specs = tf.nest.flatten(self._source.spec)
 
         @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -100,25 +56,6 @@ class StreamOrder:
             return tf.nest.pack_sequence_as(self._source.spec, parts)
 
         return cast(Callable[[Any], Any], batch)
-
-    def _read(self, epoch: int) -> Iterator[_Handle]:
-        chunks = self._source.chunks(epoch)
-        while True:
-            with tf.device("CPU:0"):
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            if not self._stand_in:
-                self._stand_in = [part[:1] for part in chunk]
-            for row in range(int(chunk[0].shape[0])):
-                yield chunk, row
-
-
-def _none(where: str, epoch: int) -> str:
-    return (
-        f"data must hold at least one sample on every rank, and epoch {epoch} had none on {where}; check what is read "
-        "and filtered, and that it can be read again for every epoch"
-    )
 
 
 def _one_of(spec: tf.TensorSpec) -> tf.Tensor:

@@ -14,7 +14,7 @@ from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
-from keras_callbacks.pipeline.queue import RoundQueue, micro_batches
+from keras_callbacks.pipeline.queue import RoundQueue
 
 __all__ = ["SHARE", "Fit", "RoundCalls"]
 
@@ -119,7 +119,7 @@ class RoundCalls:
         assert queue is not None, "the batch came from it"
         with queue.lock:
             cut = queue.take()
-            work = MicroBatch(cut.plan, cut.samples, True, cut.epoch, cut.place)
+            work = cut.micro_batch(cut.samples)
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 
     def begin_round(self, size: int) -> list[float]:
@@ -128,7 +128,7 @@ class RoundCalls:
         assert queue is not None, "the batch came from it"
         with queue.lock:
             cut = queue.take()
-            self._pending = micro_batches(cut, self.balancer.rank)
+            self._pending = cut.micro_batches()
             planned = sum(work.samples for work in self._pending)
             if size != max(planned, 1):
                 if len(self._pending) > 1:
@@ -137,7 +137,7 @@ class RoundCalls:
                         "leave their number as it is"
                     )
                 # Weighted by what is really used. The table tells the others.
-                self._pending = [MicroBatch(cut.plan, int(size), True, cut.epoch, cut.place)]
+                self._pending = [cut.micro_batch(int(size))]
             self._offset = 0
             self.samples = sum(work.samples for work in self._pending)
             return self._begin_next(time.perf_counter() - self._asked_at)
@@ -189,7 +189,7 @@ class RoundCalls:
         with queue.lock:
             correction = self.balancer.agree(summed[:-1])
             assert self.balancer.finished is not None, "the round has just been agreed"
-            queue.settle(self.balancer.finished.table)
+            queue.finish(self.balancer.finished.table)
         self.stop_agreed = bool(summed[-1] > 0)
         self._agreed_at = time.perf_counter()
         return correction

@@ -6,18 +6,33 @@ compared where the tensors are at hand; of other data sets nothing is told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from hvd_hetero.data.contents import Row
+from hvd_hetero.data.contents import Row, Shown, ranks_apart, show
+from hvd_hetero.errors import PlanMismatchError
 
-__all__ = ["columns_of"]
+__all__ = ["columns_of", "require_alike"]
 
 _OF_TORCHVISION = ("data", "targets")
+
+
+def require_alike(dataset: Any, gather: Callable[[Shown], Sequence[Shown]]) -> None:
+    """Raise unless all ranks hold the same, as far as data are told; ``gather`` collects what they tell.
+
+    Parts of equal length, cut by hand, would be cut again by the plan.
+    """
+    if ranks := ranks_apart(gather(show(len(dataset), columns_of(dataset)))):
+        raise PlanMismatchError(
+            f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
+            "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "
+            "samples of its own, use an IterableDataset and stream='shard'. If they differ as they should "
+            "(augmented beforehand, a cache that fills), check_data=False does not compare"
+        )
 
 
 def columns_of(dataset: Any) -> dict[str, Row]:

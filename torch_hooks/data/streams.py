@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -34,9 +34,9 @@ def stream_order(
     stream: str | None,
     rounds_per_epoch: int | None,
     least: int,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
 ) -> SharedStream | ShardStream:
-    """What takes samples from this dataset; ``options`` are those of the DataLoader that reads it."""
+    """Return what takes samples from this dataset; ``options`` are those of the DataLoader that reads it."""
     if stream not in ("whole", "shard"):
         raise ValueError(f"stream must be 'whole' or 'shard', got {stream!r}: {_CHOOSE}")
     if (stream == "shard") != (rounds_per_epoch is not None):
@@ -58,8 +58,16 @@ def stream_order(
         return dataset if reader.num_workers == 0 else _samples_of(reader)
 
     if rounds_per_epoch is None:
-        return SharedStream(read, least, reader.num_workers)
+        return SharedStream(read, least, reader.num_workers, size=_size(dataset))
     return ShardStream(read, rounds_per_epoch, wire.rank, wire.size, reader.num_workers)
+
+
+def _size(dataset: IterableDataset[Any]) -> int | None:
+    """None where it is not known: a chain of streams has a ``__len__`` that may fail."""
+    try:
+        return len(dataset) if isinstance(dataset, Sized) else None
+    except TypeError:
+        return None
 
 
 def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:

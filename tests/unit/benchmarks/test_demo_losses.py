@@ -28,7 +28,7 @@ def test_the_oracle_sees_the_samples_of_the_others_in_their_order(demo_data, bat
     epochs = [SharedPermutation(length, shuffle=True, seed=demo_data.SEED) for _ in range(3)]
     for number, order in enumerate(epochs):
         order.start(number)
-    whole = [int(i) for order in epochs for i in order.take(RoundPlan.of([length]), 0)[1]]
+    whole = [int(i) for order in epochs for i in order.take(RoundPlan.of([length]), 0).part]
     seen = [i for first, second in zip(*ranks, strict=True) for i in first + second]
     assert seen == whole[: ROUNDS * batch]
 

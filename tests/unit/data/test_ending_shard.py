@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.policies import BSP, StaticAllocation
 from hvd_hetero.rounds import RoundPlan
@@ -27,19 +27,18 @@ def play_round(group):
     """One round of all ranks, as an adapter drives it; returns what each had, and what the sum is multiplied by."""
     had, rows = [], []
     for balancer, shard in group:
-        plan, samples = shard.take(balancer.plan(), balancer.rank)
-        sizes = plan.sizes(balancer.rank, len(samples)) or (0,)
-        for number, size in enumerate(sizes, start=1):
-            balancer.begin(MicroBatch(plan, size, number == len(sizes), shard.epoch, shard.place))
-            if number < len(sizes):
+        cut = shard.take(balancer.plan(), balancer.rank)
+        for work in cut.micro_batches():
+            balancer.begin(work)
+            if not work.last:
                 balancer.pause()
-        rows.append(balancer.report(ended=shard.ends_after(len(samples))))
-        had.append(samples)
+        rows.append(balancer.report(ended=shard.ends_after(cut.samples)))
+        had.append(cut.part)
     factors = [balancer.agree(sum(rows)) for balancer, _ in group]
     assert len(set(factors)) == 1
     for balancer, shard in group:
         table = balancer.finished.table
-        shard.settle(table.figures("samples"), table.figures("ended"))
+        shard.finish(table.figures("samples"), table.figures("ended"))
     return had, factors[0]
 
 
@@ -47,11 +46,11 @@ def play_epoch(group, epoch=0):
     for _, shard in group:
         shard.start(epoch)
     rounds = []
-    while not group[0][1].over:
+    while group[0][1].holds(1):
         had, _ = play_round(group)
         assert any(had), "no round without samples"
         rounds.append([len(samples) for samples in had])
-        assert len({shard.over for _, shard in group}) == 1
+        assert len({shard.holds(1) for _, shard in group}) == 1
     return rounds
 
 
@@ -101,12 +100,11 @@ def test_a_plan_without_ranks_that_have_ended_ends_when_all_are_done():
 
 def test_what_a_round_left_undone_comes_back_before_the_part_ends():
     shard = EndingShard(lambda epoch: iter(range(3)), 0, 1)
-    _, samples = shard.take(RoundPlan((3,), (3,), "first"), 0)
-    assert samples == [0, 1, 2]
+    assert shard.take(RoundPlan((3,), (3,), "first"), 0).part == [0, 1, 2]
     assert shard.ends_after(3)
     assert not shard.ends_after(2)
-    shard.settle([2.0], [0.0])
-    assert shard.take(RoundPlan((3,), (3,), "first"), 0)[1] == [2]
+    shard.finish([2.0], [0.0])
+    assert shard.take(RoundPlan((3,), (3,), "first"), 0).part == [2]
 
 
 def test_a_state_goes_on_where_every_rank_stood():

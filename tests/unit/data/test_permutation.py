@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_hetero.data.order import Cut
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.rounds import RoundPlan
 
@@ -21,7 +22,7 @@ def epoch(order: SharedPermutation, plan_of_round, workers: int) -> list[list[np
     rounds = []
     while copies[0].remaining:
         plan = plan_of_round(len(rounds))
-        rounds.append([copy.take(plan, rank)[1] for rank, copy in enumerate(copies)])
+        rounds.append([copy.take(plan, rank).part for rank, copy in enumerate(copies)])
     assert all(copy.remaining == 0 for copy in copies)
     return rounds
 
@@ -56,7 +57,7 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_every_time(
     def order(seed: int, number: int) -> tuple[int, ...]:
         it = SharedPermutation(50, shuffle=True, seed=seed)
         it.start(number)
-        return tuple(it.take(RoundPlan.of([50]), 0)[1].tolist())
+        return tuple(it.take(RoundPlan.of([50]), 0).part.tolist())
 
     orders = {order(seed, number) for seed in range(3) for number in range(3)}
     assert len(orders) == 9
@@ -64,7 +65,7 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_the_same_ones_every_time(
 
 
 def test_without_shuffling_the_order_is_that_of_the_dataset():
-    assert SharedPermutation(5).take(RoundPlan.of([5]), 0)[1].tolist() == [0, 1, 2, 3, 4]
+    assert SharedPermutation(5).take(RoundPlan.of([5]), 0).part.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_checksum_tells_orders_apart():
@@ -74,15 +75,14 @@ def test_the_checksum_tells_orders_apart():
     assert len(checksums) == 21
 
 
-def test_the_place_changes_with_every_round_and_epoch():
-    places = set()
+def test_the_fingerprint_changes_with_every_round_and_epoch():
+    seen = set()
     order = SharedPermutation(6)
     for number in range(3):
         order.start(number)
         while order.remaining:
-            places.add(order.place)
-            order.take(RoundPlan.of([2]), 0)
-    assert len(places) == 9
+            seen.add(order.take(RoundPlan.of([2]), 0).fingerprint)
+    assert len(seen) == 9
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def _rounds(order: SharedPermutation, lead: int, begin: int, count: int, least: 
     plan, flight, done = RoundPlan((5, 4), (5, 4), ends="first"), [], []
     while len(done) < count:
         while len(flight) <= lead and order.remaining >= least:
-            short, _ = order.take(plan, 0)
+            short = order.take(plan, 0).plan
             flight.append((short, order._open[-1].indices.tolist()))
         if flight:
             short, indices = flight.pop(0)
             left = min((begin + len(done)) % 4, short.samples[1]) if short.ends == "first" else 0
-            order.settle([short.samples[0], short.samples[1] - left])
+            order.finish([short.samples[0], short.samples[1] - left])
             done.append(indices[: len(indices) - left])
-        elif not (order.resume() and order.remaining >= least):
+        elif not order.holds(least):
             break
     return done
 
@@ -156,12 +156,11 @@ class Rank:
         self.order = SharedPermutation(length, shuffle=True, seed=seed)
         self.order.lead = lead
         self.rank = rank
-        self.taken: list[tuple[RoundPlan, np.ndarray, int]] = []
+        self.taken: list[Cut] = []
 
     def take_up_to(self, number: int, plan: RoundPlan) -> None:
         while len(self.taken) <= number and self.order.remaining:
-            place = self.order.place
-            self.taken.append((*self.order.take(plan, self.rank), place))
+            self.taken.append(self.order.take(plan, self.rank))
 
 
 @given(st.integers(1, 90), st.integers(1, 4), st.integers(0, 3), st.integers(0, 999))
@@ -180,16 +179,16 @@ def test_samples_left_undone_come_back_and_each_is_done_exactly_once(length, wor
         for each, further in zip(ranks, ahead, strict=True):
             each.take_up_to(number + further, plan)
         if len(ranks[0].taken) <= number:
-            more = {each.order.resume() for each in ranks} == {True}
+            more = {each.order.holds(1) for each in ranks} == {True}
             continue
-        plans = {each.taken[number][0] for each in ranks}
-        assert len(plans) == len({each.taken[number][2] for each in ranks}) == 1
+        plans = {each.taken[number].plan for each in ranks}
+        assert len(plans) == len({each.taken[number].fingerprint for each in ranks}) == 1
         planned = plans.pop()
         did = [int(rng.integers(0, x + 1)) if planned.ends == "first" else x for x in planned.samples]
         for each, count in zip(ranks, did, strict=True):
-            done += each.taken[number][1][:count].tolist()
+            done += each.taken[number].part[:count].tolist()
         for each in ranks:
-            each.order.settle(did)
+            each.order.finish(did)
         number += 1
     assert sorted(done) == list(range(length))
 
@@ -203,20 +202,20 @@ def test_an_epoch_resumed_anywhere_does_what_was_left_of_it(lead, stop):
     done: list[int] = []
     for number in range(stop):
         first.take_up_to(number + lead, plan)
-        planned, mine, _ = first.taken[number]
+        planned, mine = first.taken[number].plan, first.taken[number].part
         if planned.ends == "all":
             break
         order = first.order
         theirs = order._open[0].indices[6:]
         done += mine[:2].tolist() + theirs[:4].tolist()
-        order.settle([2, 4])
+        order.finish([2, 4])
     resumed = SharedPermutation(60, shuffle=True, seed=4)
     resumed.load_state_dict(first.order.state_dict())
     whole = RoundPlan.of([6, 6])
     while resumed.remaining:
         resumed.take(whole, 0)
         done += resumed._open[-1].indices.tolist()
-        resumed.settle(resumed._open[0].plan.samples)
+        resumed.finish(resumed._open[0].plan.samples)
     assert sorted(done) == list(range(60))
 
 

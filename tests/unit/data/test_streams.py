@@ -34,18 +34,17 @@ def test_a_whole_stream_deals_what_a_permutation_in_order_deals(asked, length, l
             break
         plan = RoundPlan.of((samples + samples)[:workers] if any((samples + samples)[:workers]) else [1] * workers, 2)
         plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
-        assert stream.remaining == min(permutation.remaining, least)
-        ours = [stream.take(plan, 0)]
-        theirs = [permutation.take(plan, 0)]
-        assert ours[0][0] == theirs[0][0]
-        assert ours[0][1] == theirs[0][1].tolist()
-        assert stream.in_flight
-        taken = ours[0][0]
+        assert stream.holds(least) == permutation.holds(least)
+        ours, theirs = stream.take(plan, 0), permutation.take(plan, 0)
+        assert ours.plan == theirs.plan
+        assert ours.part == theirs.part.tolist()
+        assert stream.in_flight == 1
+        taken = ours.plan
         random = np.random.default_rng(chance)
         done = [int(random.integers(0, x + 1)) if taken.ends == "first" else x for x in taken.samples]
-        stream.settle(done)
-        permutation.settle(done)
-    assert (stream.remaining == 0) == (permutation.remaining == 0)
+        stream.finish(done)
+        permutation.finish(done)
+    assert stream.holds(1) == permutation.holds(1)
 
 
 @given(rounds, st.integers(1, 60), st.integers(0, 2))
@@ -59,11 +58,11 @@ def test_every_sample_is_done_once_whatever_ends_early_and_wherever_it_is_resume
             saved = json.loads(json.dumps(stream.state_dict()))
             stream = shared(length)
             stream.load_state_dict(saved)
-        if not stream.resume():
+        if not stream.holds(1):
             break
         plan = RoundPlan.of([*samples, 1, 1][:3], 2)
         plan = RoundPlan(plan.samples, plan.micro_batches, "first" if early else "all")
-        plan, _ = stream.take(plan, 0)
+        plan = stream.take(plan, 0).plan
         part = [sample for _, sample in stream._open[-1][1]]
         random = np.random.default_rng(chance + number)
         done = [int(random.integers(0, x + 1)) if plan.ends == "first" else x for x in plan.samples]
@@ -71,7 +70,7 @@ def test_every_sample_is_done_once_whatever_ends_early_and_wherever_it_is_resume
             done[int(np.argmax(plan.samples))] = 1
         for rank, kept in enumerate(done):
             visited += part[plan.start(rank) : plan.start(rank) + kept]
-        stream.settle(done)
+        stream.finish(done)
     assert sorted(visited) == list(range(length))
 
 
@@ -81,28 +80,28 @@ def test_rounds_in_flight_count_as_not_done():
     saved = stream.state_dict()
     other = shared(10)
     other.load_state_dict(saved)
-    assert other.take(RoundPlan.of([2, 2]), 1)[1] == [2, 3]
+    assert other.take(RoundPlan.of([2, 2]), 1).part == [2, 3]
 
 
 @pytest.mark.parametrize(
     ("mine", "other"), [((8,), (9,)), ((8,), (12,)), ((8, 5), (13, 5)), ((8, 5), (40, 5)), ((20,), (20, 1, 2))]
 )
-def test_a_rank_that_ends_alone_or_reads_otherwise_is_in_another_place_in_the_last_common_round(mine, other):
+def test_a_rank_that_ends_alone_or_reads_otherwise_is_told_apart_in_the_last_common_round(mine, other):
     streams = [shared(*mine), shared(*other)]
     for _ in range(9):
-        assert all(stream.remaining >= stream._least for stream in streams), "none has gone"
+        assert all(stream.holds(stream._least) for stream in streams), "none has gone"
+        first, second = (stream.take(RoundPlan.of([2, 2]), 0).fingerprint for stream in streams)
         for stream in streams:
-            stream.take(RoundPlan.of([2, 2]), 0)
-            stream.settle([2, 2])
-        if streams[0].place != streams[1].place:
+            stream.finish([2, 2])
+        if first != second:
             break
-    assert streams[0].place != streams[1].place
+    assert first != second
 
 
 def test_a_stream_that_became_shorter_is_told():
     stream = shared(10)
     stream.take(RoundPlan.of([4, 4]), 0)
-    stream.settle([4, 4])
+    stream.finish([4, 4])
     with pytest.raises(ValueError, match="at least 9 samples, this one has 5; resume with the same data"):
         shared(5).load_state_dict(stream.state_dict())
 
@@ -110,7 +109,12 @@ def test_a_stream_that_became_shorter_is_told():
 def test_the_next_epoch_reads_the_next_pass():
     stream = shared(4)
     stream.start(1)
-    assert stream.take(RoundPlan.of([2, 2]), 1)[1] == [1002, 1003]
+    assert stream.take(RoundPlan.of([2, 2]), 1).part == [1002, 1003]
+
+
+def early(*samples: int) -> RoundPlan:
+    """A plan by which a rank may leave some of its samples undone."""
+    return RoundPlan(samples, samples, "first")
 
 
 def shards(length: int, rank: int, rounds: int = 3) -> ShardStream:
@@ -122,19 +126,27 @@ def test_a_shard_goes_on_from_epoch_to_epoch_and_begins_again_at_its_end():
     seen = []
     for epoch in range(2):
         stream.start(epoch)
-        while stream.remaining:
-            seen += stream.take(RoundPlan.of([1, 2]), 1)[1]
-            stream.settle([1, 2])
+        while stream.holds(1):
+            seen += stream.take(RoundPlan.of([1, 2]), 1).part
+            stream.finish([1, 2])
     assert seen == [f"1.{i // 5}.{i % 5}" for i in range(12)]
 
 
 def test_what_a_shard_has_not_done_comes_first_again():
     stream = shards(9, rank=0)
-    assert stream.take(RoundPlan.of([4, 4], 1), 0)[1] == ["0.0.0", "0.0.1", "0.0.2", "0.0.3"]
-    stream.settle([1, 4])
-    assert stream.take(RoundPlan.of([2, 4], 1), 0)[1] == ["0.0.1", "0.0.2"]
+    assert stream.take(early(4, 4), 0).part == ["0.0.0", "0.0.1", "0.0.2", "0.0.3"]
+    stream.finish([1, 4])
+    assert stream.take(RoundPlan.of([2, 4], 1), 0).part == ["0.0.1", "0.0.2"]
     stream.start(1)  # the round was abandoned
-    assert stream.take(RoundPlan.of([2, 4], 1), 0)[1] == ["0.0.1", "0.0.2"]
+    assert stream.take(RoundPlan.of([2, 4], 1), 0).part == ["0.0.1", "0.0.2"]
+
+
+def test_what_collate_leaves_out_of_a_shard_is_done_all_the_same():
+    stream = shards(9, rank=0)
+    stream.take(RoundPlan.of([4, 4]), 0)
+    stream.finish([3, 4])
+    assert stream.take(RoundPlan.of([1, 4]), 0).part == ["0.0.4"]
+    assert stream.state_dict()["done"] == [4, 4]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -145,19 +157,18 @@ def test_any_rank_goes_on_in_its_own_shard_from_the_state_of_one(rank):
             for stream in through:
                 stream.start(1)
         for each, stream in enumerate(through):
-            stream.take(RoundPlan.of([1, 3], 1), each)
-            stream.settle([1, 2])
+            stream.take(early(1, 3), each)
+            stream.finish([1, 2])
     assert through[0].state_dict() == through[1].state_dict()
     resumed = shards(5, rank)
     resumed.load_state_dict(json.loads(json.dumps(through[0].state_dict())))
     assert resumed.epoch == 1
-    while through[rank].remaining:
-        assert resumed.place == through[rank].place
+    while through[rank].holds(1):
         plan = RoundPlan.of([2, 2])
         assert resumed.take(plan, rank) == through[rank].take(plan, rank)
-        resumed.settle([2, 2])
-        through[rank].settle([2, 2])
-    assert not resumed.resume()
+        resumed.finish([2, 2])
+        through[rank].finish([2, 2])
+    assert not resumed.holds(1)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +201,10 @@ def test_mistakes_are_told_with_the_way_out():
     with pytest.raises(ValueError, match="state is of data with random access"):
         shared(3).load_state_dict(SharedPermutation(3).state_dict())
     empty = shared(0)
-    assert not empty.resume()
-    with pytest.raises(ValueError, match="no samples left; start the next one"):
+    assert not empty.holds(1)
+    with pytest.raises(ValueError, match="at least one sample on every rank, and epoch 0 had none on every rank"):
         empty.take(RoundPlan.of([1, 1]), 0)
+    over = shared(2)
+    over.take(RoundPlan.of([1, 1]), 0)
+    with pytest.raises(ValueError, match="no samples left; start the next one"):
+        over.take(RoundPlan.of([1, 1]), 0)

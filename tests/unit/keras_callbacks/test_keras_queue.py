@@ -10,23 +10,24 @@ import pytest
 pytest.importorskip("horovod.tensorflow")
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, NonBlocking, StaticAllocation
-from hvd_hetero.rounds import RoundReport, RoundTable
-from keras_callbacks.pipeline.queue import ArrayOrder, RoundQueue, micro_batches
-
-NUMBERS = RoundReport.__dataclass_fields__
+from hvd_hetero.rounds import RoundReport
+from keras_callbacks.data import indices_of
+from keras_callbacks.pipeline.queue import RoundQueue
 
 
 def queue_of(policy=None, *, rank=0, workers=2, samples=26, batch=8, lead=0, shuffle=False, **options):
     balancer = Balancer(policy or BSP(), rank, workers, batch, clock=itertools.count().__next__)
     balancer.set_lead(lead)
-    return RoundQueue(ArrayOrder(samples, shuffle=shuffle, seed=3), balancer, **options), balancer
+    order = SharedPermutation(samples, shuffle=shuffle, seed=3)
+    return RoundQueue(order, balancer, indices_of, **options), balancer
 
 
-def finish(queue, balancer, cut):
-    """What training does with a round that was taken; the other ranks are taken to have done their plans."""
-    for work in micro_batches(cut, balancer.rank):
+def finish(queue, balancer, cut, done=None):
+    """What training does with a round that was taken; the other ranks have done their plans, or what is said."""
+    for work in cut.micro_batches():
         balancer.begin(work)
         if not work.last:
             balancer.pause()
@@ -35,9 +36,9 @@ def finish(queue, balancer, cut):
     for rank in range(balancer.workers):
         if rank != balancer.rank:
             table[rank * columns : (rank + 1) * columns] = table[balancer.rank * columns :][:columns]
-            table[rank * columns] = cut.plan.samples[rank]
+            table[rank * columns] = (done or cut.plan.samples)[rank]
     balancer.agree(table)
-    queue.settle(balancer.finished.table)
+    queue.finish(balancer.finished.table)
 
 
 def epoch(queue, balancer):
@@ -76,10 +77,10 @@ def test_every_epoch_has_an_order_of_its_own_and_the_same_on_every_rank():
 
 
 def test_a_rank_without_samples_gets_one_to_stand_in():
-    queue, balancer = queue_of(StaticAllocation([0, 1]))
+    queue, _ = queue_of(StaticAllocation([0, 1]))
     assert queue.part(0).tolist() == [0]
     assert queue.prepare(new=True) == 0
-    assert [work.samples for work in micro_batches(queue.take(), balancer.rank)] == [0]
+    assert [work.samples for work in queue.take().micro_batches()] == [0]
 
 
 def test_asking_again_for_a_batch_that_is_not_used_gives_the_same_one():
@@ -135,7 +136,7 @@ def test_during_a_round_no_more_is_known_than_before_it():
     queue, balancer = queue_of(lead=1)
     queue.prepare(new=True)
     with queue.lock:
-        balancer.begin(micro_batches(queue.take(), 0)[0])
+        balancer.begin(queue.take().micro_batches()[0])
     queue.part(1)
     with pytest.raises(RoundStateError, match="before its size was decided"):
         queue.part(2)
@@ -153,14 +154,7 @@ def test_what_a_round_that_ended_early_left_undone_comes_next():
     assert queue.rounds is None, "not known beforehand"
     assert queue.part(0).tolist() == [0, 1, 2, 3]
     queue.prepare(new=True)
-    cut = queue.take()
-    balancer.begin(micro_batches(cut, 0)[0])
-    rows = [
-        RoundReport(**dict.fromkeys(NUMBERS, 0.0) | {"samples": done}).vector(i, 2) for i, done in enumerate((4, 2))
-    ]
-    queue.settle(RoundTable(sum(rows), 2))  # rank 1 left 6 and 7
-    balancer.abandon()
-    balancer.rounds += 1
+    finish(queue, balancer, queue.take(), done=(4, 2))  # rank 1 left 6 and 7
     assert queue.part(1).tolist() == [6, 7, 8, 9]
     assert not queue.at_end
 
@@ -170,7 +164,7 @@ def test_another_queue_goes_on_where_one_stood(lead):
     """As after a failure: rounds that were cut ahead are cut again, and the next epoch follows."""
     queue, balancer = queue_of(lead=lead, shuffle=True)
     for _ in range(2):
-        queue.prepare(new=not queue._taken)
+        queue.prepare(new=not queue._used)
         finish(queue, balancer, queue.take())
     place = queue.place()
     later = [queue.part(2).tolist()]

@@ -11,13 +11,15 @@ hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.balancer import Balancer  # noqa: E402
+from hvd_hetero.data.ending_shard import EndingShard  # noqa: E402
+from hvd_hetero.data.streams import SharedStream  # noqa: E402
 from hvd_hetero.policies import StaticAllocation  # noqa: E402
 from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.pipeline.alike import check_alike  # noqa: E402
 from keras_callbacks.pipeline.queue import RoundQueue  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, is_sequence  # noqa: E402
-from keras_callbacks.pipeline.stream import StreamOrder  # noqa: E402
+from keras_callbacks.pipeline.stream import StreamReader  # noqa: E402
 
 keras = tf.keras
 RANGE = tf.data.Dataset.range
@@ -39,25 +41,33 @@ def table(done, ended=(0, 0)):
     return RoundTable(sum(rows), len(done))
 
 
-def numbers(part):
-    return part[0].numpy().tolist()
+def numbers(batch):
+    return batch[0].numpy().tolist()
 
 
-def rounds(order, plan, rank):
-    """What this rank gets in an epoch that all ranks read alike."""
-    order.start(0)
-    parts = []
-    while not order.over:
-        cut = order.take(plan, rank)
-        parts.append(numbers(cut.part)[: cut.samples])
-        order.settle(table(cut.plan.samples))
-    return parts
+class Whole:
+    """One rank's view of a stream that all ranks read."""
+
+    def __init__(self, source, rank=0):
+        self.reader = StreamReader(source)
+        self.order = SharedStream(self.reader.samples)
+        self.rank = rank
+
+    def take(self, plan):
+        return numbers(self.reader.batch_of(self.order.take(plan, self.rank).part))
+
+    def epoch(self, plan):
+        self.order.start(0)
+        batches = []
+        while self.order.holds(1):
+            batches.append(self.take(plan))
+            self.order.finish(plan.samples)
+        return batches
 
 
 def test_a_stream_of_unknown_length_is_shared_out_to_its_end():
     plan = RoundPlan.of([30, 60])
-    orders = [StreamOrder(DatasetSource(RANGE(200).filter(lambda i: True)), rank, 2, whole=True) for rank in (0, 1)]
-    first, second = (rounds(order, plan, rank) for rank, order in enumerate(orders))
+    first, second = (Whole(DatasetSource(RANGE(200).filter(lambda i: True)), rank).epoch(plan) for rank in (0, 1))
     assert [len(part) for part in first] == [30, 30, 7]
     assert [i for pair in zip(first, second, strict=True) for part in pair for i in part] == list(range(200))
 
@@ -67,8 +77,8 @@ def test_samples_are_taken_from_chunks_in_as_few_pieces_as_there_are_runs(monkey
     joined = []
     plain = tf.concat
     monkeypatch.setattr(tf, "concat", lambda parts, axis: joined.append(len(parts)) or plain(parts, axis))
-    order = StreamOrder(DatasetSource(RANGE(200).filter(lambda i: True)), 1, 2, whole=True)
-    assert numbers(order.take(RoundPlan.of([30, 120]), 1).part) == list(range(30, 150))
+    stream = Whole(DatasetSource(RANGE(200).filter(lambda i: True)), rank=1)
+    assert stream.take(RoundPlan.of([30, 120])) == list(range(30, 150))
     assert joined == [3], "chunks of 64"
 
 
@@ -78,7 +88,7 @@ def test_the_order_of_a_shuffled_stream_is_that_of_seed_and_epoch_whatever_the_r
         tf.random.set_seed(100 + rank)
         source = DatasetSource(RANGE(100).filter(lambda i: True), seed=3)
         orders.append([int(i) for epoch in (0, 1) for chunk in source.chunks(epoch) for i in chunk[0]])
-        assert len(rounds(StreamOrder(source, rank, 2, whole=True), plan, rank)) == 1
+        assert len(Whole(source, rank).epoch(plan)) == 1
     assert orders[0] == orders[1]
     first, second = orders[0][:100], orders[0][100:]
     assert first != second
@@ -86,47 +96,46 @@ def test_the_order_of_a_shuffled_stream_is_that_of_seed_and_epoch_whatever_the_r
 
 
 def test_a_rank_whose_part_ends_does_fewer_and_then_stands_in():
-    order = StreamOrder(DatasetSource(RANGE(6).filter(lambda i: True)), 1, 2, whole=False)
-    plan = RoundPlan.of([4, 4])
-    cut = order.take(plan, 1)
-    assert (numbers(cut.part), cut.samples, order.ends_after(4)) == ([0, 1, 2, 3], 4, False)
-    order.settle(table((4, 4)))
-    cut = order.take(plan, 1)
-    assert (numbers(cut.part), cut.samples, cut.plan, order.ends_after(2)) == ([4, 5], 2, plan, True)
-    order.settle(table((4, 2), ended=(0, 1)))
-    cut = order.take(plan, 1)
-    assert (numbers(cut.part), cut.samples, cut.plan.samples) == ([0], 0, (4, 0)), "the first one stands in"
-    order.settle(table((3, 0), ended=(1, 1)))
-    assert order.over
+    reader = StreamReader(DatasetSource(RANGE(6).filter(lambda i: True)))
+    order, plan = EndingShard(reader.samples, 1, 2), RoundPlan.of([4, 4])
+
+    def take():
+        cut = order.take(plan, 1)
+        return numbers(reader.batch_of(cut.part)), cut.samples, cut.plan.samples
+
+    assert (take(), order.ends_after(4)) == (([0, 1, 2, 3], 4, (4, 4)), False)
+    order.finish((4, 4), (0, 0))
+    assert (take(), order.ends_after(2)) == (([4, 5], 2, (4, 4)), True)
+    order.finish((4, 2), (0, 1))
+    assert take() == ([0], 0, (4, 0)), "the first one stands in"
+    order.finish((3, 0), (1, 1))
+    assert not order.holds(1)
 
 
 def test_a_queue_of_unknown_length_counts_on_where_an_iteration_holds_several_epochs():
     """As with steps_per_epoch, which has fit go on in one iteration."""
     balancer = Balancer(StaticAllocation([1, 1]), 0, 2, 8, clock=itertools.count().__next__)
-    order = StreamOrder(DatasetSource(RANGE(10).filter(lambda i: True)), 0, 2, whole=True)
-    queue = RoundQueue(order, balancer)
+    reader = StreamReader(DatasetSource(RANGE(10).filter(lambda i: True)))
+    queue = RoundQueue(SharedStream(reader.samples), balancer, reader.batch_of)
     assert queue.rounds is None
     got = []
     for index in range(4):
         queue.prepare(new=index == 0)
         got.append(numbers(queue.part(index)))
         cut = queue.take()
-        queue.settle(table(cut.plan.samples))
-        balancer.rounds += 1
+        queue.finish(table(cut.plan.samples))
         assert queue.at_end == (index % 2 == 1)
     assert got == [[0, 1, 2, 3], [8], [0, 1, 2, 3], [8]]
 
 
 def test_a_stream_goes_on_where_another_stood():
-    def order():
-        return StreamOrder(DatasetSource(RANGE(20).filter(lambda i: True)), 0, 2, whole=True)
-
-    one, other, plan = order(), order(), RoundPlan.of([3, 4])
-    one.start(2)
-    one.settle(table(one.take(plan, 0).plan.samples))
-    other.load_state_dict(one.state_dict())
-    assert other.survives_resets
-    assert numbers(other.take(plan, 0).part) == numbers(one.take(plan, 0).part) == [7, 8, 9]
+    one, other = (Whole(DatasetSource(RANGE(20).filter(lambda i: True))) for _ in range(2))
+    plan = RoundPlan.of([3, 4])
+    one.order.start(2)
+    one.take(plan)
+    one.order.finish(plan.samples)
+    other.order.load_state_dict(one.order.state_dict())
+    assert other.take(plan) == one.take(plan) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -134,17 +143,24 @@ def test_a_stream_goes_on_where_another_stood():
 def test_a_stream_without_samples_is_refused(whole, epoch):
     left = iter([[1, 2]] if epoch else [])
     source = tf.data.Dataset.from_generator(lambda: next(left, []), output_signature=tf.TensorSpec((), tf.int64))
-    order = StreamOrder(DatasetSource(source), 0, 1, whole=whole)
+    reader = StreamReader(DatasetSource(source))
+    order = SharedStream(reader.samples) if whole else EndingShard(reader.samples, 0, 1)
     for number in range(epoch):
         order.start(number)
         order.take(RoundPlan.of([2]), 0)
     order.start(epoch)
+
+    def one_round():
+        cut = order.take(RoundPlan.of([2]), 0)
+        assert cut.samples == 0
+        assert len(numbers(reader.batch_of(cut.part))) == 1, "of zeros, or of an earlier epoch"
+        order.finish((0,), (True,))  # of a shard without samples the others hear by the table of the round
+
     where = "every rank" if whole else "rank 0"
     with pytest.raises(
         ValueError, match=rf"at least one sample on every rank, and epoch {epoch} had none on {where}; .*be read again"
     ):
-        # Of a shard without samples the others hear by the table of the round.
-        order.settle(table((order.take(RoundPlan.of([2]), 0).samples,), (True,)))
+        one_round()
 
 
 @pytest.mark.parametrize(
@@ -194,13 +210,12 @@ class Batches(keras.utils.Sequence):
 def test_a_sequence_of_batches_is_taken_apart_and_told_when_an_epoch_is_over():
     batches = Batches()
     assert is_sequence(batches)
-    order = StreamOrder(SequenceSource(batches), 0, 1, whole=True)
-    order.start(0)
-    cut = order.take(RoundPlan.of([7]), 0)
-    assert [part.numpy().ravel().tolist() for part in cut.part] == [list(range(7))] * 2
+    stream, plan = Whole(SequenceSource(batches)), RoundPlan.of([7])
+    batch = stream.reader.batch_of(stream.order.take(plan, 0).part)
+    assert [part.numpy().ravel().tolist() for part in batch] == [list(range(7))] * 2
     assert batches.epochs == 0
-    assert numbers(order.take(RoundPlan.of([7]), 0).part) == [[7.0], [8.0], [9.0]]
-    assert order.over
+    assert stream.take(plan) == [[7.0], [8.0], [9.0]]
+    assert not stream.order.holds(1)
     assert batches.epochs == 1
     shuffled = [
         [int(i) for chunk in SequenceSource(batches, seed=1).chunks(epoch) for i in chunk[1]] for epoch in range(4)

@@ -69,7 +69,7 @@ def test_the_models_are_those_of_the_rule_by_hand(mixing):
         used = [int(s) for s in finished.table.figures("samples")]
         assert len(set(used)) > 1
         _, samples = again.take_round(finished.plan)
-        again.settle(used)
+        again.finish(used)
         steps = [problem.gradient(m, s[:u]) * 3 * u / sum(used) for m, s, u in zip(models, samples, used, strict=True)]
         rows = [mixing.row(i, number) for i in range(3)]
         models = [

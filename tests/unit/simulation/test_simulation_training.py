@@ -70,7 +70,7 @@ def test_one_process_on_the_same_batches_gets_the_same(data):
     order, at = WholeRounds(problem.samples, shuffle=True, seed=3), problem.start(0)
     for _ in range(40):
         _, (batch,) = order.take_round(RoundPlan.of([84]))
-        order.settle([len(batch)])
+        order.finish([len(batch)])
         at = at - 0.5 * problem.gradient(at, batch)
     assert train(BSP(), problem).parameters == pytest.approx(at, abs=1e-12)
 
@@ -213,7 +213,7 @@ def test_stale_gradients_are_those_of_the_parameters_that_were_pulled(data):
     batches = []
     for _ in range(6):
         batches.append(again.take_round(RoundPlan.of([10]))[1][0])
-        again.settle([10])
+        again.finish([10])
     start = at = problem.start(0)
     at = at - 0.1 * problem.gradient(at, batches[1])
     at = at - 0.1 * problem.gradient(at, batches[2])

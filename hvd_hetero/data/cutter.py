@@ -1,0 +1,120 @@
+"""Cuts data into rounds, for every framework: plan in, this rank's micro-batches out, what was left undone back.
+
+    begin() ──> cut(), cut(), …                one rank's part of each round, at most ``lead`` rounds ahead of training
+                  └─> finish(table), …         once for each round that is agreed, in the same order
+
+Every rank has a cutter of its own, and all cut alike: from the same order, by the same plans. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.data.order import Cut, Order, Part
+from hvd_hetero.rounds import RoundPlan, RoundTable
+
+__all__ = ["Cutter", "Plans"]
+
+
+class Plans(Protocol):
+    """Where plans come from: the balancer, to a cutter."""
+
+    @property
+    def rank(self) -> int:
+        """The rank whose data are cut."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds agreed so far."""
+
+    @property
+    def lead(self) -> int:
+        """How many rounds ahead plans are fixed."""
+
+    def plan(self, ahead: int = 0) -> RoundPlan:
+        """Return the plan of the round that many rounds after the present one (between rounds: the next one)."""
+
+
+class Cutter:
+    """One rank's rounds. ``least`` is how many samples a round needs: more than 1 leaves out a short last one."""
+
+    def __init__(self, order: Order, plans: Plans, least: int = 1) -> None:
+        self.order = order
+        self.least = least
+        self.epoch = 0
+        """the epoch that begins next"""
+        self._plans = plans
+        self._goes_on = False
+
+    @property
+    def epoch_at_hand(self) -> int:
+        """The epoch that is to go on in its middle, or else the one that begins next."""
+        return self.order.epoch if self._goes_on else self.epoch
+
+    @property
+    def more(self) -> bool:
+        """Whether the epoch holds another round."""
+        return self.order.holds(self.least)
+
+    @property
+    def ahead(self) -> int:
+        """How many rounds the next one to be cut is after the one at hand (between rounds: after the next one)."""
+        return self.order.in_flight
+
+    def want(self, epoch: int) -> None:
+        """Have that epoch begin next. If it is the one that is to go on in its middle, it does."""
+        if not (self._goes_on and epoch == self.order.epoch):
+            self.epoch = epoch
+            self._goes_on = False
+
+    def begin(self) -> bool:
+        """Begin the next epoch, or go on in the middle of one. Return whether it begins."""
+        begins, self._goes_on = not self._goes_on, False
+        if begins:
+            self.order.start(self.epoch)
+            self.epoch += 1
+        self.order.lead = self._plans.lead
+        return begins
+
+    def stop(self) -> None:
+        """Have the next ``begin`` go on here, if anything is left of the epoch."""
+        self._goes_on = self.more
+
+    def cut(self) -> Cut:
+        """Cut the next round by its plan."""
+        number = self._plans.rounds + self.ahead
+        return replace(self.order.take(self._plans.plan(self.ahead), self._plans.rank), round=number)
+
+    def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:
+        """Cut round after round, and yield this rank's micro-batches with their samples: of each round at least one.
+
+        So who draws L of them ahead is at most L rounds ahead. What nobody asks for any more, of a round that has ended
+        early, is not yielded.
+        """
+        while self.more:
+            cut = self.cut()
+            begin = 0
+            for work in cut.micro_batches():
+                if work.round < self._plans.rounds:
+                    break
+                yield work, cut.part[begin : begin + work.samples]
+                begin += work.samples
+
+    def finish(self, table: RoundTable) -> None:
+        """Note what the ranks have done of the oldest round that is not finished."""
+        self.order.finish(table.figures("samples"), table.figures("ended"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands after the last finished round, as plain data."""
+        return {"epoch": self.epoch, "least": self.least, "order": self.order.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next ``begin`` go on there, if anything was left of that epoch."""
+        self.order.load_state_dict(state["order"])
+        self.epoch = state["epoch"]
+        begun = state["order"]["epoch"] < state["epoch"]
+        # By the batch of then: where the new one is larger, an epoch that was not over has nothing left, but an end.
+        self._goes_on = begun and self.order.holds(state["least"])

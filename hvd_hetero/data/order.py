@@ -1,0 +1,124 @@
+"""What rounds are cut from, whatever the data are, and one rank's part of a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["Cut", "Order", "Part", "undone"]
+
+Part: TypeAlias = list[Any] | npt.NDArray[np.int64]
+"""Samples, or their indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One rank's part of one round."""
+
+    plan: RoundPlan
+    """shortened where the data end; the same on every rank"""
+    rank: int
+    part: Part
+    """fewer than planned in the round in which data that this rank reads alone end"""
+    epoch: int
+    fingerprint: int
+    """a checksum of what ranks must have in common to take the same round"""
+    round: int = -1
+    """the number of the round, counted from the rounds agreed when it was cut"""
+
+    @property
+    def samples(self) -> int:
+        """Samples of this rank."""
+        return len(self.part)
+
+    def micro_batch(self, samples: int, *, last: bool = True) -> MicroBatch:
+        """Return one micro-batch of this round with so many samples."""
+        return MicroBatch(self.plan, samples, last, self.epoch, self.fingerprint, self.round)
+
+    def micro_batches(self) -> list[MicroBatch]:
+        """Return what the rank does, one after the other; without samples, one empty micro-batch."""
+        sizes = self.plan.sizes(self.rank, self.samples) or (0,)
+        return [self.micro_batch(size, last=j == len(sizes)) for j, size in enumerate(sizes, start=1)]
+
+
+class Order(ABC):
+    """The samples of an epoch, in one rank's view of them.
+
+    Call ``take`` for every round, and ``finish`` for every round that is agreed, in the same order. All ranks make the
+    same calls, up to how far each takes rounds ahead.
+    """
+
+    epoch: int
+    size: int | None = None
+    """samples of this epoch over all ranks; None where that is not known"""
+    lead: int = 0
+    """rounds that may be taken before the oldest of them is finished"""
+    survives_resets: ClassVar[bool] = True
+    """whether other ranks can go on where these have stopped in an epoch"""
+    _open: deque[Any]
+    """rounds that were taken and are not finished, the oldest first"""
+
+    @property
+    def in_flight(self) -> int:
+        """Rounds that were taken and are not finished."""
+        return len(self._open)
+
+    @property
+    def remaining(self) -> int | None:
+        """Samples of this epoch that no round has taken; None where that is not known."""
+        return None
+
+    @abstractmethod
+    def start(self, epoch: int) -> None:
+        """Begin an epoch."""
+
+    @abstractmethod
+    def holds(self, samples: int) -> bool:
+        """Whether the next round can take so many samples of this epoch, as far as all ranks know."""
+
+    @abstractmethod
+    def take(self, plan: RoundPlan, rank: int) -> Cut:
+        """Take the next round, by this plan."""
+
+    @abstractmethod
+    def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
+        """Put back what the oldest round in flight left undone.
+
+        The table tells what each rank has done of its samples, and whose data have ended.
+        """
+
+    def ends_after(self, done: int) -> bool:
+        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
+        return False
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands, as plain data. Rounds in flight count as not done."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where such an epoch stood."""
+
+
+def undone(plan: RoundPlan, samples: Part, done: Sequence[float]) -> list[Part]:
+    """Return what each rank has left of a round's samples.
+
+    Nothing where all were to do all: what a rank did not use then, it left out on purpose.
+    """
+    if plan.ends == "all":
+        return []
+    tails = []
+    end = 0
+    for planned, count in zip(plan.samples, done, strict=True):
+        begin, end = end + int(count), end + planned
+        tails.append(samples[begin:end])
+    return tails

@@ -1,0 +1,162 @@
+"""The micro-batches of this rank as a DataLoader reads them, and its part in rounds in which it has none."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.data.parts import Parts
+from torch_hooks.body import Differs
+from torch_hooks.data.counting import Collate, Counter
+from torch_hooks.session import TorchSession
+
+__all__ = ["MicroBatches"]
+
+_NEVER = -1
+
+
+class MicroBatches:
+    """Yields one batch after the other while the cutter has more. ``options`` are those of the DataLoader."""
+
+    def __init__(
+        self,
+        session: TorchSession,
+        cutter: Cutter,
+        dataset: Dataset[Any],
+        collate: Collate,
+        count: Counter,
+        **options: Any,
+    ) -> None:
+        self._session = session
+        self._cutter = cutter
+        self._dataset = dataset
+        self._collate = collate
+        self._count = count
+        self._pending: deque[tuple[MicroBatch, list[Any]]] = deque()
+        self._due = _NEVER  # the round that is finished next
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=_SampleLists(self._sample_lists), collate_fn=collate, **options
+        )
+
+    def until(
+        self,
+        stops: Callable[[], bool],
+        between_rounds: Callable[[], None],
+        differs: Callable[[MicroBatch], Differs | None],
+    ) -> Generator[Any, None, bool]:
+        """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds.
+
+        ``differs``: why the loop's body does not run equally often on all ranks, in this round or later.
+        """
+        session = self._session
+        self._pending.clear()
+        batches = iter(self._loader)
+        self._due = session.balancer.rounds
+        skipped_s = 0.0
+        while not stops():
+            session.balancer.expect_next()
+            asked_at = time.perf_counter() - skipped_s
+            skipped_s = 0.0
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return True
+            work, indices = self._pending.popleft()
+            if work.round < session.balancer.rounds:
+                continue  # fetched ahead for a round that has ended early
+            if work.samples:
+                if (samples := self._samples(batch, work.samples)) != work.samples:
+                    work = replace(work, samples=samples)
+                if not (work.samples or work.last):
+                    skipped_s = time.perf_counter() - asked_at
+                    continue  # collate_fn has left out all of it; the last one is needed to end the round
+            if not session.balancer.in_round:
+                between_rounds()
+            limit = session.meter.limit
+            if 0 < limit < work.samples:  # planned before it was known what fits
+                del batch
+                yield from self._in_parts(Parts(work, indices, limit, cramped=False), asked_at)
+                self.note_finished()
+                continue
+            session.begin(work, time.perf_counter() - asked_at)
+            if work.samples:
+                if session.body.is_new(session.balancer.rounds) and (why := differs(work)):
+                    session.enter_body(why)
+                try:
+                    yield batch
+                    session.body.leave()
+                except GeneratorExit:
+                    session.body.close()
+                    session.shortage.left()
+                    self.note_finished()
+                    self._due = _NEVER  # what another loader does from now on is none of this one's rounds
+                    raise
+                if most := session.shortage.take_parts():
+                    del batch
+                    yield from self._in_parts(Parts(work, indices, most, cramped=True), time.perf_counter())
+            else:
+                session.idle_round()
+            self.note_finished()
+        return False
+
+    def note_finished(self) -> None:
+        """Tell the cutter what was done of the round that has just finished, if one has."""
+        finished = self._session.balancer.finished
+        if finished is not None and finished.round == self._due and self._cutter.ahead:
+            self._cutter.finish(finished.table)
+            self._due += 1
+
+    def _in_parts(self, parts: Parts, asked_at: float) -> Iterator[Any]:
+        """Yield a micro-batch in parts that fit. ``asked_at``: when the rank began to wait for them."""
+        session = self._session
+        rounds = session.balancer.rounds
+        while parts and session.balancer.rounds == rounds:  # another rank may end it
+            work, indices = parts.take()
+            batch = self._collate(self._fetch(indices))
+            samples = self._samples(batch, len(indices))
+            if not (samples or work.last):
+                continue
+            session.begin(replace(work, samples=samples), time.perf_counter() - asked_at, cramped=parts.cramped)
+            if not samples:
+                session.idle_round()
+                return
+            parts.cramped = False
+            yield batch
+            del batch
+            if most := session.shortage.take_parts():
+                parts.again(most)
+            asked_at = time.perf_counter()
+
+    def _samples(self, batch: Any, given: int) -> int:
+        return self._count(batch, given, required=self._session.waits_in_layers)
+
+    def _fetch(self, indices: list[Any]) -> list[Any]:
+        many = getattr(self._dataset, "__getitems__", None)  # as the DataLoader asks
+        return list(many(indices)) if callable(many) else [self._dataset[i] for i in indices]
+
+    def _sample_lists(self) -> Iterator[list[Any]]:
+        """The micro-batches as lists of indices, or of a stream's samples themselves; empty where there are none.
+
+        Runs in the main process, ahead of the training.
+        """
+        for work, part in self._cutter.micro_batches():
+            indices = part if isinstance(part, list) else part.tolist()
+            self._pending.append((work, indices))
+            yield indices
+
+
+class _SampleLists:
+    """A batch sampler made of a generator function, called anew for every epoch."""
+
+    def __init__(self, generate: Callable[[], Iterator[list[Any]]]) -> None:
+        self._generate = generate
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._generate()
