@@ -1,0 +1,270 @@
+"""The cutter against oracles: all ranks cut the same rounds, and each sample is done once, whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import EndingLists, EndlessLists, SharedList
+
+from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.data.ending_shard import EndingShard
+from hvd_hetero.data.parts import Parts
+from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.streams import ShardStream, SharedStream
+from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+
+EPOCHS = 2
+ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+
+
+class Plans:
+    """A balancer's plans, each drawn from the number of its round."""
+
+    def __init__(self, rank, workers, lead, seed):
+        self.rank, self.workers, self.lead, self._seed = rank, workers, lead, seed
+        self.rounds = 0
+
+    def plan(self, ahead=0):
+        assert 0 <= ahead <= self.lead, "no plan is known further ahead"
+        random = np.random.default_rng([self._seed, self.rounds + ahead])
+        samples = random.integers(0, 7, self.workers)
+        samples[random.integers(self.workers)] += 1
+        plan = RoundPlan.of(samples, int(random.integers(1, 4)))
+        return RoundPlan(plan.samples, plan.micro_batches, "first" if random.integers(3) else "all")
+
+
+class Rank:
+    """Draws micro-batches as a DataLoader does: some ahead of those that it is asked to do."""
+
+    def __init__(self, order, plans, least, random):
+        self.plans = plans
+        self.cutter = Cutter(order, plans, least)
+        self._random = random
+        self._pending = deque()
+        self._source = self.cutter.micro_batches()
+
+    def _draw(self):
+        work, part = next(self._source, (None, None))
+        if work is None:
+            return False
+        assert len(part) == work.samples
+        assert work.round <= self.plans.rounds + self.plans.lead
+        self._pending.append((work, list(part)))
+        return True
+
+    def draw_ahead(self):
+        """Some more, while plans are known: the next round may have to be cut for one."""
+        for _ in range(self._random.integers(5)):
+            at_end = not self._pending or self._pending[-1][0].last
+            if at_end and self.cutter.ahead > self.plans.lead:
+                break
+            if not self._draw():
+                break
+
+    def upcoming(self):
+        """The next micro-batch of the round at hand; None: no round follows in this epoch."""
+        while self._pending and self._pending[0][0].round < self.plans.rounds:
+            self._pending.popleft()
+        if not self._pending and not self._draw():
+            if not self.cutter.more:
+                return None
+            self._source = self.cutter.micro_batches()  # samples have come back after it had come to its end
+            assert self._draw()
+        return self._pending.popleft()
+
+    def do(self, *, stops):
+        """One round: what was done of it, whole micro-batches or parts, and whether it may be stopped early."""
+        done = []
+        while True:
+            work, part = self.upcoming()
+            parts = Parts(work, part, max(work.samples, 1), cramped=False) if work.samples else None
+            if parts is None:
+                return done
+            while parts:
+                small, samples = parts.take()
+                assert small.samples == len(samples) > 0
+                if len(samples) > 1 and not self._random.integers(4):
+                    parts.again(int(self._random.integers(1, len(samples))))
+                    continue
+                parts.cramped = False
+                done += samples
+                if small.last or (stops and not self._random.integers(3)):
+                    return done
+
+
+def play(orders_of, oracle_of, *, workers, lead, least, seed, stop_every):
+    """Train for some epochs; returns what was done in each of them, by rank."""
+    random = np.random.default_rng(seed)
+
+    def job():
+        return [Rank(order, Plans(rank, workers, lead, seed), least, random) for rank, order in enumerate(orders_of())]
+
+    ranks, oracle, epochs, finished = job(), None, [], 0
+    while ranks[0].cutter.epoch_at_hand < EPOCHS:
+        begun = {rank.cutter.begin() for rank in ranks}
+        assert len(begun) == 1, "ranks disagree on where an epoch begins"
+        epoch = ranks[0].cutter.order.epoch
+        if epoch == len(epochs):
+            assert oracle is None or oracle.next_round(ranks[0].plans.plan()) is None, "an epoch was left too early"
+            oracle = oracle_of(epoch, oracle)
+            epochs.append([[] for _ in range(workers)])
+        while True:
+            for rank in ranks:
+                rank.draw_ahead()
+            if stop_every and finished == stop_every:
+                state, rounds = json.loads(json.dumps(ranks[0].cutter.state_dict())), ranks[0].plans.rounds
+                ranks, finished = job(), 0
+                for rank in ranks:
+                    rank.plans.rounds = rounds
+                    rank.cutter.load_state_dict(state)
+                break
+            works = [rank.upcoming() for rank in ranks]
+            if None in works:
+                assert works == [None] * workers, "ranks disagree on where an epoch ends"
+                break
+            for rank, work in zip(ranks, works, strict=True):
+                rank._pending.appendleft(work)
+            plan, parts = oracle.next_round(ranks[0].plans.plan())
+            assert {work.plan for work, _ in works} == {plan}
+            assert len({(work.data, work.epoch, work.round) for work, _ in works}) == 1
+            whole = random.integers(workers)
+            if not parts[whole]:
+                whole = next(i for i, part in enumerate(parts) if part)
+            done = [rank.do(stops=plan.ends == "first" and i != whole) for i, rank in enumerate(ranks)]
+            for i, (mine, part) in enumerate(zip(done, parts, strict=True)):
+                assert mine == part[: len(mine)]
+                assert plan.ends == "first" or mine == part
+                epochs[epoch][i] += mine
+            counts = [len(mine) for mine in done]
+            oracle.finish(parts, counts)
+            rows = [
+                RoundReport(**ZEROS | {"samples": n, "ended": rank.cutter.order.ends_after(n)}).vector(i, workers)
+                for i, (n, rank) in enumerate(zip(counts, ranks, strict=True))
+            ]
+            for rank in ranks:
+                rank.cutter.finish(RoundTable(sum(rows), workers))
+                rank.plans.rounds += 1
+            finished += 1
+    return epochs
+
+
+jobs = {
+    "workers": st.integers(1, 4),
+    "seed": st.integers(0, 2**16),
+    "stop_every": st.sampled_from([0, 1, 2, 5]),
+}
+thorough = settings(derandomize=True, max_examples=60, deadline=None)
+
+
+@given(length=st.integers(1, 70), lead=st.integers(0, 3), least=st.sampled_from([1, 1, 6]), **jobs)
+@thorough
+def test_a_permutation_is_shared_out_as_by_the_oracle(length, lead, least, **job):
+    def samples(epoch):
+        return np.random.Generator(np.random.PCG64([7, epoch])).permutation(length).tolist()
+
+    epochs = play(
+        lambda: [SharedPermutation(length, shuffle=True, seed=7) for _ in range(job["workers"])],
+        lambda epoch, before: SharedList(samples(epoch), lead=lead, least=least), lead=lead, least=least, **job,
+    )  # fmt: skip
+    for parts in epochs:
+        done = list(chain.from_iterable(parts))
+        assert len(set(done)) == len(done) > length - least
+        assert set(done) <= set(range(length))
+
+
+@given(length=st.integers(1, 70), least=st.sampled_from([1, 1, 6]), **jobs)
+@thorough
+def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
+    def read(epoch):
+        return range(1000 * epoch, 1000 * epoch + length)
+
+    epochs = play(
+        lambda: [SharedStream(read, least) for _ in range(job["workers"])],
+        lambda epoch, before: SharedList(read(epoch), least=least), lead=0, least=least, **job,
+    )  # fmt: skip
+    for epoch, parts in enumerate(epochs):
+        done = list(chain.from_iterable(parts))
+        assert len(set(done)) == len(done) > length - least
+        assert set(done) <= set(read(epoch))
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=4, max_size=4), rounds=st.integers(1, 9), **jobs)
+@thorough
+def test_shards_of_a_known_number_of_rounds_are_read_in_turn_as_by_the_oracle(lengths, rounds, **job):
+    workers = job["workers"]
+    lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]
+
+    def oracle(epoch, before):
+        if before is None:
+            return EndlessLists(lists, rounds)
+        before.start()
+        return before
+
+    epochs = play(
+        lambda: [ShardStream(lambda n, r=r: lists[r], rounds, r, workers) for r in range(workers)], oracle,
+        lead=0, least=1, **job,
+    )  # fmt: skip
+    for rank, mine in enumerate(lists):
+        done = list(chain.from_iterable(parts[rank] for parts in epochs))
+        times = [done.count(sample) for sample in mine]
+        assert times == sorted(times, reverse=True), "from its front"
+        assert max(times) - min(times) <= 1, "none twice before all were done once"
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=4, max_size=4), **jobs)
+@thorough
+def test_shards_that_end_by_themselves_are_read_once_as_by_the_oracle(lengths, **job):
+    workers = job["workers"]
+    lists = [[f"{rank}.{i}" for i in range(length)] for rank, length in enumerate(lengths[:workers])]
+    epochs = play(
+        lambda: [EndingShard(lambda epoch, r=r: lists[r], r, workers) for r in range(workers)],
+        lambda epoch, before: EndingLists(lists), lead=0, least=1, **job,
+    )  # fmt: skip
+    assert epochs == [lists] * EPOCHS
+
+
+def test_an_epoch_that_is_wanted_begins_unless_it_is_the_one_to_go_on_with():
+    cutter = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0))
+    assert (cutter.begin(), cutter.order.epoch, cutter.epoch) == (True, 0, 1)
+    cutter.stop()
+    cutter.want(0)
+    assert (cutter.epoch_at_hand, cutter.begin(), cutter.order.epoch) == (0, False, 0)
+    cutter.stop()
+    cutter.want(5)
+    assert (cutter.epoch_at_hand, cutter.begin(), cutter.order.epoch, cutter.epoch) == (5, True, 5, 6)
+
+
+def test_an_epoch_with_nothing_left_for_a_round_of_then_is_over():
+    whole = RoundPlan.of([4])
+    for least, goes_on in ((2, True), (3, False)):
+        order = SharedPermutation(10)
+        cutter = Cutter(order, Plans(0, 1, 0, 0), least)
+        cutter.begin()
+        for _ in range(2):
+            order.take(whole, 0)
+            order.finish([4])
+        other = Cutter(SharedPermutation(10), Plans(0, 1, 0, 0))
+        other.load_state_dict(cutter.state_dict())
+        assert (other.epoch_at_hand == 0) == goes_on
+
+
+@pytest.mark.parametrize(
+    ("most", "cramped", "sizes"), [(4, False, [4, 3, 3]), (4, True, [2, 4, 4]), (1, True, [1] * 10)]
+)
+def test_parts_are_alike_but_for_a_first_small_one_after_a_failure(most, cramped, sizes):
+    parts = Parts(MicroBatch(RoundPlan.of([10]), 10, last=True), list(range(10)), most, cramped=cramped)
+    got = []
+    while parts:
+        work, samples = parts.take()
+        got.append(samples)
+        parts.cramped = False
+        assert work.last == (not parts)
+    assert [len(samples) for samples in got] == sizes
+    assert list(chain.from_iterable(got)) == list(range(10))
