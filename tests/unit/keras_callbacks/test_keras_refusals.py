@@ -274,10 +274,11 @@ def test_a_batch_is_used_once():
     queue = session_of(balance).queue
     queue.prepare(new=True)
     queue.take()
+    queue.take()
     with pytest.raises(
-        RoundStateError, match=r"batch 0 of this iteration has been used already: .*one place at a time"
+        RoundStateError, match=r"batch 1 of this iteration has been used already: .*one place at a time"
     ):
-        queue._ensure(0)
+        queue.part(1)
 
 
 def test_another_prefetch_after_training_began_is_refused():
