@@ -1,7 +1,8 @@
-"""Run ``hvd-hetero`` as ``python -m hvd_hetero.cli``."""
+"""``python -m hvd_hetero.cli``."""
 
 import sys
 
 from hvd_hetero.cli.commands import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
