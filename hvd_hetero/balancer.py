@@ -348,8 +348,9 @@ class Balancer:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
+        self.planner.require_fitting(state)
+        self.meter.load_state_dict(state["pace"])  # may refuse: then the plans are as they were
         self.planner.load_state_dict(state)
-        self.meter.load_state_dict(state["pace"])
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:

@@ -124,6 +124,17 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
+        self.require_fitting(state)
+        self.policy.load_state_dict(state["kept"])
+        if self.anticipation is not None:
+            self.anticipation.restore(state["expects"])
+        self._plans = deque(
+            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
+        )
+        self.rounds = state["rounds"]
+
+    def require_fitting(self, state: Mapping[str, Any]) -> None:
+        """Raise if the plans of that state cannot go on as they are."""
         mine = self._terms
         if others := {name: state[name] for name in mine if state[name] != mine[name]}:
             raise ValueError(
@@ -135,10 +146,3 @@ class Planner:
                 f"the state has plans {len(state['plans']) - 1} rounds ahead, this training fixes them {self.lead} "
                 "ahead; make the loader with the same num_workers and prefetch_factor before loading"
             )
-        self.policy.load_state_dict(state["kept"])
-        if self.anticipation is not None:
-            self.anticipation.restore(state["expects"])
-        self._plans = deque(
-            RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
-        )
-        self.rounds = state["rounds"]

@@ -167,6 +167,10 @@ class BalancedLoader:
         """The epoch that begins next."""
         return self._cutter.epoch
 
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.set_epoch(epoch)
+
     @property
     def epoch_at_hand(self) -> int:
         """The epoch that the next iteration is, or goes on with."""

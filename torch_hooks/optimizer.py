@@ -97,7 +97,7 @@ class DistributedOptimizer(WrappedOptimizer):
         super().__init__(optimizer)
         names = named_groups(optimizer, named_parameters)
         self.updates = Updates(
-            optimizer, session, names, self._hooks, compression=compression, sparse_as_dense=sparse_as_dense
+            optimizer, session, names, self._hooks, self, compression=compression, sparse_as_dense=sparse_as_dense
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -39,10 +39,17 @@ class Scaler(Protocol):
         """Do what the loop's body does on other ranks."""
 
 
+class Steps(Protocol):
+    """What is asked of the optimizer that users hold."""
+
+    def step(self) -> Any:
+        """Do what the loop's body does on other ranks."""
+
+
 class Updates:
     """What a session and a gradient scaler ask of a ``DistributedOptimizer``, whose state this is.
 
-    ``optimizer`` is the one inside, and ``hooks`` are those that were registered on the one outside.
+    ``optimizer`` is the one inside, ``outer`` the one that users hold, on which ``hooks`` were registered.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class Updates:
         session: TorchSession,
         names: dict[torch.Tensor, str],
         hooks: list[RemovableHandle],
+        outer: Steps,
         *,
         compression: Any,
         sparse_as_dense: bool,
@@ -60,6 +68,7 @@ class Updates:
         self._inner = optimizer
         self._names = names
         self._hooks = hooks
+        self._outer = weakref.ref(outer)
         self._balancer = session.balancer
         self._wire = session.wire
         self._prefix = session.prefix
@@ -137,10 +146,10 @@ class Updates:
 
     def idle_round(self) -> None:
         """End a round without data: add nothing to what it has gathered, if anything, then update as everybody does."""
-        if self.scaler is None:
-            self.step()
-        else:
+        if self.scaler is not None:
             self.scaler.step_without_data()
+        elif (outer := self._outer()) is not None:
+            outer.step()  # which a user's subclass, or a schedule, may have given more to do
 
     def close(self) -> None:
         """Let go of the parameters and, between rounds, of the session."""

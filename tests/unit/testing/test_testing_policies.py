@@ -97,11 +97,25 @@ class Believes(Broken):
         return RoundPlan.of([int(plan.total * v / sum(speeds)) for v in speeds])
 
 
+class Compares(Broken):
+    def next(self, plan, finished):
+        # Equal figures are compared as they are: the last bit decides which rank gets a sample more.
+        busy_s = [t / x for t, x in zip(finished.table.busy_s, plan.samples, strict=True)]
+        first = max(range(plan.workers), key=lambda rank: round(busy_s[rank] * 1e17))
+        digit = int(busy_s[first] * 1e17) % 2
+        return RoundPlan.of(
+            [plan.total - plan.workers + 1 - digit * (plan.workers > 1)]
+            + [1] * (plan.workers - 2)
+            + [1 + digit] * (plan.workers > 1)
+        )
+
+
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
         (Forgets, "test_a_policy_that_is_restored_goes_on_as_before"),
         (DrawsLots, "test_two_ranks_that_hear_the_same_decide_alike"),
+        (Compares, "test_the_last_bits_of_a_figure_change_no_plan"),
         (LosesSamples, "test_every_plan_holds_the_global_batch"),
         (Believes, "test_figures_that_are_missing_or_absurd_leave_a_plan"),
     ],
