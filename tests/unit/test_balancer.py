@@ -549,3 +549,15 @@ def test_the_state_of_another_training_is_refused(change, message):
     balancer = Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
     with pytest.raises(ValueError, match=message):
         balancer.load_state_dict(balancer.state_dict() | change)
+
+
+def test_a_state_whose_predictor_is_refused_leaves_the_plans_as_they_were():
+    job = Job(LBBSP(), [300.0, 100.0], 120)
+    for _ in range(4):
+        job.round()
+    state, fresh = job.balancers[0].state_dict(), Job(LBBSP(), [300.0, 100.0], 120).balancers[0]
+    pace = state["pace"] | {"predictor": {"name": "steady", "version": -1}}
+    plan = fresh.plan()
+    with pytest.raises(ValueError, match="version"):
+        fresh.load_state_dict(state | {"pace": pace})
+    assert (fresh.rounds, fresh.plan()) == (0, plan)

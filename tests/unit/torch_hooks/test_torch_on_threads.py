@@ -303,3 +303,27 @@ def test_a_wire_can_be_given():
         return LoadBalance("bsp", global_batch=BATCH, wire=wire).session.wire is wire
 
     assert run_on_threads(case, ranks=2) == [True, True]
+
+
+def test_a_subclass_steps_on_a_rank_without_data_too():
+    class Counting(DistributedOptimizer):
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+            return super().step(closure)
+
+    model = dense()
+
+    def rank(_):
+        mine = copy.deepcopy(model)
+        balance = LoadBalance(StaticAllocation([0, 1]), global_batch=BATCH)
+        loader = BalancedLoader(TensorDataset(X, Y), balance)
+        optimizer = Counting(sgd(mine), balance, mine.named_parameters())
+        for x, y in loader:
+            loss(mine, x, y).backward()
+            optimizer.step()
+        balance.close()
+        return optimizer.steps
+
+    assert run_on_threads(rank, 2) == [4, 4]
