@@ -14,7 +14,7 @@ from hvd_hetero.testing import Elastic
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
-NOTICED_S = 15  # of a rank that is gone, at the latest
+NOTICED_S = 30  # of a rank that is gone, at the latest; less than a rank may be silent for on a busy machine
 STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-AT_ONCE = 4
+AT_ONCE = 3
 
 
 @contextmanager
