@@ -17,8 +17,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from typing import Any
+from contextlib import ExitStack, suppress
+from typing import IO, Any
 
 from hvd_hetero.testing.reports import as_json
 
@@ -51,10 +51,11 @@ class Pool(Sequence["Answers"]):
         """The answers of all ranks."""
         if case not in self._answers:
             if self._job is None:
-                self._begin()
-            for rank in self._ranks:
-                rank.write(case + "\n")
-                rank.flush()
+                try:
+                    self._begin()
+                except BaseException:
+                    self.__exit__()
+                    raise
             self._answers[case] = self._heard(case)
         return self._answers[case]
 
@@ -69,12 +70,12 @@ class Pool(Sequence["Answers"]):
             job.result()
 
     def _begin(self) -> None:
+        thread = self._open.enter_context(ThreadPoolExecutor(1))  # closed last: the listener's end frees ranks it awaits
         directory = self._open.enter_context(tempfile.TemporaryDirectory())
         listener = self._open.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(address := os.path.join(directory, "pool"))
         listener.listen(self._size)
         listener.settimeout(_POLL_S)
-        thread = self._open.enter_context(ThreadPoolExecutor(1))
         self._job = thread.submit(self._launch, {ADDRESS: address})
         found: dict[int, Any] = {}
         while len(found) < self._size:
@@ -85,13 +86,17 @@ class Pool(Sequence["Answers"]):
                     self._broken("no case")
                 continue
             connection.settimeout(None)
-            file = self._open.enter_context(connection.makefile("rw"))
+            file = connection.makefile("rw")
+            self._open.callback(_close, file)
             connection.close()  # the file keeps it open
             found[int(file.readline())] = file
         self._ranks = [found[rank] for rank in range(self._size)]
 
     def _heard(self, case: str) -> list[Any]:
         try:
+            for rank in self._ranks:
+                rank.write(case + "\n")
+                rank.flush()
             answers = [rank.readline() for rank in self._ranks]
         except ConnectionError:
             answers = [""]
@@ -110,6 +115,11 @@ class Pool(Sequence["Answers"]):
             error.add_note(f"in {case}")
             raise
         raise AssertionError(f"{case}: the ranks ended without saying why")
+
+
+def _close(file: IO[str]) -> None:
+    with suppress(OSError):  # what a dead rank has not read is flushed once more
+        file.close()
 
 
 class Answers:
