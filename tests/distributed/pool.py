@@ -70,7 +70,7 @@ class Pool(Sequence["Answers"]):
             job.result()
 
     def _begin(self) -> None:
-        thread = self._open.enter_context(ThreadPoolExecutor(1))  # closed last: the listener's end frees ranks it awaits
+        thread = self._open.enter_context(ThreadPoolExecutor(1))  # closed last: a closed listener frees its job's ranks
         directory = self._open.enter_context(tempfile.TemporaryDirectory())
         listener = self._open.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(address := os.path.join(directory, "pool"))
