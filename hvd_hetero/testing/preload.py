@@ -26,12 +26,15 @@ from types import TracebackType
 
 from hvd_hetero.testing import rank
 
+_REQUEST_S = 5.0  # arbitrary: a request is ready before its rank connects
+
 
 class Preloaded:
     """Modules, imported once for all ranks that are launched with ``launch(..., preloaded=...)``; close it at the end.
 
-    ``env`` has the variables that count while modules are imported, such as ``TF_USE_LEGACY_KERAS``: a rank is given
-    the environment of its own launch afterwards. The modules must not start threads when they are imported.
+    ``env`` has the variables that are read while modules are imported, such as ``OMP_NUM_THREADS`` (1 unless given
+    here) and ``TF_USE_LEGACY_KERAS``: a rank is given the environment of its own launch afterwards, too late for them.
+    NumPy's global generator is seeded anew in each rank. The modules must not start threads when they are imported.
     """
 
     def __init__(self, *modules: str, env: Mapping[str, str] | None = None, python: str = sys.executable) -> None:
@@ -82,9 +85,14 @@ def serve(listener: socket.socket) -> list[str]:
                     os.kill(pid, (client.recv(1) or bytes([signal.SIGKILL]))[0])
         if listener in ready:
             client, _ = listener.accept()
-            with client.makefile() as file:
-                request = json.loads(file.readline())
-            pid = os.fork()
+            client.settimeout(_REQUEST_S)
+            try:
+                with client.makefile() as file:
+                    request = json.loads(file.readline())
+                pid = os.fork()
+            except (OSError, ValueError):  # whoever asked is told by the end of its connection, and the others live on
+                client.close()
+                continue
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -94,6 +102,8 @@ def serve(listener: socket.socket) -> list[str]:
                 os.chdir(request["directory"])
                 os.environ.clear()
                 os.environ.update(request["environment"])
+                if "numpy.random" in sys.modules:  # or all ranks would draw alike
+                    sys.modules["numpy.random"].seed()
                 sys.path[1:1] = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry not in sys.path]
                 return list(request["arguments"])
             ranks[pid] = client
@@ -104,7 +114,7 @@ def _tell_of_ended(ranks: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with ranks.pop(pid) as client, suppress(ConnectionError):
+        with ranks.pop(pid) as client, suppress(OSError):
             client.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
 
 

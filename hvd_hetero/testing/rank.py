@@ -127,12 +127,18 @@ def run(arguments: list[str]) -> None:
 def stand_in(address: str, arguments: list[str]) -> None:
     """Have the rank forked from the process that listens there, and be to horovodrun what the rank is."""
     die_with_parent()
+    request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
+    line = json.dumps(request).encode() + b"\n"
     with socket.socket(socket.AF_UNIX) as server:
+
+        def pass_on(number: int, _: object) -> None:
+            with contextlib.suppress(OSError):  # the rank has just ended
+                server.sendall(bytes([number]))
+
         server.connect(address)
-        request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
-        server.sendall(json.dumps(request).encode() + b"\n")
+        server.sendall(line)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+            signal.signal(number, pass_on)
         answer = server.recv(4, socket.MSG_WAITALL)
     if len(answer) < 4:
         sys.exit("the process that has preloaded this rank's modules is gone")

@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import numpy as np
@@ -245,6 +246,28 @@ def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own
 def test_forked_ranks_end_with_the_process_that_has_imported(run):
     with Preloaded("json") as other, pytest.raises(RankError, match="the process that has preloaded"):
         run("print('here'); time.sleep(1000)", 1, preloaded=other, on_line=lambda *_: other.close(), timeout_s=30)
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
+    """Somebody who asks for nothing, for what is no request, or not to the end, while others ask for their ranks."""
+    (tmp_path / "hurried.py").write_text("from hvd_hetero.testing import preload; preload._REQUEST_S = 0.2")
+    hurried = Preloaded("hurried", env={"PYTHONPATH": str(tmp_path)})
+    with hurried, ExitStack() as stack:
+        for text in (b"", b"\n", b'{"arguments": [\n', b"\xff\n", b'{"arguments"'):
+            asks = stack.enter_context(socket.socket(socket.AF_UNIX))
+            asks.connect(hurried.address)
+            asks.sendall(text)
+            if not text:
+                asks.shutdown(socket.SHUT_WR)
+        assert run("print('here')", preloaded=hurried).stdout == ("here\n", "here\n")
+
+
+@pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
+def test_forked_ranks_draw_different_numbers(run):
+    """Each on its own, as ranks do that have imported NumPy themselves."""
+    first, second = run("import numpy; from hvd_hetero.testing import report; report(numpy.random.random())").reports
+    assert first != second
 
 
 def test_wrong_arguments_are_refused_before_anything_starts(tmp_path):
