@@ -79,14 +79,14 @@ def distributed(only: str) -> list[Count]:
     keras, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
         (keras if file.name.startswith("test_keras") else others).append(str(file.relative_to(ROOT)))
-    with tempfile.TemporaryFile("w+") as kept, ThreadPoolExecutor(1) as beside:
+    with tempfile.TemporaryFile("w+", errors="replace") as kept, ThreadPoolExecutor(1) as beside:
         later = beside.submit(pytest, keras, only, kept)
         try:
             counts = [pytest(others, only), later.result()]
         finally:  # where this process is to end, neither runs on
             end(list(RUNNING))
-        kept.seek(0)
-        say(kept.read())
+            kept.seek(0)
+            say(kept.read())
     return counts
 
 
