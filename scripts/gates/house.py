@@ -1,5 +1,6 @@
 """Gate: imports keep to the rules of the house, also those that only a type checker runs.
 
+- Imports are absolute.
 - There is no circle: no module imports itself, by whatever detour.
 - The core imports no adapter, and an adapter imports no other.
 - Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
@@ -43,6 +44,13 @@ def imports(tree: ast.Module, known: dict[str, ast.Module]) -> Iterator[tuple[st
             for alias in node.names:
                 submodule = f"{node.module}.{alias.name}"
                 yield (submodule, "") if submodule in known else (node.module, alias.name)
+
+
+def relative_imports(module: str, tree: ast.Module) -> Iterator[str]:
+    """Yield what is wrong with the imports that `imports` does not see."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level > 0:
+            yield f"{module} imports {'.' * node.level}{node.module or ''} by a relative name"
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -94,10 +102,13 @@ def main() -> int:
     problems = [
         said for m, targets in edges.items() for target, name in targets for said in broken_rules(m, target, name)
     ]
+    problems += [said for module, tree in known.items() for said in relative_imports(module, tree)]
     graph = {module: {target for target, _ in targets} for module, targets in edges.items()}
     problems += [f"these import one another: {', '.join(group)}" for group in circles(graph)]
     if not circles({"a": {"b"}, "b": {"a"}}) or not list(broken_rules("hvd_hetero.rounds", "torch_hooks.loader", "")):
         problems.append("the gate itself is open: it finds neither a circle nor an adapter in the core")
+    if not list(relative_imports("hvd_hetero.rounds", ast.parse("from . import errors"))):
+        problems.append("the gate itself is open: it does not see a relative import")
     for said in problems:
         print(said)
     print(f"{len(known)} modules, {sum(map(len, graph.values()))} imports, {len(problems)} against the rules")
