@@ -85,7 +85,11 @@ def stages() -> list[Stage]:
         Stage("check", "look for a C++ compiler, CMake and make", "", lambda: build_horovod("--check-tools")),
         Stage("torch", "install torch", pins("torch"), lambda: install("torch")),
         Stage(
-            "horovod", "build Horovod for torch, or find it in the cache", recipe, lambda: build_horovod("--install")
+            "horovod",
+            "build Horovod for torch, or find it in the cache",
+            recipe,
+            # TensorFlow may be there from before, at a version that is about to be replaced.
+            lambda: build_horovod("--install", HOROVOD_WITHOUT_TENSORFLOW="1"),
         ),
         Stage(
             "development",
@@ -109,6 +113,8 @@ def bring_up_to_date(todo: list[Stage]) -> int:
         ran += 1
         say(f"[{number}/{len(todo)}] {stage.title}")
         INSTALLED.unlink(missing_ok=True)
+        for outdated in stages()[number - 1 :]:  # also those not to do now: Horovod for torch replaces that for both
+            (STAMPS / outdated.name).unlink(missing_ok=True)
         if VENV.exists():
             UNDER_WAY.write_text(stage.name)
         if (code := stage.action()) != 0:
@@ -177,10 +183,10 @@ def install_project() -> int:
     return pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(ROOT), log="project")
 
 
-def build_horovod(option: str) -> int:
+def build_horovod(option: str, **variables: str) -> int:
     """Run the command that users run."""
     command = [str(VENV / "bin" / "hvd-hetero"), "build-horovod", option]
-    return subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, check=False).returncode
+    return subprocess.run(command, env=environment() | variables, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def pip(*arguments: str, log: str) -> int:

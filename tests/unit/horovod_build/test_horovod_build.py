@@ -168,6 +168,22 @@ def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monk
     assert set_up.main(["torch"]) == set_up.main([]) == 0
     assert len(ran) == 8
     assert set_up.main(["jax"]) == 2
+    before = whole[4]
+    for pinned in (before._replace(content="another torch"), before):
+        whole[4] = pinned
+        assert set_up.main(["torch"]) == 0
+    del ran[:]
+    assert set_up.main([]) == 0
+    assert ran == ["development", "tensorflow"], "Horovod is for torch alone now, though all pins are the old ones"
+
+
+def test_horovod_for_torch_is_built_without_a_tensorflow_from_before(
+    set_up: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pin may have changed: the old TensorFlow's part would be compiled for nothing. The last stage has both."""
+    monkeypatch.setattr(set_up.subprocess, "run", lambda *_, env, **__: subprocess.CompletedProcess([], len(env)))
+    without = {stage.name: stage.action() for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")}
+    assert without["horovod"] == without["tensorflow"] + 1
 
 
 def _note(ran: list[str], name: str) -> int:
