@@ -129,7 +129,7 @@ def exchange_directory(
     size: int,
     listeners: Sequence[socket.socket],
     troubles: str,
-    exchange: Callable[[bytes], Sequence[bytes]],
+    gather: Callable[[bytes], Sequence[bytes]],
     job_key: bytes = b"",
 ) -> Directory:
     """Take part in the exchange, whatever our own state: a rank that stayed away would leave the others waiting.
@@ -146,7 +146,7 @@ def exchange_directory(
         "key": secrets.token_hex(_KEY_BYTES) if rank == 0 else "",
         "job": hmac.new(job_key, b"signals: is it the same job?", hashlib.sha256).hexdigest() if job_key else "",
     }
-    entries = [_entry(payload) for payload in exchange(json.dumps(own).encode())]
+    entries = [_entry(payload) for payload in gather(json.dumps(own).encode())]
     for key, here in (("version", [_VERSION] * size), ("rank", list(range(size))), ("size", [size] * size)):
         if [entry[key] for entry in entries] != here:
             raise HeteroError(

@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain, repeat
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Pipe, answer_challenge, deliver_challenge, wait
 
@@ -45,8 +46,7 @@ _TROUBLES = (OSError, EOFError, AuthenticationError, AssertionError, ValueError)
 _CONNECT_S = 5.0
 _READ_S = 10  # for the rest of a message that has begun, and for each answer in a handshake
 _WRITE_US = 10_000  # into a connection whose buffer is full, because the peer has not read for thousands of rounds
-_CALLS = 3  # to each address of the parent
-_PAUSE_S = 0.2  # after each
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between calls to the parent, and from then on the last
 _MOST_STRANGERS = 64  # connections at a time that have not yet proved to hold the key
 _LONGEST_CLOSE_S = 5.0
 
@@ -72,10 +72,10 @@ class SignalChannel:
     may not raise. A single rank has no thread and no socket.
     """
 
-    def __init__(self, rank: int, size: int, exchange: Callable[[bytes], Sequence[bytes]]) -> None:
+    def __init__(self, rank: int, size: int, gather: Callable[[bytes], Sequence[bytes]]) -> None:
         """Listen, exchange addresses and key, and connect in the background.
 
-        ``exchange(payload)`` returns every rank's payload in order of rank (an allgather). It is called once.
+        ``gather(payload)`` returns every rank's payload in order of rank (an allgather). It is called once.
         """
         self._own = 0
         self._closed = False
@@ -85,7 +85,7 @@ class SignalChannel:
             return
         listeners, troubles = listen()
         try:
-            directory = exchange_directory(rank, size, listeners, troubles, exchange, job_key())
+            directory = exchange_directory(rank, size, listeners, troubles, gather, job_key())
         except BaseException:
             for listener in listeners:
                 listener.close()
@@ -168,6 +168,7 @@ class _Relay:
                     else:
                         assert isinstance(ready, Connection)
                         self._hear(ready)
+            self._welcome()  # who is admitted by now is told, too
             for link in list(self._links):
                 self._send(link, _GOODBYE)
         except Exception:
@@ -263,19 +264,22 @@ class _Relay:
                 self._admit(link, is_child=True)
 
     def _call_parent(self) -> None:
-        trouble = "it has no address"
-        for address in self._parent * _CALLS:
-            try:
-                with socket.create_connection(address, _CONNECT_S) as parent:
-                    link = self._shake_hands(parent, answer_challenge, deliver_challenge)
-            except _TROUBLES as error:
-                trouble = repr(error)
-            else:
-                self._admit(link, is_child=False)
+        """Call until it answers: it may have been stopped, and listens as long as a child is missing."""
+        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+            for address in self._parent:
+                if self._leaving.is_set():
+                    return
+                try:
+                    with socket.create_connection(address, _CONNECT_S) as parent:
+                        link = self._shake_hands(parent, answer_challenge, deliver_challenge)
+                except _TROUBLES as error:
+                    trouble = repr(error)
+                else:
+                    self._admit(link, is_child=False)
+                    return
+            self._warn(f"cannot reach its parent at {self._parent}, and goes on calling; {_AND_NOW}", trouble)
+            if self._leaving.wait(pause_s):
                 return
-            if self._leaving.wait(_PAUSE_S):
-                return
-        self._warn(f"cannot reach its parent at {self._parent}; {_AND_NOW}", trouble)
 
     def _shake_hands(self, sock: socket.socket, *steps: Callable[[Connection, bytes], None]) -> Connection:
         """Have both ends prove that they hold the key; the one that was called asks first."""

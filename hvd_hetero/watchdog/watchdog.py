@@ -47,7 +47,7 @@ class Watchdog:
     """Report which rank this rank waits for, and end the job if the wait cannot end. One per training.
 
     It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches, and at the
-    stack of the training thread, so training pays nothing. ``exchange`` is an allgather of one object, called once.
+    stack of the training thread, so training pays nothing. ``gather`` is an allgather of one object, called once.
 
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
@@ -61,7 +61,7 @@ class Watchdog:
         self,
         balancer: Balancer,
         generation: int,
-        exchange: Callable[[bytes], Sequence[bytes]],
+        gather: Callable[[bytes], Sequence[bytes]],
         *,
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
@@ -89,7 +89,7 @@ class Watchdog:
         _balancers.add(balancer)
         sockets, troubles = listen_to_packets()
         try:
-            directory = exchange_directory(balancer.rank, balancer.workers, sockets, troubles, exchange, job_key())
+            directory = exchange_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
         except HeteroError as error:  # on all ranks alike, because all have exchanged the same
             for sock in sockets:
                 sock.close()

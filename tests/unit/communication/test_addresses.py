@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 import pytest
-from signal_groups import Group, Root, eventually, threads_and_descriptors
+from signal_groups import PATIENT_S, Group, Root, eventually, say, threads_and_descriptors
 
 from hvd_hetero.communication import addresses as addressing
 from hvd_hetero.communication import signals
@@ -120,6 +122,31 @@ def test_unreachable_parent_is_said_once(caplog):
     assert channel.raised(1)
     assert not channel.wait_connected(0)
     channel.close()
+    assert caplog.text.count("cannot reach") == 1
+
+
+def test_a_parent_that_is_silent_at_first_is_called_until_it_answers(caplog, monkeypatch):
+    """It takes its first ten calls and says nothing, as a stopped rank; one line in the log says it."""
+    monkeypatch.setattr(signals, "_PAUSES_S", (0.001, 0.002))
+    key = bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as parent:
+
+        def gather(payload):
+            root = json.loads(payload) | {"rank": 0, "key": key.hex(), "addresses": [parent.getsockname()]}
+            return [json.dumps(root).encode(), payload]
+
+        channel = signals.SignalChannel(1, 2, gather)
+        parent.settimeout(PATIENT_S)
+        for _ in range(10):
+            parent.accept()[0].close()
+        with parent.accept()[0] as sock, Connection(os.dup(sock.fileno())) as link:
+            sock.settimeout(None)
+            deliver_challenge(link, key)
+            answer_challenge(link, key)
+            assert channel.wait_connected(PATIENT_S)
+            say(link, 3)
+            eventually(lambda: channel.raised(3))
+            channel.close()
     assert caplog.text.count("cannot reach") == 1
 
 

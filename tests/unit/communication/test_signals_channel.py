@@ -40,7 +40,7 @@ def test_size_one_has_no_thread_and_no_socket():
     """A single rank may use it like any other, and it costs nothing: not even the exchange is called."""
     gc.collect()  # what other tests have left
     before = threads_and_descriptors()
-    channel = SignalChannel(0, 1, exchange=None)
+    channel = SignalChannel(0, 1, gather=None)
     assert threads_and_descriptors() == before
     assert channel.wait_connected(0)
     assert not channel.raised(3)
@@ -272,6 +272,31 @@ def test_raised_and_closed_at_once_is_still_said():
         group[1].raise_signal(8)
         group[1].close()
         eventually(lambda: group[0].raised(8) and group[2].raised(8))
+
+
+def test_a_child_that_is_admitted_as_its_parent_leaves_is_told_so(monkeypatch):
+    """Not left with a connection that breaks, which it would take for the loss of a rank."""
+    with Root() as alone, socket.create_connection(alone.address) as sock:
+        relay, held, gate = alone.channel._relay, threading.Event(), threading.Event()
+        eventually(lambda: relay._strangers)
+
+        def held_up(speaker, hear=relay._hear):
+            held.set()
+            assert gate.wait(PATIENT_S)
+            hear(speaker)
+
+        monkeypatch.setattr(relay, "_hear", held_up)
+        closes = threading.Thread(target=alone.channel.close)
+        closes.start()
+        assert held.wait(PATIENT_S)
+        with Connection(os.dup(sock.fileno())) as child:
+            answer_challenge(child, alone.key)
+            deliver_challenge(child, alone.key)
+            eventually(lambda: relay._admitted)
+            gate.set()
+            assert child.poll(PATIENT_S)
+            assert child.recv_bytes() == b""
+        closes.join()
 
 
 def test_forked_child():
