@@ -30,7 +30,6 @@ from _reliability_job import (
 
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.elastic import CommitStateCallback, KerasState
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 
@@ -79,7 +78,7 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
-        session = session_of(balance)
+        session = balance.session
         balancer = session.balancer
         balancer._clock = balancer.meter._clock = clock
         faults.attach(balance, state)

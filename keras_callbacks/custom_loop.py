@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_callbacks.load_balance import LoadBalance, session_of
+from keras_callbacks.load_balance import LoadBalance
 
 __all__ = ["weighted_gradients"]
 
@@ -34,7 +34,7 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
-    session = session_of(balance)
+    session = balance.session
     if unknown := session.common_start.lacks(variables):
         raise ValueError(
             f"{len(unknown)} of the {len(gradients)} variables given have values of this rank's own, first "

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import SharedStream
-from keras_callbacks.load_balance import LoadBalance, session_of
+from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.pipeline.alike import check_alike
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
@@ -69,7 +69,7 @@ def resize_batches(
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
-    session = session_of(balance)
+    session = balance.session
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
     if stream not in (None, "whole", "shard") or (stream is not None and not is_stream):
         raise ValueError(

@@ -43,7 +43,7 @@ from keras_callbacks.keras_versions import (
     tf_variables,
     trained_variables,
 )
-from keras_callbacks.load_balance import LoadBalance, session_of
+from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average, start_alike
 from keras_callbacks.step.failures import failures_told
@@ -152,7 +152,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
         A collective call, before any round; ``CommitStateCallback`` makes it when a fit begins.
         """
-        self._follow(session_of(balance))
+        self._follow(balance.session)
 
     def _follow(self, session: FitSession) -> None:
         if session is self._session:

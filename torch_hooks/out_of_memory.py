@@ -14,6 +14,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.speed_meter import SpeedMeter
 
 __all__ = ["Shortage", "Undoes"]
 
@@ -45,8 +46,9 @@ def _failures() -> int:
 class Shortage:
     """The micro-batches of one rank that did not fit in its memory."""
 
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, meter: SpeedMeter) -> None:
         self._balancer = balancer
+        self._meter = meter
         self._parts = 0
         self._cramped = False
         self._survives = False
@@ -56,7 +58,7 @@ class Shortage:
     def begins(self, *, cramped: bool) -> None:
         """A micro-batch begins; ``cramped``: right after one that did not fit."""
         self._micro_batches += 1
-        if self._micro_batches == 2 and not self._survives and self._balancer.meter.profile is not None:
+        if self._micro_batches == 2 and not self._survives and self._meter.profile is not None:
             policy = self._balancer.policy.name
             logger.warning("policy %r tries larger batches than you have tried, %s", policy, _WAY_OUT)
         self._cramped = cramped
@@ -111,7 +113,7 @@ class Shortage:
         logger.warning(
             "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
             "micro-batches hold at most %d from now on", balancer.rounds, balancer.rank, work.samples, parts,
-            balancer.meter.limit,
+            self._meter.limit,
         )  # fmt: skip
         return parts
 

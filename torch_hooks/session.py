@@ -64,7 +64,7 @@ class TorchSession:
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)
         """Of the loop: what it does beside its batch."""
-        self.shortage = Shortage(self.balancer)
+        self.shortage = Shortage(self.balancer, self.meter)
         self.optimizer: RoundOptimizer | None = None
         self.earlier: tuple[Balancer, ...] = ()
         """Of the optimizers that step before this one in the same loop."""

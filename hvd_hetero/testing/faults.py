@@ -106,16 +106,15 @@ class Faults:
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
         next commit lets it in.
         """
-        session = getattr(balance, "session", None) or balance._session  # of PyTorch, or of Keras
-        balancer = self._balancer = session.balancer
+        self._balancer = balance.session.balancer
         self._state = state
-        pace = balancer.meter
-        begin, done, row = pace.begin, pace.done, pace.row
+        meter = balance.session.meter
+        begin, done, row = meter.begin, meter.done, meter.row
 
         def begins(input_s: float) -> None:
             begin(input_s)
             self._began_s = self._clock()
-            if not pace.round.micro_batches:
+            if not meter.round.micro_batches:
                 self._strike()
 
         def is_done(samples: int) -> None:
@@ -129,7 +128,7 @@ class Faults:
 
         # The methods are replaced on the object, so that training needs no hook for tests and pays for none.
         for name, method in (("begin", begins), ("done", is_done), ("row", reported)):
-            setattr(pace, name, method)
+            setattr(meter, name, method)
 
     def happened(self) -> list[Fault]:
         """Return the faults that have struck so far, on any rank."""

@@ -18,15 +18,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.sparse import Gather, Layouts
-from torch_hooks.gradients.synchroniser import Synchroniser
+from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.parameter_norm import ParameterNorm
-from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Allreduce"]
 
@@ -52,23 +50,14 @@ class Allreduce(Synchroniser):
 
     keeps_ranks_alike: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        balancer: Balancer,
-        optimizer: torch.optim.Optimizer,
-        names: dict[torch.Tensor, str],
-        prefix: str,
-        wire: TorchWire,
-        *,
-        compression: Any = None,
-        sparse_as_dense: bool = False,
-    ) -> None:
-        super().__init__(balancer, optimizer, names, prefix, wire)
-        self._sketch: ParameterNorm = ParameterNorm(names)
+    def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
+        super().__init__(trained)
+        names, prefix = self._names, self._prefix
+        self._norm: ParameterNorm = ParameterNorm(names)
         self._compression = compression
-        self._layouts = Layouts(names, prefix, optimizer, wire, as_dense=sparse_as_dense)
+        self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
-        self._arrangement = Arrangement(names, prefix, self._layouts, balancer.workers, able)
+        self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
         self._under_way: list[Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
@@ -104,7 +93,7 @@ class Allreduce(Synchroniser):
         """These are trained, too."""
         self._arrangement.extend(parameters)
         self._layouts.extend(parameters)
-        self._sketch.extend(parameters)
+        self._norm.extend(parameters)
 
     def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""

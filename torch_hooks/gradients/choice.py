@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_hooks.gradients.allreduce import Allreduce
-from torch_hooks.gradients.synchroniser import Synchroniser
+from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.averaging import LocalUpdates, NeighbourAverage
 from torch_hooks.session import TorchSession
 
@@ -23,12 +23,12 @@ def synchroniser_of(
     sparse_as_dense: bool,
 ) -> Synchroniser:
     """Return what averages gradients or parameters of this optimizer over the ranks."""
-    about = (session.balancer, optimizer, names, session.prefix, session.wire)
+    trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire)
     if session.mixing is None and not session.policy.updates_locally:
-        return Allreduce(*about, compression=compression, sparse_as_dense=sparse_as_dense)
+        return Allreduce(trained, compression=compression, sparse_as_dense=sparse_as_dense)
     if compression is not None or sparse_as_dense:
         raise ValueError(
             "compression and sparse_as_dense are for gradients that are summed over the ranks, and this training "
             "sends parameters instead; leave them out, or use sync='allreduce' with a policy without local updates"
         )
-    return LocalUpdates(*about) if session.mixing is None else NeighbourAverage(*about, session.mixing)
+    return LocalUpdates(trained) if session.mixing is None else NeighbourAverage(trained, session.mixing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,16 +17,27 @@ from hvd_hetero.consistency import settings_of
 from torch_hooks.parameters.parameter_norm import ParameterNorm
 from torch_hooks.wires.choice import TorchWire
 
-__all__ = ["Synchroniser"]
+__all__ = ["Synchroniser", "Trained"]
 
 _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a synchroniser works on: one optimizer, and how its ranks reach one another."""
+
+    balancer: Balancer
+    optimizer: torch.optim.Optimizer
+    names: dict[torch.Tensor, str]
+    """The parameters, in the same order on every rank."""
+    prefix: str
+    wire: TorchWire
 
 
 class Synchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs; the table rides along.
 
-    ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``. Parameters
-    are the keys of ``names``, in the same order on every rank.
+    ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``.
     """
 
     overlaps: ClassVar[bool] = True
@@ -37,22 +49,15 @@ class Synchroniser(ABC):
     updates_locally: ClassVar[bool] = False
     """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
 
-    def __init__(
-        self,
-        balancer: Balancer,
-        optimizer: torch.optim.Optimizer,
-        names: dict[torch.Tensor, str],
-        prefix: str,
-        wire: TorchWire,
-    ) -> None:
-        self._balancer = balancer
-        self._optimizer = optimizer
-        self._names = names
-        self._prefix = prefix
-        self._wire = wire
+    def __init__(self, trained: Trained) -> None:
+        self._balancer = trained.balancer
+        self._optimizer = trained.optimizer
+        self._names = trained.names
+        self._prefix = trained.prefix
+        self._wire = trained.wire
         self._table: tuple[Handle, npt.NDArray[Any]] | None = None
-        self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in names) else torch.float32
-        self._sketch: ParameterNorm | None = None
+        self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in self._names) else torch.float32
+        self._norm: ParameterNorm | None = None
         self._witness = 0.0
         """of the round to come, looked at while this rank waited in the one before"""
         self.rearranged = False
@@ -117,8 +122,8 @@ class Synchroniser(ABC):
         """Wait for the table; ``imminent`` tells that it cannot be far any more."""
         assert self._table is not None
         expected_s, transfer_s = self._balancer.waiting()
-        if self._sketch is not None:
-            self._witness = self._sketch.at(self._balancer.rounds + 1)
+        if self._norm is not None:
+            self._witness = self._norm.at(self._balancer.rounds + 1)
         self._wire.wait(self._table[0], expected_s, transfer_s, imminent)
         self._balancer.hear(self._table[1])
 

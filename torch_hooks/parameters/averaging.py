@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.topology.mixing import Mixing
 from torch_hooks.gradients.shared_memory import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
-from torch_hooks.gradients.synchroniser import Synchroniser
+from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
@@ -28,16 +27,8 @@ class NeighbourAverage(Synchroniser):
 
     overlaps: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        balancer: Balancer,
-        optimizer: torch.optim.Optimizer,
-        names: dict[torch.Tensor, str],
-        prefix: str,
-        wire: TorchWire,
-        mixing: Mixing,
-    ) -> None:
-        super().__init__(balancer, optimizer, names, prefix, wire)
+    def __init__(self, trained: Trained, mixing: Mixing) -> None:
+        super().__init__(trained)
         self._mixing = mixing
 
     def arrived(self, note: Any) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import FinishedRound
+from tests.distributed.workers.every_round import EveryRoundAnother  # from wherever this is imported
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 CLIP = 0.5
@@ -26,30 +26,6 @@ GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
 FEATURES = 6
 _SEEDING = threading.Lock()  # ranks that are threads share PyTorch's generator
-
-
-class EveryRoundAnother(Policy):
-    """Splits that change every round, several micro-batches, and now and then a rank without data."""
-
-    name = "every-round-another"
-
-    def __init__(self) -> None:
-        self.round = 0
-
-    def first(self, workers: int, global_batch: int) -> RoundPlan:
-        return self._plan(workers, global_batch)
-
-    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        self.round += 1
-        return self._plan(plan.workers, plan.total)
-
-    def _plan(self, workers: int, total: int) -> RoundPlan:
-        rng = np.random.default_rng(self.round)
-        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
-        samples = np.diff(cuts, prepend=0, append=total)
-        return RoundPlan(
-            tuple(int(x) for x in samples), tuple(int(rng.integers(1, min(x, 4) + 1)) if x else 0 for x in samples)
-        )
 
 
 class Indexed(torch.utils.data.Dataset):
@@ -113,7 +89,7 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
         "lb-bsp": LBBSP,
         "static": lambda: StaticAllocation([3, 1, 2, 1][:ranks]),
         "static, one rank without data": lambda: StaticAllocation([0, 3, 1, 1][:ranks]),
-        "every round another": EveryRoundAnother,
+        "every round another": lambda: EveryRoundAnother(4),
         "self-adaptive": lambda: SelfAdaptive(total=3 * ranks),
         "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // ranks),
         "elastic-bsp": lambda: ElasticBSP(lookahead=4),

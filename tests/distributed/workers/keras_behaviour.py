@@ -18,12 +18,11 @@ import keras_starts
 import keras_streams
 import numpy as np
 import tensorflow as tf
-from keras_exactness import EveryRoundAnother
+from every_round import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, spread, trained
 from pool import serve
 
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 
@@ -33,7 +32,7 @@ def nothing_is_traced_again_after_the_first_round() -> dict:
 
     class Counted(keras.Model):
         def train_step(self, batch):
-            traces.append(balance.rounds if session_of(balance).fitting else -1)
+            traces.append(balance.rounds if balance.session.fitting else -1)
             return super().train_step(batch)
 
     counts = {}

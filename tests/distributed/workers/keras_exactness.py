@@ -15,13 +15,12 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from every_round import EveryRoundAnother
 from pool import serve
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
-from hvd_hetero.rounds import RoundPlan
 from keras_callbacks import LoadBalance, resize_batches
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 division.ALONE, division.MEMBERS = 200, 2  # bytes, and gradients of a bucket: a small model takes all ways
@@ -29,33 +28,6 @@ EPOCHS = 4
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
 FEATURES = 6
-
-
-class EveryRoundAnother(Policy):
-    """Splits that change every round, and now and then a rank without data; in several micro-batches, or in one."""
-
-    name = "every-round-another"
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.max_micro_batch = None if most == 1 else 1
-        self.round = 0
-
-    def first(self, workers: int, global_batch: int) -> RoundPlan:
-        return self._plan(workers, global_batch)
-
-    def next(self, plan: RoundPlan, finished: Any) -> RoundPlan:
-        self.round += 1
-        return self._plan(plan.workers, plan.total)
-
-    def _plan(self, workers: int, total: int) -> RoundPlan:
-        rng = np.random.default_rng(self.round)
-        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
-        samples = np.diff(cuts, prepend=0, append=total)
-        return RoundPlan(
-            tuple(int(x) for x in samples),
-            tuple(int(rng.integers(1, min(x, self.most) + 1)) if x else 0 for x in samples),
-        )
 
 
 class Net(keras.Model):
@@ -115,7 +87,7 @@ def train(policy: Policy, optimizer: str, dtype: str, prefetch: int) -> Outcome:
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if session_of(balance).balancer.weight > 0:  # otherwise it stands in for no data
+        if balance.session.balancer.weight > 0:  # otherwise it stands in for no data
             seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
             sizes.add(len(indices))
 

@@ -10,7 +10,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_exactness import EveryRoundAnother
+from every_round import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, spread
 
 from hvd_hetero.policies import StaticAllocation

@@ -12,11 +12,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_exactness import EveryRoundAnother
+from every_round import EveryRoundAnother
 from keras_fits import BATCH, SAMPLES, UNEQUAL, spread
 
 from keras_callbacks import LearningRateWarmup, LoadBalance, resize_batches, weighted_gradients
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 PIXELS, CLASSES, EPOCHS = 6, 3, 2
@@ -271,7 +270,7 @@ def loop(policies: Any, data: Any) -> dict:
                 losses += [[len(labels), float(step(images, labels))] for images, labels in plain]
             else:
                 for images, labels in balance.batches(batches):
-                    losses.append([session_of(balance).balancer.work.samples, float(step(images, labels))])
+                    losses.append([balance.session.balancer.work.samples, float(step(images, labels))])
         return model, losses
 
     single, theirs = train(5, None)

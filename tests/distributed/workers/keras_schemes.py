@@ -17,14 +17,14 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_exactness import SAMPLES, EveryRoundAnother, Net, samples
+from every_round import EveryRoundAnother
+from keras_exactness import SAMPLES, Net, samples
 from pool import serve
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 RATE = 0.05
@@ -70,7 +70,7 @@ def train(
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if session_of(balance).balancer.weight > 0:
+        if balance.session.balancer.weight > 0:
             seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
         time.sleep(SLOW_S * (hvd.rank() == 0))
 

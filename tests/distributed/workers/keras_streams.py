@@ -13,7 +13,6 @@ from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, sp
 
 from hvd_hetero.policies import NonBlocking
 from keras_callbacks import LoadBalance, resize_batches
-from keras_callbacks.load_balance import session_of
 
 keras = tf.keras
 SHARDS = (slice(0, 37), slice(37, SAMPLES))  # of 37 and 13 samples
@@ -28,7 +27,7 @@ def watched(seen: list[tuple[int, list[int]]], balance: LoadBalance) -> Any:
             return super().train_step(batch)
 
     def note(numbers):
-        if session_of(balance).balancer.weight > 0:  # otherwise it stands in for no data
+        if balance.session.balancer.weight > 0:  # otherwise it stands in for no data
             seen.append((balance.rounds, [int(i) for i in numbers]))
 
     inputs = keras.layers.Input((FEATURES + 1,))

@@ -8,7 +8,7 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from exactness_cases import EveryRoundAnother
+from every_round import EveryRoundAnother
 from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -173,15 +173,15 @@ CASES: dict[str, Callable[[], Any]] = {
     "lb-bsp": lambda: train(LBBSP(), "sgd"),
     "static": lambda: allocated([3, 1, 2], "sgd"),
     "static, one rank without data": lambda: allocated([0, 3, 1], "sgd"),
-    "every round another": lambda: train(EveryRoundAnother(), "sgd"),
+    "every round another": lambda: train(EveryRoundAnother(4), "sgd"),
     "self-adaptive": lambda: train(SelfAdaptive(total=3 * hvd.size()), "sgd"),
     "non-blocking": lambda: train(NonBlocking(GLOBAL_BATCH // hvd.size()), "sgd"),
     "elastic-bsp": lambda: train(ElasticBSP(lookahead=3), "sgd"),
-    "momentum": lambda: train(EveryRoundAnother(), "momentum"),
-    "adagrad": lambda: train(EveryRoundAnother(), "adagrad"),
-    "sparse adam": lambda: train(EveryRoundAnother(), "sparse adam", OnlyWords),
-    "sparse adam, as dense": lambda: train(EveryRoundAnother(), "sparse adam", OnlyWords, sparse_as_dense=True),
-    "as dense": lambda: train(EveryRoundAnother(), "momentum", sparse_as_dense=True),
+    "momentum": lambda: train(EveryRoundAnother(4), "momentum"),
+    "adagrad": lambda: train(EveryRoundAnother(4), "adagrad"),
+    "sparse adam": lambda: train(EveryRoundAnother(4), "sparse adam", OnlyWords),
+    "sparse adam, as dense": lambda: train(EveryRoundAnother(4), "sparse adam", OnlyWords, sparse_as_dense=True),
+    "as dense": lambda: train(EveryRoundAnother(4), "momentum", sparse_as_dense=True),
     "local": lambda: train(ElasticBSP(lookahead=3, updates="local"), "sparse adam", OnlyWords),
     "d-psgd": lambda: allocated([0, 3, 1], "sparse adam", OnlyWords, sync="d-psgd"),
     "changing": a_layout_that_changes_later_changes_nothing,

@@ -12,7 +12,6 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
-from keras_callbacks.load_balance import session_of  # noqa: E402
 from keras_callbacks.start import average, start_alike  # noqa: E402
 from keras_callbacks.step.exchange import AllReduce, correction_of  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
@@ -37,7 +36,7 @@ def collectives(*lengths):
 
 
 def all_reduce():
-    return AllReduce(session_of(LoadBalance("bsp", global_batch=4)).calls)
+    return AllReduce(LoadBalance("bsp", global_batch=4).session.calls)
 
 
 def graph_of(*specs, weighed=False):
@@ -370,7 +369,7 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     balance = LoadBalance("bsp", global_batch=4)
     x = np.ones((8, 2), "float32")
     resize_batches((x, x[:, :1]), balance)
-    session = session_of(balance)
+    session = balance.session
     assert session.queue.prepare(new=True) == 4
     session.calls.begin_round(3)
     assert session.calls.samples == 3

@@ -13,7 +13,6 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
-from keras_callbacks.load_balance import session_of  # noqa: E402
 from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
@@ -121,7 +120,7 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     model = Annealing(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
     balance = LoadBalance("bsp", global_batch=4)
-    session = session_of(balance)
+    session = balance.session
     share = session.calls.share
     session.calls.share = lambda: [0.5, *share()[1:]]
     batches = resize_batches((X, Y), balance)
@@ -254,7 +253,7 @@ def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
 def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
     balance = LoadBalance("bsp", global_batch=2)
     batches = resize_batches((X, Y), balance)
-    session = session_of(balance)
+    session = balance.session
     session.queue.prepare(new=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
         list(batches)
@@ -271,7 +270,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
 def test_a_batch_is_used_once():
     balance = LoadBalance("bsp", global_batch=4)
     resize_batches((X, Y), balance)
-    queue = session_of(balance).queue
+    queue = balance.session.queue
     queue.prepare(new=True)
     queue.take()
     queue.take()
