@@ -27,7 +27,7 @@ from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.quota import remove_stale_groups
 
-_TAIL_LINES = 40
+_TAIL_LINES = 100
 _POLL_S = 0.05
 
 

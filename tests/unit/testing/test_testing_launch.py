@@ -124,10 +124,10 @@ def test_lines_are_handed_over_while_the_job_runs(run):
 
 def test_a_rank_that_fails_is_named_with_its_code_and_the_end_of_its_error_output(run):
     with pytest.raises(RankError) as caught:
-        run("if rank: print(*range(100), sep='\\n', file=sys.stderr); sys.exit(3)")
+        run("if rank: print(*range(200), sep='\\n', file=sys.stderr); sys.exit(3)")
     assert caught.value.exit_codes == {1: 3}
     assert "job.py on 2 ranks: failed; rank 1 exited with 3" in str(caught.value)
-    assert "rank 1, standard error (last 40 of 100 lines):\n60\n" in str(caught.value)
+    assert "rank 1, standard error (last 100 of 200 lines):\n100\n" in str(caught.value)
 
 
 def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
