@@ -77,7 +77,7 @@ def test_a_gradient_whose_memory_is_exchanged_on_its_way_is_refused(ranks):
             assert f"'{name}' was changed between backward() and step()" in rank["taken"][name]
 
 
-def test_gradients_that_are_kept_are_the_users_and_added_to_only_where_they_are_put_back_in_a_round(ranks):
+def test_gradients_that_are_kept_are_added_to_only_where_they_are_put_back_in_a_round(ranks):
     for rank in ranks:
         assert max(rank["kept"], rank["put back"]) <= 1e-12
 

@@ -182,7 +182,7 @@ class Bucket:
         """Have a slot for each gradient, before the first is touched."""
         if self._opened:
             return
-        if (self._room or len(self.members) > 1) and not (self._memory and self._memory.serve(self.parameters)):
+        if (self._room or len(self.members) > 1) and not (self._memory and self._memory.fits(self.parameters)):
             self.release()
             if len({(p.dtype, p.device) for p in self.parameters}) > 1:
                 raise RoundStateError(
@@ -193,8 +193,6 @@ class Bucket:
             self._memory = BucketMemory(self.parameters, self._room)
             for member, slot in zip(self.members, self._memory.slots, strict=True):
                 member.slot = slot
-            del slot
-            self._memory.handed_out()
         self._opened = True
 
     def take(self, member: Gradient, weight: float) -> None:

@@ -5,28 +5,22 @@ two, into a buffer and out again. (Horovod still has a buffer for what is small 
 are copied as soon as they are computed, while they are in the processor's cache, and multiplied by the weight of this
 rank on the way.
 
-The memory serves again in the next round, unless somebody has kept a gradient of the last one: that stays as it is, as
-users of ``zero_grad(set_to_none=True)`` expect, and there is new memory for what is to come. (What refers to an
-``untyped_storage()`` alone is not seen.)
+The memory serves in every round: a gradient that somebody keeps is overwritten in the next one, as those of PyTorch's
+DDP are with ``gradient_as_bucket_view``. Who wants to keep one clones it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter, methodcaller
-from sys import getrefcount
 
 import torch
-
-from torch_hooks.gradients.shared_memory import users
 
 __all__ = ["BucketMemory", "address"]
 
 _kind = attrgetter("shape", "dtype", "device")
 _strides = methodcaller("stride")
 address = methodcaller("data_ptr")
-_uses = methodcaller("_use_count")  # not public: by what is written in C++, which Python may not count
-_COUNTED = hasattr(torch.Tensor, "_use_count")  # older versions of PyTorch have no such thing
 _ALIGNMENT = 64  # bytes
 
 
@@ -56,28 +50,10 @@ class BucketMemory:
                 self.whole[end:next_start] = 0  # and stays so, whatever is added
         self._addresses = list(map(address, self.slots))
         self._lay = _lie(parameters)
-        self._unused = 0, 0, 0
 
-    def handed_out(self) -> None:
-        """Note how many references there are while nobody else has any."""
-        uses = max(map(_uses, self.slots)) if _COUNTED else 0
-        self._unused = max(map(getrefcount, self.slots)), uses, users(self.whole.untyped_storage())
-
-    def serve(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether they can be used again: both lie as they did, and nobody else refers to what is not still a gradient.
-
-        What is one, because the user has put it back, was added to in place already, for all to see.
-        """
-        if _lie(parameters) != self._lay or self.moved():
-            return False
-        most_references, most_uses, all_users = self._unused
-        references, alone = list(map(getrefcount, self.slots)), users(self.whole.untyped_storage()) == all_users
-        uses = list(map(_uses, self.slots)) if _COUNTED else [most_uses + 1] * len(self.slots)
-        if alone and max(references) <= most_references and max(uses) <= most_uses:
-            return True
-        each = zip(parameters, self.slots, references, uses, strict=True)
-        others = [(r, u) for parameter, slot, r, u in each if parameter.grad is not slot]
-        return not others or (alone and all(r <= most_references and u <= most_uses for r, u in others))
+    def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether it serves these parameters as they are now: they, and the gradients, lie as they did."""
+        return _lie(parameters) == self._lay and not self.moved()
 
     def moved(self) -> list[int]:
         """The numbers of those that lie elsewhere now: ``gradient.data = …`` takes one away, which no version tells."""

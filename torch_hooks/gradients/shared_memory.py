@@ -6,16 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["shares_memory", "users"]
+__all__ = ["shares_memory"]
 
 # Not public, and without a public counterpart: how many tensors and Python objects use a storage.
 _users: Callable[[int], int] = torch._C._storage_Use_Count
 _OWN_USERS = 2  # the gradient, and the Python object by which we ask
-
-
-def users(storage: torch.UntypedStorage) -> int:
-    """How many tensors use it, and the Python object by which we ask."""
-    return _users(storage._cdata)
 
 
 def shares_memory(gradient: torch.Tensor) -> bool:
@@ -26,4 +21,4 @@ def shares_memory(gradient: torch.Tensor) -> bool:
     sum, which the backward pass is still to use.
     """
     storage = gradient.untyped_storage()
-    return storage.nbytes() > gradient.nbytes or users(storage) > _OWN_USERS
+    return storage.nbytes() > gradient.nbytes or _users(storage._cdata) > _OWN_USERS

@@ -165,9 +165,9 @@ def taken_away(name: str) -> str:
 
 
 def gradients_that_are_kept(*, put_back: bool) -> float:
-    """Those of the first round are the user's from then on, who writes into them between rounds.
+    """Gradients that the user has kept are those of each later round, too, who writes into them between rounds.
 
-    Nobody else does, and no later round adds to them, unless the user makes them gradients again within it.
+    What is written counts where the user makes them gradients again within a round (zeros here), and nowhere else.
     """
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
@@ -186,8 +186,7 @@ def gradients_that_are_kept(*, put_back: bool) -> float:
         step(oracle, plain, *everybodys(round))
         gradients = [p.grad for p in net.parameters() if p.grad is not None]
         same = [gradient is former for gradient, former in zip(gradients, kept, strict=bool(kept))]
-        assert same == [put_back] * len(kept), same
-        assert put_back or all(bool((gradient == round).all()) for gradient in kept), round
+        assert not kept or (all(same) if put_back else any(same)), same  # one that leaves alone is new each time
         kept = kept or gradients
     return difference(net, oracle)
 
