@@ -24,6 +24,8 @@ GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
+# Of the unit tests, which are of one process; those of ranks have processes of their own.
+SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -49,7 +51,7 @@ def main() -> int:
     stages: dict[str, Callable[[str], list[Count]]] = {
         "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
         "types": lambda _: [checked("mypy")],
-        "unit": lambda only: [pytest(["tests/unit"], only)],
+        "unit": lambda only: [pytest(["tests/unit", *SIDE_BY_SIDE], only)],
         "gates": lambda _: import_gates(),
         "distributed": distributed,
         "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
@@ -90,12 +92,12 @@ def distributed(only: str) -> list[Count]:
     return counts
 
 
-def pytest(paths: list[str], only: str, output: IO[str] | None = None) -> Count:
-    """Run the tests of folders or files and count them from pytest's own record."""
+def pytest(arguments: list[str], only: str, output: IO[str] | None = None) -> Count:
+    """Run the tests of what is given to pytest, and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
         options = ["-q", f"--junitxml={record}", *(["-k", only] if only else [])]
-        code = run("python", "-m", "pytest", *paths, *options, output=output)
+        code = run("python", "-m", "pytest", *arguments, *options, output=output)
         try:
             suites = ElementTree.parse(record).getroot().iter("testsuite")
             count = total(counted(suite.attrib) for suite in suites)

@@ -9,29 +9,18 @@ ONE, SEVERAL = "every round another", "every round another, in micro-batches"
 POLICIES = ["bsp", "bsp in micro-batches", "lb-bsp", "static", "static, one rank without data", ONE, SEVERAL]
 OTHERS = [f"{ONE}, sgd", f"{ONE}, adam", f"{SEVERAL}, adamw", f"{ONE}, adamw, float32", f"{SEVERAL}, float32"]
 PER_EPOCH = 9  # rounds, the last one short
-JOBS = [(framework, ranks) for framework in ("Keras 3", "tf_keras") for ranks in (2, 3)]
-# Other optimizers and types are not about how many ranks there are.
-CASES = [(job, case) for job in JOBS for case in (*POLICIES, *(OTHERS if job[1] == 3 else []))]
+CASES = [*POLICIES, *OTHERS]
+JOBS = [("Keras 3", 3), ("tf_keras", 2)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=JOBS, ids=lambda job: f"{job[0]}, {job[1]} ranks")
 def ranks(request, pool):
     framework, number = request.param
     with pool("keras_exactness.py", number, framework) as ranks:
         yield ranks
 
 
-def name(job):
-    return f"{job[0]}, {job[1]} ranks"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "case"),
-    CASES,
-    ids=[f"{case}, {name(job)}" for job, case in CASES],
-    indirect=["ranks"],
-    scope="module",
-)
+@pytest.mark.parametrize("case", CASES)
 class TestCase:
     def test_weights_after_36_rounds_are_those_of_the_single_process(self, ranks, case):
         outcome = ranks[0][case]
@@ -58,7 +47,6 @@ class TestCase:
         assert ranks[0][case]["weighs_the_loss"] == one_micro_batch
 
 
-@pytest.mark.parametrize("ranks", JOBS, ids=name, indirect=True, scope="module")
 def test_the_hard_cases_did_occur(ranks):
     """Rounds without data for a rank, and micro-batches of different sizes, were among those compared."""
     assert ranks[0]["static, one rank without data"]["idle"][0] == 36

@@ -35,6 +35,11 @@ def spread(model: Any) -> float:
     return float(np.abs(every - every[0]).max())
 
 
+def on_rank_0(oracle: Callable[[], Any]) -> Any:
+    """What it returns there, on all ranks, which leave the processors to it meanwhile."""
+    return hvd.broadcast_object(oracle() if hvd.rank() == 0 else None, root_rank=0)
+
+
 def trained(
     model: Any, optimizer: Any, *, policy: Any = "lb-bsp", epochs: int = 2, callbacks: Any = (), arrays: Any = None,
     compiled: dict | None = None, resized: dict | None = None, **fit: Any,
@@ -73,15 +78,19 @@ def against_one_process(
         model, optimizer(), policy=UNEQUAL, epochs=epochs, callbacks=[Start()], compiled=compiled, arrays=arrays,
         resized={"seed": 4}, **fit,
     )  # fmt: skip
-    single = alone(model, Start.weights, optimizer(), **compiled)
-    batches = None
-    for epoch in range(epochs):
-        order = np.arange(len(arrays[0]))
-        np.random.Generator(np.random.PCG64([4, epoch])).shuffle(order)
-        one = tf.data.Dataset.from_tensor_slices(tuple(a[order] for a in arrays)).batch(BATCH)
-        batches = one if batches is None else batches.concatenate(one)
-    single.fit(batches, epochs=1, verbose=0, shuffle=False, **fit)
-    pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+
+    def single() -> list[np.ndarray]:
+        one = alone(model, Start.weights, optimizer(), **compiled)
+        batches = None
+        for epoch in range(epochs):
+            order = np.arange(len(arrays[0]))
+            np.random.Generator(np.random.PCG64([4, epoch])).shuffle(order)
+            part = tf.data.Dataset.from_tensor_slices(tuple(a[order] for a in arrays)).batch(BATCH)
+            batches = part if batches is None else batches.concatenate(part)
+        one.fit(batches, epochs=1, verbose=0, shuffle=False, **fit)
+        return one.get_weights()
+
+    pairs = zip(model.get_weights(), on_rank_0(single), strict=True)
     return {
         "difference": max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs),
         "spread": spread(model),

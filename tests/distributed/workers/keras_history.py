@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, data, network, spread
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, alone, data, network, on_rank_0, spread
 
 from hvd_hetero.policies import StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
@@ -30,23 +30,15 @@ def compared(make: Callable[[], Any], arrays: Any) -> dict:
     """Under each policy: the difference of each figure from that of Keras alone on the same global batches."""
     outcome = {}
     whole = tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
+    expected = on_rank_0(lambda: _of_one_process(make, arrays, whole))
     for name, policy in POLICIES.items():
         keras.utils.set_random_seed(3)
-        model, single = make(), make()
-        single.set_weights(model.get_weights())
+        model = make()
         balance = LoadBalance(policy(), global_batch=BATCH)
         batches = resize_batches(arrays, balance, shuffle=True, seed=SEED)
         told = model.fit(
             batches, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance], validation_data=whole
         ).history
-        expected: dict[str, list[float]] = {}
-        for epoch in range(EPOCHS):
-            order = np.arange(SAMPLES)
-            np.random.Generator(np.random.PCG64([SEED, epoch])).shuffle(order)
-            mine = tf.nest.map_structure(lambda a: a[order], arrays)  # noqa: B023
-            one = tf.data.Dataset.from_tensor_slices(mine).batch(BATCH)
-            for key, values in single.fit(one, verbose=0, shuffle=False, validation_data=whole).history.items():
-                expected.setdefault(_plain(key), []).extend(values)
         told = {_plain(key): [float(v) for v in values] for key, values in told.items()}
         outcome[name] = {
             "keys": [sorted(told), sorted(expected)],
@@ -55,6 +47,20 @@ def compared(make: Callable[[], Any], arrays: Any) -> dict:
             "loss": expected["loss"],
         }
     return outcome
+
+
+def _of_one_process(make: Callable[[], Any], arrays: Any, whole: tf.data.Dataset) -> dict[str, list[float]]:
+    keras.utils.set_random_seed(3)
+    single = make()
+    expected: dict[str, list[float]] = {}
+    for epoch in range(EPOCHS):
+        order = np.arange(SAMPLES)
+        np.random.Generator(np.random.PCG64([SEED, epoch])).shuffle(order)
+        mine = tf.nest.map_structure(lambda a: a[order], arrays)  # noqa: B023
+        one = tf.data.Dataset.from_tensor_slices(mine).batch(BATCH)
+        for key, values in single.fit(one, verbose=0, shuffle=False, validation_data=whole).history.items():
+            expected.setdefault(_plain(key), []).extend(float(v) for v in values)
+    return expected
 
 
 def _plain(key: str) -> str:
@@ -153,17 +159,21 @@ def data_that_end_before_steps_per_epoch_end_the_epoch() -> dict:
     outcome = {}
     for name, repeats, steps in (("once", 1, 10), ("repeated", 2, 7)):
         keras.utils.set_random_seed(3)
-        model, single = network(), network()
-        single.set_weights(model.get_weights())
-        for each in (model, single):
-            each.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+        model = network()
+        start = model.get_weights()
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
         balance = LoadBalance(UNEQUAL, global_batch=BATCH)
         batches = resize_batches((x, y), balance)
         batches, whole = (d if repeats == 1 else d.repeat(repeats) for d in (batches, plain))
         options = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0, "shuffle": False}
         told = model.fit(batches, callbacks=[balance], **options).history
-        expected = single.fit(whole, **options).history
-        pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+
+        def single() -> tuple[dict, list[np.ndarray]]:
+            one = alone(model, start, keras.optimizers.SGD(0.05), metrics=["mae"])  # noqa: B023
+            return one.fit(whole, **options).history, one.get_weights()  # noqa: B023
+
+        expected, weights = on_rank_0(single)
+        pairs = zip(model.get_weights(), weights, strict=True)
         outcome[name] = {
             "epochs": [len(told["loss"]), len(expected["loss"])],
             "history": max(float(np.abs(np.subtract(told[k], expected[k])).max()) for k in expected),

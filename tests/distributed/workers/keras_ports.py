@@ -13,7 +13,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, SAMPLES, UNEQUAL, spread
+from keras_fits import BATCH, SAMPLES, UNEQUAL, on_rank_0, spread
 
 from keras_callbacks import LearningRateWarmup, LoadBalance, resize_batches, weighted_gradients
 
@@ -196,8 +196,8 @@ def weights(model: Any) -> list[np.ndarray]:
     return [weight for part in parts for weight in part.get_weights()]
 
 
-def compared(model: Any, single: Any, history: dict, plain: dict, rounds: int) -> dict:
-    pairs = zip(weights(model), weights(single), strict=True)
+def compared(model: Any, single: list[np.ndarray], history: dict, plain: dict, rounds: int) -> dict:
+    pairs = zip(weights(model), single, strict=True)
     return {
         "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
         "history": {k: float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain if k in history},
@@ -226,19 +226,24 @@ def fits(
     def part_of(part: slice) -> dict:
         return {"validation_data": tuple(a[part] for a in data)} if validate else {}
 
-    single = model(3, first)
-    if isinstance(data, tf.data.Dataset):
-        plain = single.fit(data.batch(BATCH), callbacks=callbacks(), **options)
-    else:
-        arrays = data if isinstance(data, tuple) else (data,)
-        plain = single.fit(*arrays, batch_size=BATCH, callbacks=callbacks(), **part_of(slice(None)), **options)
+    def alone() -> tuple[dict, list[np.ndarray]]:
+        single = model(3, first)
+        if isinstance(data, tf.data.Dataset):
+            plain = single.fit(data.batch(BATCH), callbacks=callbacks(), **options)
+        else:
+            arrays = data if isinstance(data, tuple) else (data,)
+            whole = part_of(slice(None))
+            plain = single.fit(*arrays, batch_size=BATCH, callbacks=callbacks(), **whole, **options)
+        return plain.history, weights(single)
+
+    plain, single = on_rank_0(alone)
     outcome = {}
     for name, policy in policies.items():
         shared = model(3 + hvd.rank(), mine)
         balance = LoadBalance(policy, global_batch=BATCH)
         batches = resize_batches(data, balance)
         history = shared.fit(batches, callbacks=[balance, *callbacks()], **part_of(mine), **options).history
-        outcome[name] = compared(shared, single, history, plain.history, balance.rounds)
+        outcome[name] = compared(shared, single, history, plain, balance.rounds)
     return outcome
 
 
@@ -273,8 +278,12 @@ def loop(policies: Any, data: Any) -> dict:
                     losses.append([balance.session.balancer.work.samples, float(step(images, labels))])
         return model, losses
 
-    single, theirs = train(5, None)
-    plain, outcome = np.array(theirs), {}
+    def alone() -> tuple[list[np.ndarray], np.ndarray]:
+        model, losses = train(5, None)
+        return weights(model), np.array(losses)
+
+    single, plain = on_rank_0(alone)
+    outcome = {}
     for name, policy in policies.items():
         balance = LoadBalance(policy, global_batch=BATCH)
         shared, mine = train(5 + hvd.rank(), balance)

@@ -9,7 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, spread
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, alone, data, on_rank_0, spread
 
 from hvd_hetero.policies import NonBlocking
 from keras_callbacks import LoadBalance, resize_batches
@@ -58,10 +58,14 @@ def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int |
         for number, samples_seen in rank:
             rounds[number] += samples_seen
     x, y = numbered()
-    single = alone(model, Start.weights, keras.optimizers.SGD(0.1, momentum=0.9))
-    for numbers in rounds:
-        single.train_on_batch(x[numbers], y[numbers])
-    pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+
+    def single() -> list[np.ndarray]:
+        one = alone(model, Start.weights, keras.optimizers.SGD(0.1, momentum=0.9))
+        for numbers in rounds:
+            one.train_on_batch(x[numbers], y[numbers])
+        return one.get_weights()
+
+    pairs = zip(model.get_weights(), on_rank_0(single), strict=True)
     return {
         "difference": max(float(np.abs(a - b).max()) for a, b in pairs),
         "spread": spread(model),
@@ -108,6 +112,17 @@ def a_tfrecord_pipeline_gives_what_one_process_gives(folder: Path) -> dict:
                 keras_tfrecords.write(folder / str(i), samples[i::3])
         hvd.broadcast_object(None, root_rank=0, name="written")
         files = [str(folder / str(i)) for i in range(3)]
+
+        def alone() -> tuple[dict[str, list[float]], list[np.ndarray]]:
+            keras.utils.set_random_seed(3)
+            single, again, told = keras_tfrecords.network(), keras_tfrecords.read(files), {}
+            for _ in range(3):  # Keras by itself may read ahead to build, and another order in the first epoch then
+                x, y = zip(*again, strict=True)
+                epoch = single.fit(np.stack(x), np.stack(y), batch_size=23, verbose=0, shuffle=False).history
+                told = {name: [*told.get(name, []), *values] for name, values in epoch.items()}
+            return told, single.get_weights()
+
+        plain, weights = on_rank_0(alone)
         results = {}
         for policy in ("bsp", UNEQUAL):
             keras.utils.set_random_seed(3)
@@ -115,13 +130,7 @@ def a_tfrecord_pipeline_gives_what_one_process_gives(folder: Path) -> dict:
             balance = LoadBalance(policy, global_batch=23)
             batches = resize_batches(keras_tfrecords.read(files), balance)
             history = model.fit(batches, epochs=3, verbose=0, callbacks=[balance], shuffle=False).history
-            keras.utils.set_random_seed(3)
-            single, again, plain = keras_tfrecords.network(), keras_tfrecords.read(files), {}
-            for _ in range(3):  # Keras by itself may read ahead to build, and another order in the first epoch then
-                x, y = zip(*again, strict=True)
-                epoch = single.fit(np.stack(x), np.stack(y), batch_size=23, verbose=0, shuffle=False).history
-                plain = {name: [*plain.get(name, []), *values] for name, values in epoch.items()}
-            pairs = zip(model.get_weights(), single.get_weights(), strict=True)
+            pairs = zip(model.get_weights(), weights, strict=True)
             results[balance.policy.name] = {
                 "weights": max(float(np.abs(a - b).max()) for a, b in pairs),
                 "history": max(float(np.abs(np.subtract(history[k], plain[k])).max()) for k in plain),
