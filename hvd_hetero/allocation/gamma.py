@@ -57,8 +57,8 @@ class Gamma:
     """m, seconds per sample above saturation."""
     intercept_s: float
     """b, seconds besides the samples; may be negative."""
-    saturation: int
-    """x_s, samples below which a smaller batch saves nothing; 1 if no flat part was seen."""
+    saturation: float
+    """x_s, samples below which a smaller batch saves nothing, where the flat part meets the line; 1 if none was seen."""
     out_of_memory: int | None
     """x_o, most samples that are known to fit; None if nothing failed."""
 
@@ -116,7 +116,7 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             f"{sizes[-1]}; the device is not saturated yet: measure larger batches"
         )
     limit = None if np.isfinite(t).all() else int(sizes[-1])
-    return Gamma(slope_s, intercept_s, max(1, math.ceil(knee)), limit)
+    return Gamma(slope_s, intercept_s, max(1.0, knee), limit)
 
 
 def _fit(x: FloatArray, t: FloatArray) -> tuple[float, float, float] | None:

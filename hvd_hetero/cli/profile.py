@@ -134,9 +134,9 @@ def _write(curve: DeviceCurve, name: str) -> None:
         console.print(f"No curve: {curve.why}")
         return
     gamma = curve.gamma
-    console.print(f"seconds = {gamma.slope_s:.4g} x max(samples, {gamma.saturation}) + {gamma.intercept_s:.4g}")
+    console.print(f"seconds = {gamma.slope_s:.4g} x max(samples, {gamma.saturation:.4g}) + {gamma.intercept_s:.4g}")
     if gamma.saturation > 1:
-        console.print(f"Below {gamma.saturation} samples a smaller batch saves no time.")
+        console.print(f"Below {gamma.saturation:.4g} samples a smaller batch saves no time.")
     if (failure := curve.smallest_failure) is None:
         console.print(f"Memory did not end: {curve.largest} samples fit.")
     else:

@@ -92,7 +92,7 @@ class DeviceProfile:
         """Take up where it left off; the first batch in the new process pays for its buffers again."""
         self._measured = [(int(batch), float(seconds)) for batch, seconds in state["measured"]]
         fitted = state["fitted"]
-        self._fitted = None if fitted is None else Gamma(float(fitted[0]), float(fitted[1]), int(fitted[2]), None)
+        self._fitted = None if fitted is None else Gamma(*map(float, fitted), None)
         self._height = float(state["height"])
         self._ratios = deque((float(ratio) for ratio in state["ratios"]), maxlen=_RATIOS)
         self._size = 0

@@ -50,8 +50,8 @@ def shares_by_gamma(
     """
     total, step = plan.total, multiple_of
     fits = _fits(table, total, max_micro_batch)
-    saturation = np.minimum(table.column("saturation").astype(np.int64), fits)
-    # The bend lies within the sample below x_s, which is rounded up.
+    saturation = np.minimum(np.ceil(table.column("saturation")).astype(np.int64), fits)
+    # The bend lies within the sample below.
     lower = _lower(saturation - 1, total, minimum, step)
     seen = np.maximum(np.asarray(plan.samples), math.ceil(_SEEN * total / plan.workers))
     most = np.maximum(np.minimum(2 * seen, total), lower)

@@ -37,7 +37,7 @@ class Compute:
     """m, seconds per sample"""
     intercept_s: float = 0.0
     """b, seconds per micro-batch"""
-    saturation: int = 1
+    saturation: float = 1.0
     """x_s, samples: smaller micro-batches take no less time"""
     memory_limit: int | None = None
     """x_o, samples of the largest micro-batch that fits; None for no limit"""
@@ -117,7 +117,7 @@ class Devices:
     def __init__(self, computes: Sequence[Compute]) -> None:
         self.slope_s = np.array([c.slope_s for c in computes])
         self.intercept_s = np.array([c.intercept_s for c in computes])
-        self.saturation = np.array([c.saturation for c in computes], dtype=np.int64)
+        self.saturation = np.array([c.saturation for c in computes], dtype=np.float64)
         limits = [np.iinfo(np.int64).max if c.memory_limit is None else c.memory_limit for c in computes]
         self.memory_limit = np.array(limits, dtype=np.int64)
 

@@ -61,7 +61,8 @@ def _worker(settings: Settings, series: Series) -> Worker:
     speed = settings.number("samples_per_s", _SPEED, None)
     slope_ms = settings.number("slope_ms", _SLOPE_MS, None)
     if (speed is None) == (slope_ms is None):
-        raise ValueError("give either samples_per_s (time proportional to the batch) or slope_ms (per sample)")
+        hint = settings.misspelt("samples_per_s") or settings.misspelt("slope_ms") if speed is None else ""
+        raise ValueError(f"give either samples_per_s (time proportional to the batch) or slope_ms (per sample){hint}")
     compute = Compute(
         1.0 / speed if speed is not None else (slope_ms or 0.0) / 1e3,
         settings.number("fixed_ms", MILLISECONDS, 0.0) / 1e3,

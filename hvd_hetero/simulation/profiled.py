@@ -10,6 +10,7 @@ smaller batch could make room for. ``LBBSP(device="gpu")`` is production's schem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -51,7 +52,7 @@ class ProfiledLBBSP(Policy):
         self._communication_s = self._communication_s + step * (seen_s - self._communication_s)
         self._known = True
         slope_s = [p.slope_s for p in self._profiles]
-        lower = [p.saturation for p in self._profiles]
+        lower = [math.ceil(p.saturation) for p in self._profiles]
         upper = [plan.total if p.memory_limit is None else p.memory_limit for p in self._profiles]
         split = minimax(
             slope_s, [p.intercept_s for p in self._profiles], self._communication_s, plan.total, lower, upper

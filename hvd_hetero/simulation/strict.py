@@ -140,6 +140,11 @@ class Settings:
         self._asked |= set(rest)
         return rest
 
+    def misspelt(self, key: str) -> str:
+        """A hint at what stands here where this key was meant, most likely."""
+        near = _nearest(key, [other for other in self._values if other not in self._asked])
+        return f"; there is no setting {shown(near)}" if near else ""
+
     def finish(self) -> None:
         """Raise if anything was not asked for."""
         unknown = [key for key in self._values if key not in self._asked]
@@ -151,10 +156,14 @@ class Settings:
 
     @staticmethod
     def _hint(word: str, known: Collection[str]) -> str:
-        if len(word) > _LONGEST_WORD:
-            return ""
-        near = difflib.get_close_matches(word, [k for k in known if len(k) <= _LONGEST_WORD], n=1, cutoff=0.6)
-        return f" (did you mean {shown(near[0])}?)" if near else ""
+        near = _nearest(word, known)
+        return f" (did you mean {shown(near)}?)" if near else ""
+
+
+def _nearest(word: str, known: Collection[str]) -> str | None:
+    if len(word) > _LONGEST_WORD:
+        return None
+    return next(iter(difflib.get_close_matches(word, [k for k in known if len(k) <= _LONGEST_WORD], n=1)), None)
 
 
 def _is_a(value: Any, kind: type) -> bool:

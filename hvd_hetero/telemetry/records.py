@@ -160,7 +160,7 @@ class Run:
     """Seconds per sample beyond saturation; 0: no curve is known."""
     intercept_s: npt.NDArray[np.float64]
     """Fixed seconds of a micro-batch; 0: no curve is known."""
-    saturation: npt.NDArray[np.int64]
+    saturation: npt.NDArray[np.float64]
     """Samples below which a micro-batch takes no less time; 0: no curve is known."""
 
     def after(self, rounds: int) -> Run:
@@ -190,8 +190,8 @@ _PER_ROUND: dict[str, type] = {"round": np.int64, "epoch": np.int64, "elapsed_s"
 _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
     **dict.fromkeys((*_FIGURES, "wait_s", "uncertainty", "fixed_samples"), np.float64),
-    **dict.fromkeys(("limit", "saturation"), np.int64),
-    **dict.fromkeys(("slope_s", "intercept_s"), np.float64),
+    "limit": np.int64,
+    **dict.fromkeys(("slope_s", "intercept_s", "saturation"), np.float64),
 }
 
 

@@ -97,6 +97,7 @@ def test_the_example_is_a_valid_description():
             "samples_per_s = 400\navailability = { shares = [1.0] }",
             "needs share.*did you mean 'shares'",
         ),
+        ("samples_per_s = 400", "sample_per_s = 400", "give either samples_per_s .*there is no setting 'sample_per_s'"),
         ("samples_per_s = 400", "samples_per_s = 400\nvariation = [{ kind = 'jiter' }]", "did you mean 'jitter'"),
         ("count = 2", "count = 0", "count must be at least 1"),
         ("count = 2", "count = true", "count must be a whole number, got True"),

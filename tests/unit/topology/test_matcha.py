@@ -146,23 +146,65 @@ def test_alike_matchings_are_used_alike():
         assert matcha(graph, 0.3).probabilities == pytest.approx([0.3] * len(matcha(graph, 0.3).matchings), abs=1e-3)
 
 
+def most(m):
+    """The largest alpha with which no round makes any disagreement larger."""
+    return 2 / np.linalg.eigvalsh(laplacians(m).sum(axis=0))[-1]
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_rho_is_that_of_every_activation_summed(budget):
-    """The closed form equals the expectation over all 2^M outcomes, and no other alpha gives less."""
+    """The closed form equals the expectation over all 2^M outcomes, and no other alpha up to its bound gives less."""
     for graph in [g for g in GRAPHS if g.degrees().max() <= 6]:
         m = matcha(graph, budget)
         assert m.rho == pytest.approx(rho_by_enumeration(m, m.alpha), abs=1e-12)
-        for alpha in m.alpha * np.array([0.5, 0.99, 1.01, 2.0]):
+        for alpha in np.minimum(m.alpha * np.array([0.5, 0.99, 1.01, 2.0]), most(m)):
             assert rho_by_enumeration(m, alpha) >= m.rho - 1e-12
 
 
-def test_alpha_by_scipy():
+@pytest.mark.parametrize("budget", [0.1, 0.5])
+def test_alpha_by_scipy(budget):
     """scipy's bounded search finds no lower rho, and the same alpha."""
+    bounded = set()
     for graph in GRAPHS[2:7]:
-        m = matcha(graph, 0.5)
-        found = minimize_scalar(lambda a, m=m: rho_by_enumeration(m, a), bounds=(0, 2), options={"xatol": 1e-9})
+        m = matcha(graph, budget)
+        found = minimize_scalar(lambda a, m=m: rho_by_enumeration(m, a), bounds=(0, most(m)), options={"xatol": 1e-9})
         assert m.rho <= found.fun + 1e-12
         assert m.alpha == pytest.approx(found.x, abs=1e-5)
+        bounded.add(m.alpha == pytest.approx(most(m), rel=1e-9))
+    assert budget == 0.1 or bounded == {True, False}, "the bound holds some back, and not all"
+
+
+def tori():
+    return [from_edges(torus_edges(a, b)) for a, b in ((3, 3), (4, 4), (4, 6), (8, 8))]
+
+
+def torus_edges(a, b):
+    nodes = [(i, j) for i in range(a) for j in range(b)]
+    pairs = {frozenset((x, y)) for x in nodes for y in (((x[0] + 1) % a, x[1]), (x[0], (x[1] + 1) % b))}
+    return [tuple(sorted(i * b + j for i, j in pair)) for pair in pairs]
+
+
+def random_graphs():
+    """A ring, so that they are connected, and each other edge by chance."""
+    found = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(4, 65))
+        edges = {(i, i + 1) for i in range(n - 1)} | {(0, n - 1)}
+        edges |= {(i, j) for i in range(n) for j in range(i + 1, n) if rng.random() < rng.uniform(0, 0.3)}
+        found.append(from_edges(sorted(edges)))
+    return found
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.3, 0.5, 0.8, 1.0])
+def test_no_round_makes_disagreement_larger(budget):
+    """Whatever matchings are drawn, the spectral norm of W is at most 1: also for all of them together."""
+    for graph in [*(ring(n) for n in (4, 8, 9, 64)), complete(5), complete(16), *tori(), *random_graphs()]:
+        m = matcha(graph, budget)
+        assert m.rho < 1
+        whole = np.eye(m.nodes) - m.alpha * laplacians(m).sum(axis=0)
+        drawn = [m.mixing(7, number) for number in range(20)]
+        assert max(np.linalg.norm(w, 2) for w in (whole, *drawn)) <= 1 + 1e-9
 
 
 def test_budget_one_is_no_worse_than_d_psgd():
