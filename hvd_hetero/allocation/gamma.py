@@ -58,7 +58,7 @@ class Gamma:
     intercept_s: float
     """b, seconds besides the samples; may be negative."""
     saturation: float
-    """x_s, samples below which a smaller batch saves nothing, where the flat part meets the line; 1 if none was seen."""
+    """x_s, samples below which a smaller batch saves nothing; need not be whole; 1 if no flat part was seen."""
     out_of_memory: int | None
     """x_o, most samples that are known to fit; None if nothing failed."""
 

@@ -92,7 +92,10 @@ class DeviceProfile:
         """Take up where it left off; the first batch in the new process pays for its buffers again."""
         self._measured = [(int(batch), float(seconds)) for batch, seconds in state["measured"]]
         fitted = state["fitted"]
-        self._fitted = None if fitted is None else Gamma(*map(float, fitted), None)
+        self._fitted = None
+        if fitted is not None:
+            slope_s, intercept_s, saturation = map(float, fitted)
+            self._fitted = Gamma(slope_s, intercept_s, saturation, None)
         self._height = float(state["height"])
         self._ratios = deque((float(ratio) for ratio in state["ratios"]), maxlen=_RATIOS)
         self._size = 0

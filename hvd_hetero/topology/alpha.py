@@ -12,11 +12,11 @@ With Lbar = E[sum_j B_j L_j] = sum_j p_j L_j and Q = E[(sum_j B_j L_j)^2] = Lbar
 (E[W'W] - J is positive semidefinite, so its norm is its largest eigenvalue.) rho is a maximum of parabolas, hence
 convex; rho(0) = 1, and it falls from there exactly where Lbar is connected, so the minimum is below 1.
 
-That is an expectation. In the round that uses all matchings, W = I - alpha L with L = sum_j L_j, whose largest eigenvalue
-is l_n. Beyond alpha = 2 / l_n such a round makes some disagreement larger: on a ring of 8 at budget 1/2 the minimum is at
-alpha = 0.607, where it doubles it (|| W || = 1.43), and a training in between ends far off. So alpha <= 2 / l_n, which
-bounds every round, since all L_j are positive semidefinite: || W || <= 1. rho is convex, so where the free minimum is
-beyond the bound, the best alpha is the bound; on that ring rho is 0.797 instead of 0.790.
+That is an expectation. In the round that uses all matchings, W = I - alpha L with L = sum_j L_j, whose largest
+eigenvalue is l_n. Beyond alpha = 2 / l_n such a round makes some disagreement larger: on a ring of 8 at budget 1/2 the
+minimum is at alpha = 0.607, where it doubles its square (|| W || = 1.43), and a training ends far off. So alpha is at
+most 2 / l_n, which bounds every round, since all L_j are positive semidefinite: || W || <= 1. rho is convex, so where
+the free minimum is beyond the bound, the best alpha is the bound; on that ring rho is 0.797 instead of 0.790.
 
 Method: the eigenvector v at some alpha gives a parabola that is below rho everywhere and touches it there. Take the
 minimum of the highest of the parabolas so far, find the eigenvector there, and stop when rho exceeds that lower bound

@@ -33,7 +33,7 @@ def test_a_clean_curve_is_found_exactly(device: Gamma) -> None:
 
 @pytest.mark.parametrize("intercept_s", [0.01, 0.0, -1.5e-3])
 def test_a_bend_between_two_batches_leaves_the_flat_level_where_it_is(intercept_s: float) -> None:
-    """x_s = 2.2: at 3, where a whole number would put it, the level would be 36 % too high without b, and more with b < 0."""
+    """x_s = 2.2: evaluated at 3, the level would be 36 % too high without b, and more with b < 0."""
     device = Gamma(1e-3, intercept_s, 2.2, None)
     batch = [1, 2, 3, 4, 6, 8, 12, 16]
     fitted = fit_gamma(batch, [device.seconds(x) for x in batch])
