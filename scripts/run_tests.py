@@ -26,6 +26,7 @@ GATES = "scripts/gates"
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
+WITH_OTHERS = ("test_keras_elastic.py", "test_keras_examples.py")  # and not with Keras's, so that both end together
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -77,10 +78,11 @@ def main() -> int:
 
 
 def distributed(only: str) -> list[Count]:
-    """Run the tests of each framework beside those of the other: jobs wait much, and leave a processor alone."""
+    """Run two halves side by side: jobs wait much, and leave a processor alone."""
     keras, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        (keras if file.name.startswith("test_keras") else others).append(str(file.relative_to(ROOT)))
+        traces = file.name.startswith("test_keras") and file.name not in WITH_OTHERS
+        (keras if traces else others).append(str(file.relative_to(ROOT)))
     with tempfile.TemporaryFile("w+", errors="replace") as kept, ThreadPoolExecutor(1) as beside:
         later = beside.submit(pytest, keras, only, kept)
         try:
