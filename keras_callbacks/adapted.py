@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["share_adapted"]
 
@@ -18,7 +18,7 @@ __all__ = ["share_adapted"]
 _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries", "idf_weights_const")
 
 
-def share_adapted(model: Any, wire: HorovodWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
+def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
     """Give all ranks rank 0's numbers; refuse words that are not those of rank 0. A collective call.
 
     Words are not handed over: by their number layers behind have been made. Functions that have been traced with other

@@ -47,7 +47,7 @@ from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average, start_alike
 from keras_callbacks.step.failures import failures_told
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["CommitStateCallback", "KerasState"]
 
@@ -105,7 +105,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self._check_names(values)
         self.scale_learning_rate = scale_learning_rate
         build_optimizer(self.optimizer, model.trainable_variables)
-        self._wire = HorovodWire()
+        self._wire = TensorFlowWire()
         self._session: FitSession | None = None
         self._own: list[tf.Variable] = []
         self._save_variables()

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["LearningRateSchedule", "LearningRateWarmup"]
 
@@ -86,7 +86,7 @@ class LearningRateWarmup(LearningRateSchedule):
     def __init__(self, initial_lr: float, *, warmup_epochs: int = 5) -> None:
         if warmup_epochs < 1:
             raise ValueError(f"warmup_epochs must be 1 or more, got {warmup_epochs}")
-        small = 1.0 / HorovodWire().size
+        small = 1.0 / TensorFlowWire().size
         super().__init__(
             initial_lr,
             lambda epoch: small + (1.0 - small) * min(epoch / warmup_epochs, 1.0),

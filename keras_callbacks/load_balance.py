@@ -19,7 +19,7 @@ from keras_callbacks.refusals import check_compiled, check_device
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
 from keras_callbacks.step.loop import batches
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 
 __all__ = ["LoadBalance"]
@@ -83,7 +83,7 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         telemetry: str | Path | None = None,
         patience: Patience | None = None,
     ) -> None:
-        wire = HorovodWire()
+        wire = TensorFlowWire()
         if not wire.initialized:
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         super().__init__()

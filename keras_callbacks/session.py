@@ -15,8 +15,8 @@ from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.refusals import check_layers
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
-from keras_callbacks.step.exchange import AllReduce, Gradient
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.step.synchroniser import AllReduce, Gradient
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["EPOCH_IS_OVER", "FitSession"]
 
@@ -40,7 +40,7 @@ class FitSession:
     """One rank's part of one training, in ``fit`` or in a loop of the user's own."""
 
     def __init__(
-        self, core: Session, wire: HorovodWire, callback: KerasCallback, local_layers: tuple[Any, ...]
+        self, core: Session, wire: TensorFlowWire, callback: KerasCallback, local_layers: tuple[Any, ...]
     ) -> None:
         self.policy = core.policy
         self.balancer = core.balancer

@@ -21,7 +21,7 @@ from keras_callbacks.keras_versions import (
     weights_of,
 )
 from keras_callbacks.step.parcels import assign, end_to_end, parcels
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["CommonStart", "average", "start_alike"]
 
@@ -29,7 +29,7 @@ __all__ = ["CommonStart", "average", "start_alike"]
 class CommonStart:
     """The models and optimizers of a training that all ranks have rank 0's values of."""
 
-    def __init__(self, wire: HorovodWire, prefix: str, local_layers: Sequence[Any]) -> None:
+    def __init__(self, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any]) -> None:
         self._wire = wire
         self._prefix = prefix
         self._local_layers = local_layers
@@ -64,7 +64,7 @@ class CommonStart:
         return [v for v in variables if names_of(tf_variables([v]))[0] not in self._names]
 
 
-def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: HorovodWire, prefix: str) -> None:
+def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: TensorFlowWire, prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same variables in the same order.
 
     Names are left out of the comparison: Keras numbers layers and models of a process by what was made before.
@@ -108,7 +108,7 @@ def fingerprint(variables: list[tf.Variable]) -> int:
     return total
 
 
-def average(variables: list[tf.Variable], wire: HorovodWire, prefix: str, *, counts: bool = True) -> None:
+def average(variables: list[tf.Variable], wire: TensorFlowWire, prefix: str, *, counts: bool = True) -> None:
     """Give every rank the mean of the variables of all ranks that count, if any does; a collective call."""
     ranks = float(wire.sum(float(counts), f"{prefix}.mean.ranks"))
     if ranks == 0:
@@ -119,6 +119,6 @@ def average(variables: list[tf.Variable], wire: HorovodWire, prefix: str, *, cou
         assign(parcel, wire.sum(share, f"{prefix}.mean.{i}"))
 
 
-def _everywhere_or_nowhere(wire: HorovodWire, wrong: bool, name: str, meaning: str, here: str) -> None:
+def _everywhere_or_nowhere(wire: TensorFlowWire, wrong: bool, name: str, meaning: str, here: str) -> None:
     if count := int(wire.sum(int(wrong), name)):
         raise HeteroError(f"{count} ranks {meaning} ({here}); build and compile the model alike on every rank")

@@ -1,4 +1,4 @@
-"""Horovod outside of graphs: all that ranks tell one another from Python. Inside a graph, ``step.exchange`` does."""
+"""Horovod outside of graphs: all that ranks tell one another from Python. In a graph, ``step.synchroniser`` does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-__all__ = ["HorovodWire"]
+__all__ = ["TensorFlowWire"]
 
 
-class HorovodWire:
+class TensorFlowWire:
     """Collectives of small values and of variables, each under a name that all ranks give it."""
 
     @property

@@ -18,9 +18,9 @@ from keras_callbacks.keras_versions import (
 from keras_callbacks.metrics.of_all_ranks import Evaluation, Figures, global_results
 from keras_callbacks.pipeline.balanced_dataset import refuses_resized
 from keras_callbacks.session import FitSession
-from keras_callbacks.step.exchange import AllReduce, Exchange, LocalUpdates, NeighbourAverage
 from keras_callbacks.step.failures import tells_failures
 from keras_callbacks.step.graph import GraphRound
+from keras_callbacks.step.synchroniser import AllReduce, LocalUpdates, NeighbourAverage, Synchroniser
 from keras_callbacks.step.train_function import RoundFunction
 
 __all__ = ["is_wrapped", "release_from_others", "wrap"]
@@ -43,9 +43,9 @@ def release_from_others(model: Any) -> None:
 def wrap(session: FitSession, model: Any) -> None:
     """Wrap the optimizer and the steps, before the train function is made of them."""
     policy = session.policy
-    exchange = _exchange_of(session, model)
-    graph = GraphRound(session.calls, exchange, session.local_layers)
-    if isinstance(exchange, AllReduce) and not policy.accumulates and not session.local_layers:
+    synchroniser = _synchroniser_of(session, model)
+    graph = GraphRound(session.calls, synchroniser, session.local_layers)
+    if isinstance(synchroniser, AllReduce) and not policy.accumulates and not session.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
@@ -72,7 +72,7 @@ def wrap(session: FitSession, model: Any) -> None:
     session.on_release(forget_functions)
 
 
-def _exchange_of(session: FitSession, model: Any) -> Exchange:
+def _synchroniser_of(session: FitSession, model: Any) -> Synchroniser:
     """What the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:

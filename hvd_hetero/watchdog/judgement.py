@@ -38,10 +38,10 @@ def judge(
     unheard = [rank for rank, seconds in silent.items() if seconds != seconds]
     lost = {rank: seconds for rank, seconds in silent.items() if seconds == seconds}
     busy = [other for other in others if not other.waits]
-    apart = [other for other in others if other.waits and other.place != mine.place]
+    apart = [other for other in others if other.waits and other.stage != mine.stage]
     waited = f"rank {mine.rank} has waited for {mine.for_s:.0f} s in round {mine.round}, at {mine.where}, "
-    # Ranks in the same place see the same, so only the first of them speaks.
-    speaks = not any(other.rank < mine.rank for other in others if other.waits and other.place == mine.place)
+    # Ranks at the same stage see the same, so only the first of them speaks.
+    speaks = not any(other.rank < mine.rank for other in others if other.waits and other.stage == mine.stage)
     if lost:
         ends = max(lost.values()) >= patience.silent
         named = _named([f"rank {rank}" for rank in lost])

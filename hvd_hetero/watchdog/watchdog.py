@@ -54,7 +54,7 @@ class Watchdog:
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
     error it gets restarts an elastic job, which then gets stuck in the same place. Rejected, too: Horovod's
     ``HOROVOD_STALL_CHECK_TIME_SECONDS``. A stopped rank blocks the negotiation that makes this check, and it knows
-    names of tensors, not places in a program.
+    names of tensors, not lines of a program.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class Watchdog:
         balancer = self._balancer()
         if balancer is None:
             waits, _, where = locate(self._trains, self._waits_in)
-            place, rounds = "over", -1
+            stage, rounds = "over", -1
         else:
             ends, rounds = balancer.synchronising, balancer.rounds
             waits, of_its_own, where = locate(self._trains, self._waits_at_the_end_in if ends else self._waits_in)
             at_end = ends and waits and not of_its_own
-            place = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
+            stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
         now = time.monotonic()
-        mark = (sum(other.rounds + other.micro_batches_so_far for other in list(_balancers)), place, waits, where)
+        mark = (sum(other.rounds + other.micro_batches_so_far for other in list(_balancers)), stage, waits, where)
         # A long time without a look means that this process was stopped, with or without the others.
         if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
             self._mark, self._since = mark, now
             self._says_at = self.patience.warn
             self._silent_since.clear()
         self._looked_at = now
-        return Whereabouts(self._rank, rounds, place, waits, where, now - self._since)
+        return Whereabouts(self._rank, rounds, stage, waits, where, now - self._since)
 
     @property
     def _look_s(self) -> float:

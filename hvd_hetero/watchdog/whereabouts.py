@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, fields
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["Place", "Whereabouts", "locate"]
+__all__ = ["Position", "Whereabouts", "locate"]
 
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
-_LONGEST = 200  # characters of a place in a program, so that an answer fits one packet (arbitrary)
+_LONGEST = 200  # characters of a line of a program, so that an answer fits one packet (arbitrary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Whereabouts:
     rank: int
     round: int
     """Finished rounds of the current training."""
-    place: str
-    """Place in the current training: waiting ranks in different places are in different collectives."""
+    stage: str
+    """Of the current training: ranks that wait at different stages are in different collectives."""
     waits: bool
     """True if the rank waits in a collective."""
     where: str
-    """Place in the user's program, for people."""
+    """Line of the user's program, for people."""
     for_s: float
-    """Seconds at this place without progress."""
+    """Seconds here without progress."""
 
     def encode(self) -> bytes:
         """Return it as one short packet."""
@@ -44,25 +44,25 @@ class Whereabouts:
             values = json.loads(packet)
         except ValueError:
             return None
-        kinds = {"rank": int, "round": int, "place": str, "waits": bool, "where": str, "for_s": float}
+        kinds = {"rank": int, "round": int, "stage": str, "waits": bool, "where": str, "for_s": float}
         assert set(kinds) == {field.name for field in fields(cls)}
         if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
             return None
         return cls(**values)
 
 
-class Place(NamedTuple):
-    """Place of a thread."""
+class Position(NamedTuple):
+    """Of a thread in the program."""
 
     waits: bool
     """True if the thread is in a module that waits for other ranks."""
     of_its_own: bool
     """True if the user's program called Horovod itself."""
     where: str
-    """Place in the user's program, for people."""
+    """Line of the user's program, for people."""
 
 
-def locate(thread: int, waits_in: Sequence[str]) -> Place:
+def locate(thread: int, waits_in: Sequence[str]) -> Position:
     """Return where a thread is now, keeping no frame. ``waits_in`` holds beginnings of modules' names."""
     frame: FrameType | None = sys._current_frames().get(thread)
     waits = False
@@ -77,7 +77,7 @@ def locate(thread: int, waits_in: Sequence[str]) -> Place:
                 at = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
                 function = frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name
                 inside = "" if function == "<module>" else f", {function}()"
-                return Place(waits, outermost == "horovod", f"{call}{at}{inside}")
+                return Position(waits, outermost == "horovod", f"{call}{at}{inside}")
             innermost = innermost or f"{module}.{frame.f_code.co_name}()"
             # The last one that remains is what the user's program called.
             outermost = root = module.partition(".")[0]
@@ -87,7 +87,7 @@ def locate(thread: int, waits_in: Sequence[str]) -> Place:
             frame = frame.f_back
     finally:
         del frame  # a kept frame would keep its variables alive
-    return Place(waits, False, innermost or "no place in Python")
+    return Position(waits, False, innermost or "no place in Python")
 
 
 def _is_library(module: str, file: str) -> bool:

@@ -25,7 +25,7 @@ from keras_callbacks.keras_versions import (
 )
 from keras_callbacks.metrics.figures import Told
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
-from keras_callbacks.wire import HorovodWire
+from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["Evaluation", "Figures", "global_results"]
 
@@ -39,7 +39,7 @@ class Figures:
     that they are not of all samples.
     """
 
-    def __init__(self, model: Any, wire: HorovodWire, prefix: str, *, gathers: bool, warned: set[str]) -> None:
+    def __init__(self, model: Any, wire: TensorFlowWire, prefix: str, *, gathers: bool, warned: set[str]) -> None:
         self._model = model
         self._wire = wire
         self._name = f"{prefix}.metrics"

@@ -25,7 +25,7 @@ from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.step.calls import SHARE, RoundCalls
-from keras_callbacks.step.exchange import Exchange, Gradient, scaled
+from keras_callbacks.step.synchroniser import Gradient, Synchroniser, scaled
 
 __all__ = ["GraphRound"]
 
@@ -39,10 +39,10 @@ _NUMBERS = _WEIGHT + SHARE
 class GraphRound:
     """One training's rounds in the graph. Its methods are called while the train step is traced."""
 
-    def __init__(self, calls: RoundCalls, exchange: Exchange, local_layers: Sequence[Any] = ()) -> None:
+    def __init__(self, calls: RoundCalls, synchroniser: Synchroniser, local_layers: Sequence[Any] = ()) -> None:
         self._calls = calls
         self._local_layers = local_layers
-        self._exchange = exchange
+        self._synchroniser = synchroniser
         self._state: tf.Tensor | None = None
         self._weighed = False
         """whether the loss of the round at hand is weighed, and so are its gradients"""
@@ -205,7 +205,7 @@ class GraphRound:
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
                 "local_layers"
             )
-        reduced = iter(self._exchange(present, share, weighed=weighed))
+        reduced = iter(self._synchroniser(present, share, weighed=weighed))
         its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
         kept = iter(scaled(its_own, share[3]))
         return [

@@ -18,7 +18,7 @@ from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
 from keras_callbacks.refusals import check_compiled  # noqa: E402
 from keras_callbacks.step.train_function import RoundFunction  # noqa: E402
-from keras_callbacks.wire import HorovodWire  # noqa: E402
+from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -262,7 +262,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
 
     session.fitting, model = True, network()
-    figures = Figures(model, HorovodWire(), "figures", gathers=False, warned=set())
+    figures = Figures(model, TensorFlowWire(), "figures", gathers=False, warned=set())
     with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
         RoundFunction(session, model, fails, figures)(iter(()))
 
@@ -332,7 +332,7 @@ def test_weights_that_differ_after_the_broadcast_are_noticed(monkeypatch):
     monkeypatch.setattr(start, "fingerprint", lambda weights: next(found))
     found = iter([1])
 
-    class WrongAboutOne(HorovodWire):
+    class WrongAboutOne(TensorFlowWire):
         def broadcast_object(self, obj, root_rank, name):
             return 2 if obj == 1 else super().broadcast_object(obj, root_rank, name)
 

@@ -11,7 +11,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.adapted import share_adapted  # noqa: E402
-from keras_callbacks.wire import HorovodWire  # noqa: E402
+from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.random.default_rng(0).normal(size=(10, 2)).astype("float32"), np.ones((10, 1), "float32")
@@ -225,7 +225,7 @@ def test_numbers_that_adapt_has_found_become_rank_0s_also_in_functions_that_were
     model, normal, given, bins = adapted()
     before = model.predict(X, verbose=0)
 
-    class FromRank0(HorovodWire):
+    class FromRank0(TensorFlowWire):
         def broadcast_object(self, obj, root_rank, name):
             words, numbers = obj
             return words, [{name: number + 1 for name, number in layer.items()} for layer in numbers]
@@ -243,5 +243,5 @@ def test_numbers_that_are_rank_0s_already_leave_traced_functions_alone():
     model = adapted()[0]
     model.predict(X, verbose=0)
     function = model.predict_function
-    share_adapted(model, HorovodWire(), "same")
+    share_adapted(model, TensorFlowWire(), "same")
     assert model.predict_function is function is not None

@@ -13,10 +13,10 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.start import average, start_alike  # noqa: E402
-from keras_callbacks.step.exchange import AllReduce, correction_of  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
 from keras_callbacks.step.parcels import parcels  # noqa: E402
-from keras_callbacks.wire import HorovodWire  # noqa: E402
+from keras_callbacks.step.synchroniser import AllReduce, correction_of  # noqa: E402
+from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
@@ -40,8 +40,8 @@ def all_reduce():
 
 
 def graph_of(*specs, weighed=False):
-    exchange = all_reduce()
-    round_ = tf.function(lambda *g: exchange(list(g), tf.constant(SHARE, tf.float64), weighed=weighed))
+    synchroniser = all_reduce()
+    round_ = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64), weighed=weighed))
     return round_.get_concrete_function(*specs).graph
 
 
@@ -173,10 +173,10 @@ def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
 @pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("weight", [0.0, 0.25])
 def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
-    exchange = all_reduce()
-    exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser = all_reduce()
+    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     rows = tf.IndexedSlices(tf.constant([[1.0], [float("nan")], [4.0]]), tf.constant([5, 2, 5]), tf.constant([9, 1]))
-    (got,) = exchange([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
+    (got,) = synchroniser([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
     assert got.indices.numpy().tolist() == ([5, 2, 5] if weight else [])
     assert got.values.shape == ((3, 1) if weight else (0, 1))
     if weight:
@@ -185,13 +185,13 @@ def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
 
 @pytest.mark.parametrize("weighed", [False, True])
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
-    exchange = all_reduce()
-    exchange._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser = all_reduce()
+    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
     def sent(weight):
         share = tf.constant([weight, 4 * weight, 4], tf.float64)
-        return [g.numpy().tolist() for g in exchange(gradients, share, weighed=weighed)]
+        return [g.numpy().tolist() for g in synchroniser(gradients, share, weighed=weighed)]
 
     assert sent(0.0) == [[0.0, 0.0], [0.0]]
     assert sent(0.25)[0][0] == (1.0 if weighed else 0.25)
@@ -277,7 +277,7 @@ def test_what_all_start_from_travels_in_one_message_for_each_type():
     """And each variable has its own numbers afterwards."""
     variables, sent = variables_of_several_types(), []
 
-    class Negated(HorovodWire):
+    class Negated(TensorFlowWire):
         def broadcast(self, tensor, root_rank, name):
             sent.append(tensor.dtype.name)
             return tf.logical_not(tensor) if tensor.dtype == tf.bool else -tensor
@@ -292,7 +292,7 @@ def test_what_all_start_from_travels_in_one_message_for_each_type():
 def test_means_are_taken_of_many_variables_at_once():
     weights, asked = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])], []
 
-    class OfTwoRanks(HorovodWire):
+    class OfTwoRanks(TensorFlowWire):
         """The other has nothing but zeros."""
 
         def sum(self, value, name):

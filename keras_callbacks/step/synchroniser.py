@@ -20,18 +20,18 @@ from hvd_hetero.topology.mixing import Mixing
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
 
-__all__ = ["AllReduce", "Exchange", "Gradient", "LocalUpdates", "NeighbourAverage", "correction_of", "scaled"]
+__all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """Of a variable as a whole, or of some of its rows, as that of an embedding is."""
 
 
-class Exchange(ABC):
+class Synchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
     def __init__(self, calls: RoundCalls) -> None:
         self._calls = calls
-        self._eagerly = tf.function(self._exchange, reduce_retracing=True)
+        self._eagerly = tf.function(self._synchronise, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
         """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``.
@@ -40,10 +40,10 @@ class Exchange(ABC):
         """
         if tf.executing_eagerly():  # nodes have names in graphs alone
             return list(self._eagerly(gradients, share, weighed))
-        return self._exchange(gradients, share, weighed)
+        return self._synchronise(gradients, share, weighed)
 
     @abstractmethod
-    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]: ...
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]: ...
 
     def _mean(
         self,
@@ -89,14 +89,14 @@ class Exchange(ABC):
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
 
 
-class AllReduce(Exchange):
+class AllReduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
     Gradients of rows are laid end to end: those of all ranks are then what one process has of the whole batch. A row
     that occurs twice stays apart, because Keras does not add such rows up before it clips or squares them.
     """
 
-    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         weight = share[0]
         rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
@@ -127,7 +127,7 @@ class AllReduce(Exchange):
         return tf.IndexedSlices(all_values, tf.reshape(all_indices, [-1]), gradient.dense_shape)
 
 
-class NeighbourAverage(Exchange):
+class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
 
     One ``alltoall`` carries the parameters. Every rank sends as many copies in every round, to itself where it has
@@ -139,7 +139,7 @@ class NeighbourAverage(Exchange):
         self._variables = variables
         self._mixing = mixing
 
-    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         calls = self._calls
         workers, most = calls.balancer.workers, self._mixing.most_neighbours
         computed = [_numbers(g) for g in gradients]
@@ -173,14 +173,14 @@ class NeighbourAverage(Exchange):
         return [*copies, weights[balancer.rank], *(w for several in received for w in several)]
 
 
-class LocalUpdates(Exchange):
+class LocalUpdates(Synchroniser):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:
         super().__init__(calls)
         self._variables = variables
 
-    def _exchange(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
         weighted = scaled(values, share[1] / share[2])
