@@ -26,7 +26,8 @@ GATES = "scripts/gates"
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
-WITH_OTHERS = ("test_keras_elastic.py", "test_keras_examples.py")  # and not with Keras's, so that both end together
+# They run in PyTorch's half, which without them would end long before Keras's.
+IN_PYTORCHS_HALF = ("test_keras_elastic.py", "test_keras_examples.py")
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -81,8 +82,8 @@ def distributed(only: str) -> list[Count]:
     """Run two halves side by side: jobs wait much, and leave a processor alone."""
     keras, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        traces = file.name.startswith("test_keras") and file.name not in WITH_OTHERS
-        (keras if traces else others).append(str(file.relative_to(ROOT)))
+        of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
+        (keras if of_keras else others).append(str(file.relative_to(ROOT)))
     with tempfile.TemporaryFile("w+", errors="replace") as kept, ThreadPoolExecutor(1) as beside:
         later = beside.submit(pytest, keras, only, kept)
         try:

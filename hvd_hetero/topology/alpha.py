@@ -14,9 +14,10 @@ convex; rho(0) = 1, and it falls from there exactly where Lbar is connected, so 
 
 That is an expectation. In the round that uses all matchings, W = I - alpha L with L = sum_j L_j, whose largest
 eigenvalue is l_n. Beyond alpha = 2 / l_n such a round makes some disagreement larger: on a ring of 8 at budget 1/2 the
-minimum is at alpha = 0.607, where it doubles its square (|| W || = 1.43), and a training ends far off. So alpha is at
-most 2 / l_n, which bounds every round, since all L_j are positive semidefinite: || W || <= 1. rho is convex, so where
-the free minimum is beyond the bound, the best alpha is the bound; on that ring rho is 0.797 instead of 0.790.
+minimum is at alpha = 0.607, where it doubles its square (|| W || = 1.43), and a simulated training ends far off. So
+alpha is at most 2 / l_n, which bounds every round, since all L_j are positive semidefinite: || W || <= 1. rho is
+convex, so where the free minimum is beyond the bound, the best alpha is the bound; on that ring rho is 0.797 instead
+of 0.790.
 
 Method: the eigenvector v at some alpha gives a parabola that is below rho everywhere and touches it there. Take the
 minimum of the highest of the parabolas so far, find the eigenvector there, and stop when rho exceeds that lower bound

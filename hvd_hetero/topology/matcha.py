@@ -2,7 +2,8 @@
 
 1. Split the edges of the base graph into M matchings (``edge_coloring``).
 2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
-3. Choose the weight alpha of W = I - alpha sum_j B_j L_j that makes rho = || E[W'W] - J || least (``alpha``). rho < 1.
+3. Choose the weight alpha of W = I - alpha sum_j B_j L_j that makes rho = || E[W'W] - J || least, up to where a
+   round could make disagreement larger (``alpha``). rho < 1.
 4. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
 
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
