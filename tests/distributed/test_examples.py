@@ -78,18 +78,8 @@ def test_hosts_of_another_user_are_refused(tmp_path, given):
 
 def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(tmp_path):
     """Figures are judged by the demo itself at full length; here the slow rank must get the smaller part."""
-    command = [
-        sys.executable,
-        str(EXAMPLES / "demo.py"),
-        "--rounds",
-        "20",
-        "--global-batch",
-        "64",
-        "--slow",
-        "3",
-        "--out",
-        str(tmp_path),
-    ]
+    options = ["--rounds", "20", "--global-batch", "64", "--slow", "3", "--out", str(tmp_path)]
+    command = [sys.executable, str(EXAMPLES / "demo.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for word in ("BSP", "LB-BSP", "oracle", "waiting share", "final loss", "Slowed by: 3 times slower"):
