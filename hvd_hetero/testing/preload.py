@@ -11,6 +11,7 @@ number of a signal for the rank, four bytes from it are the rank's exit code, an
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -122,4 +123,7 @@ def main() -> None:
     """Import what the arguments name after the listener's descriptor; then serve, and be the rank in each fork."""
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    # Collections in a rank leave out what was imported: they would free none of it, and copy the pages it lies in.
+    gc.collect()
+    gc.freeze()
     rank.run(serve(socket.socket(fileno=int(sys.argv[1]))))
