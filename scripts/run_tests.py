@@ -26,8 +26,8 @@ GATES = "scripts/gates"
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own.
 SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
-# They run in PyTorch's half, which without them would end long before Keras's.
-IN_PYTORCHS_HALF = ("test_keras_elastic.py", "test_keras_examples.py")
+# These run in PyTorch's half, which without them would end long before Keras's.
+IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
