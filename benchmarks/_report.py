@@ -36,6 +36,17 @@ def error_of_median(values: Sequence[float], independent: int) -> float:
     return 0.93 * (high - low) / math.sqrt(independent)
 
 
+def judged(medians: Sequence[tuple[float, float]], target: float, small: float) -> str:
+    """Return whether medians, each with its error, are at most the target.
+
+    Undecided is one whose error is above ``small`` and which is less than two errors from the target.
+    """
+    sure = [median <= target for median, error in medians if error <= small or abs(median - target) > 2 * error]
+    if not all(sure):
+        return "**missed**"
+    return "met" if len(sure) == len(medians) else "**undecided**"
+
+
 def _command() -> str:
     """Return the command from the project's root, with all options; for a script elsewhere, its name."""
     script, root = Path(sys.argv[0]).resolve(), Path(__file__).resolve().parents[1]

@@ -45,7 +45,7 @@ from typing import Any
 
 import torch
 from _alternating import STOCK, STOCK_S, alternate
-from _report import error_of_median, write_result
+from _report import error_of_median, judged, write_result
 from rich.progress import Progress
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -241,12 +241,8 @@ def table(found: dict[str, Found], batch: int) -> list[str]:
 
 
 def verdict(of: Found, target: float = TARGET, small: float = ERROR) -> str:
-    """Return True if a network meets the target, with either kind."""
-    medians = [(statistics.median(of[kind].all), of[kind].error) for kind in KINDS]
-    sure = [m > target for m, error in medians if error <= small or abs(m - target) > 2 * error]
-    if any(sure):
-        return "**missed**"
-    return "met" if len(sure) == len(medians) else "**undecided**"
+    """Whether a network meets the target with either kind."""
+    return judged([(statistics.median(of[kind].all), of[kind].error) for kind in KINDS], target, small)
 
 
 def main() -> int:
