@@ -153,6 +153,7 @@ def serve(hvd: Any, cases: Mapping[str, Callable[[], Any]], before: Callable[[],
                     # Dead models and iterators of former cases go here, where no thread of TensorFlow is at work: one
                     # that finds them by chance, in a call from a pipeline, may wait for itself.
                     gc.collect()
+                    gc.freeze()  # what is left stays for good, and would be looked through before each case
                 try:
                     before()
                     answer = as_json(cases[case]())

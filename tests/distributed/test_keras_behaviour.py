@@ -16,6 +16,10 @@ def outcomes(request, pool):
         yield ranks.ask
 
 
+# What no version of Keras has a part in: which samples go where, and what the ranks tell each other.
+once = pytest.mark.parametrize("outcomes", ["Keras 3"], indirect=True)
+
+
 def test_nothing_is_traced_again_after_the_first_round(outcomes):
     for rank in outcomes("nothing_is_traced_again_after_the_first_round"):
         for kind in ("one", "several"):
@@ -80,16 +84,19 @@ def test_data_that_end_before_steps_per_epoch_give_what_one_process_gives(outcom
         assert rank[data]["alike"] == 1
 
 
+@once
 def test_early_stopping_stops_all_ranks_together(outcomes):
     for rank in outcomes("early_stopping_stops_all_ranks_together"):
         assert rank == {"epochs": 2, "rounds": 14}
 
 
+@once
 def test_a_rank_that_stops_in_the_middle_takes_the_others_with_it_one_round_later(outcomes):
     for rank in outcomes("a_rank_that_stops_in_the_middle_takes_the_others_with_it"):
         assert rank == {"epochs": 1, "rounds": 4, "spread": 0.0}
 
 
+@once
 def test_a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it(outcomes):
     for rank in outcomes("a_rank_that_stops_at_the_end_of_an_epoch_takes_the_others_with_it"):
         assert rank == {"epochs": 2, "rounds": 14, "spread": 0.0}
@@ -109,6 +116,7 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_scale(out
         assert rank == {"scale": 512.0, "finite": True, "spread": 0.0, "rounds": 7}
 
 
+@once
 def test_mixed_precision_learns_and_keeps_the_ranks_together(outcomes):
     for rank in outcomes("mixed_precision"):
         assert rank["last"] < 0.8 * rank["first"]
@@ -126,6 +134,7 @@ def test_options_of_the_optimizer_and_of_fit_give_what_one_process_gives(outcome
         assert rank[option]["rounds"] == 14
 
 
+@once
 def test_several_outputs_with_losses_of_their_own_are_trained(outcomes):
     for rank in outcomes("several_outputs_by_name"):
         assert rank["spread"] == 0.0
@@ -138,6 +147,7 @@ def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outc
         assert rank["logs"][0] == rank["logs"][1]
 
 
+@once
 def test_local_updates_follow_a_schedule_at_each_ranks_own_pace(outcomes):
     for rank in outcomes("local_updates_follow_a_schedule"):
         slow, fast = rank["updates"]
@@ -151,11 +161,13 @@ def test_a_stand_in_leaves_no_trace_in_running_statistics(outcomes):
     assert busy > 0.01
 
 
+@once
 def test_an_epoch_to_start_with_takes_the_samples_of_that_epoch(outcomes):
     for rank in outcomes("an_epoch_to_start_with_is_that_epoch"):
         assert rank["difference"] < 1e-6
 
 
+@once
 def test_plateaus_lower_the_rate_on_all_ranks_and_logs_are_written_on_rank_0(outcomes):
     first, second = outcomes("plateaus_and_logs")
     assert first["rates"] == second["rates"]
@@ -164,6 +176,7 @@ def test_plateaus_lower_the_rate_on_all_ranks_and_logs_are_written_on_rank_0(out
     assert first["written"] == 5, "a heading and four epochs"
 
 
+@once
 def test_a_dataset_of_samples_is_shared_out_among_the_ranks(outcomes):
     outcome = outcomes("a_dataset_of_samples_is_shared_out")[0]
     equal, unequal = outcome["equal"], outcome["unequal"]
@@ -174,6 +187,7 @@ def test_a_dataset_of_samples_is_shared_out_among_the_ranks(outcomes):
     assert len(unequal["seen"][0]) > 2 * len(unequal["seen"][1])
 
 
+@once
 @pytest.mark.parametrize(
     ("stream", "sizes"),
     [
@@ -197,6 +211,7 @@ def test_a_stream_of_unknown_length_ends_on_all_ranks_together_and_each_sample_c
         assert {**other, "difference": 0} == {**first, "difference": 0}, "ranks agree, also on the history"
 
 
+@once
 def test_each_epoch_of_a_stream_that_is_shuffled_has_an_order_of_its_own(outcomes):
     order = outcomes("streams_of_unknown_length_end")[0]["generator, shuffled"]["order"]
     assert sorted(order[:50]) == sorted(order[50:]) == list(range(50))
@@ -204,12 +219,14 @@ def test_each_epoch_of_a_stream_that_is_shuffled_has_an_order_of_its_own(outcome
     assert order[:50] != list(range(50))
 
 
+@once
 def test_validation_and_history_of_a_stream_are_those_of_all_samples(outcomes):
     whole = outcomes("streams_of_unknown_length_end")[0]["whole"]
     assert len(whole["loss"]) == len(whole["val_loss"]) == 3
     assert whole["val_loss"][-1] < whole["val_loss"][0]
 
 
+@once
 @pytest.mark.parametrize("policy", ["bsp", "static"])
 def test_a_tfrecord_pipeline_gives_the_history_and_the_weights_of_one_process(outcomes, policy):
     for rank in outcomes("a_tfrecord_pipeline_gives_what_one_process_gives"):
@@ -242,6 +259,7 @@ def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
     assert ranks[0]["loss"] == ranks[1]["loss"]
 
 
+@once
 @pytest.mark.parametrize(
     ("what", "message"),
     [
