@@ -7,11 +7,9 @@ all: the next one says everything.
 
 Connections are those of `multiprocessing.connection`: both ends prove that they hold the membership's key, then
 exchange bytes. Nothing is unpickled. Its ``Listener`` and ``Client`` are not used: they know no time limit and no IPv6.
-A rank listens only until all its children are there.
-
-Rejected: a graph with more ways than one. The death of an inner rank cuts a tree in two, but in Horovod any death ends
-the membership. Rejected, too, one pre-posted asynchronous allreduce per rank: several times slower, and a dead rank
-blocks it (`benchmarks/signals.py`).
+A rank listens only until all its children are there. The death of an inner rank cuts the tree in two, but in Horovod
+any death ends the membership. An asynchronous allreduce, posted by each rank beforehand, is several times slower, and a
+dead rank blocks it (`benchmarks/signals.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain, repeat
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Pipe, answer_challenge, deliver_challenge, wait
 
@@ -46,7 +43,7 @@ _TROUBLES = (OSError, EOFError, AuthenticationError, AssertionError, ValueError)
 _CONNECT_S = 5.0
 _READ_S = 10  # for the rest of a message that has begun, and for each answer in a handshake
 _WRITE_US = 10_000  # into a connection whose buffer is full, because the peer has not read for thousands of rounds
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # between calls to the parent, and from then on the last
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between calls to the parent
 _MOST_STRANGERS = 64  # connections at a time that have not yet proved to hold the key
 _LONGEST_CLOSE_S = 5.0
 
@@ -135,15 +132,14 @@ class _Relay:
     def __init__(self, rank: int, size: int, listeners: Sequence[socket.socket], directory: Directory) -> None:
         self.rounds = 0
         self.complete = threading.Event()
-        children = max(0, min(_CHILDREN, size - 1 - _CHILDREN * rank))
         self._rank = rank
         self._key = directory.key
         self._parent = directory.addresses[(rank - 1) // _CHILDREN] if rank > 0 else ()
-        self._neighbours = children + (rank > 0)
-        self._children_to_come = children
+        self._children_to_come = max(0, min(_CHILDREN, size - 1 - _CHILDREN * rank))
         self._listeners = list(listeners)
         self._strangers: list[socket.socket] = []  # have called, and not yet proved to hold the key; oldest first
-        self._admitted: list[tuple[Connection, bool]] = []  # have just proved it, and whether they are children
+        self._admitted: list[Connection] = []  # have just proved it
+        self._upwards: Connection | None = None
         self._links: list[Connection] = []
         self._told, self._tell = Pipe(duplex=False)
         os.set_blocking(self._tell.fileno(), False)
@@ -206,8 +202,13 @@ class _Relay:
             self._lose(link, error)
 
     def _lose(self, link: Connection, why: Exception) -> None:
+        """Drop a neighbour that has not said goodbye. A child calls again: its parent may never have admitted it."""
         self._warn(f"lost a connection; {_AND_NOW}", repr(why))
         self._drop(link)
+        if link is self._upwards:
+            self._start(self._call_parent)
+        else:
+            self._children_to_come += 1
 
     def _drop(self, link: Connection) -> None:
         self._links.remove(link)
@@ -216,15 +217,15 @@ class _Relay:
     def _welcome(self) -> None:
         """Take the connections whose handshakes have succeeded, and tell them what they have missed."""
         while self._admitted:
-            link, is_child = self._admitted.pop()
+            link = self._admitted.pop()
             self._links.append(link)
-            self._children_to_come -= is_child
-            if len(self._links) == self._neighbours:
-                self.complete.set()
+            self._children_to_come -= link is not self._upwards
             if self.rounds > 0:
                 self._send(link, _ROUNDS.pack(self.rounds))
         if not self._children_to_come:
             self._stop_listening()
+            if self._upwards or not self._parent:
+                self.complete.set()
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -261,11 +262,12 @@ class _Relay:
                 with suppress(ValueError):
                     self._strangers.remove(stranger)
             else:
-                self._admit(link, is_child=True)
+                self._admit(link)
 
     def _call_parent(self) -> None:
         """Call until it answers: it may have been stopped, and listens as long as a child is missing."""
-        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+        pause_s = 0.0
+        while not self._leaving.wait(pause_s):
             for address in self._parent:
                 if self._leaving.is_set():
                     return
@@ -275,11 +277,11 @@ class _Relay:
                 except _TROUBLES as error:
                     trouble = repr(error)
                 else:
-                    self._admit(link, is_child=False)
+                    self._upwards = link
+                    self._admit(link)
                     return
             self._warn(f"cannot reach its parent at {self._parent}, and goes on calling; {_AND_NOW}", trouble)
-            if self._leaving.wait(pause_s):
-                return
+            pause_s = min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     def _shake_hands(self, sock: socket.socket, *steps: Callable[[Connection, bytes], None]) -> Connection:
         """Have both ends prove that they hold the key; the one that was called asks first."""
@@ -296,8 +298,8 @@ class _Relay:
             raise
         return link
 
-    def _admit(self, link: Connection, *, is_child: bool) -> None:
-        self._admitted.append((link, is_child))
+    def _admit(self, link: Connection) -> None:
+        self._admitted.append(link)
         self.tell(_NOTHING_NEW)
 
     def _warn(self, what: str, why: str) -> None:

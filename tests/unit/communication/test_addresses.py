@@ -127,7 +127,7 @@ def test_unreachable_parent_is_said_once(caplog):
 
 def test_a_parent_that_is_silent_at_first_is_called_until_it_answers(caplog, monkeypatch):
     """It takes its first ten calls and says nothing, as a stopped rank; one line in the log says it."""
-    monkeypatch.setattr(signals, "_PAUSES_S", (0.001, 0.002))
+    monkeypatch.setattr(signals, "_FIRST_PAUSE_S", 0.001)
     key = bytes(32)
     with socket.create_server(("127.0.0.1", 0)) as parent:
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from signal_groups import PATIENT_S, Group, Root, eventually, say, threads_and_descriptors
 
+from hvd_hetero.communication import signals
 from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.errors import HeteroError
 
@@ -272,6 +273,37 @@ def test_raised_and_closed_at_once_is_still_said():
         group[1].raise_signal(8)
         group[1].close()
         eventually(lambda: group[0].raised(8) and group[2].raised(8))
+
+
+def test_a_child_that_is_turned_away_after_its_last_word_calls_again(monkeypatch):
+    """It believes that it is admitted, and its parent has run out of patience with it meanwhile."""
+    shake_hands, calls = signals._Relay._shake_hands, []
+
+    def turned_away(relay, sock, *steps):
+        link = shake_hands(relay, sock, *steps)
+        if relay._rank == 0 and not calls:
+            calls.append(sock)
+            relay._turn_away_the_oldest()
+        return link
+
+    monkeypatch.setattr(signals._Relay, "_shake_hands", turned_away)
+    with Group(3) as group:
+        assert calls
+        group.works()
+
+
+def test_a_child_that_is_lost_and_calls_again_leaves_a_place_for_the_other():
+    """Its parent still waits for its other child, and goes on listening until that one is there, too."""
+    with Root(size=3) as alone:
+        with alone.child() as first:
+            say(first, 1)
+            eventually(lambda: alone.channel.raised(1))
+        eventually(lambda: not alone.channel._relay._links)
+        with alone.child() as again, alone.child() as other:
+            assert alone.channel.wait_connected(PATIENT_S)
+            for child in (again, other):
+                assert int.from_bytes(child.recv_bytes()) == 2
+            alone.hears(other, round=6)
 
 
 def test_a_child_that_is_admitted_as_its_parent_leaves_is_told_so(monkeypatch):
