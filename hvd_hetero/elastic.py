@@ -174,9 +174,9 @@ class Member:
         """Let go of the former membership's objects."""
         raise NotImplementedError
 
-    def _check_new(self, balance: Any, rank: int, size: int) -> None:
-        numbered = (balance.balancer.rank, balance.balancer.workers)
-        if balance is self._former() or numbered != (rank, size):
+    def _check_new(self, session: Any) -> None:
+        numbered = (session.balancer.rank, session.balancer.workers)
+        if session is self._former() or numbered != (session.wire.rank, session.wire.size):
             raise ValueError(
                 "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
                 "it, anew inside the function that hvd.elastic.run calls after every reset"

@@ -157,7 +157,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
     def _follow(self, session: FitSession) -> None:
         if session is self._session:
             return
-        self._check_new(session, self._wire.rank, self._wire.size)
+        self._check_new(session)
         self._leave()
         self._session = session  # from here on it is to be let go of, whatever fails
         session.elastic = True

@@ -31,7 +31,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from horovod.common.elastic import ObjectState
 
@@ -42,7 +41,7 @@ from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_state, suitable
 from torch_hooks.session import TorchSession
-from torch_hooks.wires.horovod import HorovodWire
+from torch_hooks.wires.choice import wire_here
 
 __all__ = ["TorchState"]
 
@@ -120,7 +119,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._inside = False
         self._save_parts()
         plain = {name: value for name, value in values.items() if name not in own}
-        super().__init__(hvd.broadcast_object, hvd.rank, **plain)
+        super().__init__(_of_rank_0, lambda: wire_here().rank, **plain)
 
     def follow(self, balance: LoadBalance, loader: BalancedLoader | None = None) -> None:
         """Go on where the state stands, with a new ``LoadBalance`` and loader; a collective call, before any round.
@@ -134,12 +133,12 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
-        session, wire = balance.session, HorovodWire()
-        self._check_new(session, wire.rank, wire.size)
+        session = balance.session
+        self._check_new(session)
         self._leave()
         self._session, self._loader = session, loader
         self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
-        self._survival.take_up(session.balancer, wire, session.prefix)
+        self._survival.take_up(session.balancer, session.wire, session.prefix)
         if loader is not None:
             if self._survival.place is not None:
                 loader.go_on(self._survival.place)
@@ -175,9 +174,12 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._save_values()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
+        """Give all ranks what rank 0 has; a collective call, and the first of a membership.
+
+        No ``LoadBalance`` exists yet, so it travels by Horovod, or between ranks that are threads.
+        """
         self._leave()
-        wire = HorovodWire()
+        wire = wire_here()
         shared = self._survival.share(wire)
         if shared.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -234,6 +236,10 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._saved_parts: Mapping[str, Any] = {
             name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
         }
+
+
+def _of_rank_0(value: Any) -> Any:
+    return wire_here().broadcast_object(value, root_rank=0, name="elastic.values")
 
 
 def _keeps_itself(value: Any) -> bool:

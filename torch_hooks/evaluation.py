@@ -10,6 +10,7 @@ import torch
 from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
+from torch_hooks.load_balance import LoadBalance
 from torch_hooks.wires.choice import wire_here
 
 __all__ = ["average_by_samples"]
@@ -17,12 +18,15 @@ __all__ = ["average_by_samples"]
 Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tensor])
 
 
-def average_by_samples(values: Values, samples: int) -> Values:
+def average_by_samples(values: Values, samples: int, balance: LoadBalance | None = None) -> Values:
     """``sum_i n_i v_i / sum_i n_i`` over the ranks, where rank i has found the means v_i over its n_i samples.
 
     One collective, so call it on every rank, with values of the same names and shapes; a rank without samples gives
     ``samples=0``, and whatever values (a mean over nothing is NaN, and stays out). The result has the form that was
     given, and the same bits on every rank.
+
+    The sum travels by Horovod, or between ranks that are threads. Give the ``balance`` of a training that has another
+    wire (``LoadBalance(wire=…)``).
 
     To let each rank evaluate its own part of a dataset, each sample once::
 
@@ -44,7 +48,7 @@ def average_by_samples(values: Values, samples: int) -> Values:
     )
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
     head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64)
-    wire = wire_here()
+    wire = wire_here() if balance is None else balance.session.wire
     found = wire.result(wire.start_sum(torch.cat([head, sums.double()]), "hetero.average_by_samples"))
     total, *of_shapes = found[:3].tolist()
     if of_shapes != [shapes * wire.size, float(shapes) ** 2 * wire.size]:

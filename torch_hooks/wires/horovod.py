@@ -30,8 +30,16 @@ class HorovodWire:
     def __init__(self) -> None:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank; another one after an elastic reset, perhaps."""
+        return int(hvd.rank())
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return int(hvd.size())
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""

@@ -12,6 +12,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
 from hvd_hetero.errors import RoundStateError  # noqa: E402
+from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
 from torch_hooks.parameters.averaging import average_everywhere  # noqa: E402
@@ -240,6 +241,44 @@ def test_a_balance_of_a_former_membership_is_not_taken_again():
     state.reset()
     with pytest.raises(ValueError, match=r"balance is of a former membership.*make LoadBalance, and what takes it"):
         state.follow(balance)
+
+
+def test_a_balance_that_numbers_the_ranks_of_a_former_membership_is_not_taken(monkeypatch):
+    balance = LoadBalance("bsp", global_batch=BATCH)
+    monkeypatch.setattr(hvd, "size", lambda: 2)
+    with pytest.raises(ValueError, match="balance is of a former membership"):
+        made().follow(balance)
+
+
+def test_ranks_that_are_threads_go_on_where_the_commit_stood():
+    """Their state travels by their wire, before there is a balance and after; Horovod here has one rank."""
+    plain = torch.nn.Linear(3, 1).double()
+
+    def case(rank, stops):
+        model = copy.deepcopy(plain)
+        with torch.no_grad():
+            model.bias.add_(rank)  # until the first sync
+        state = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), rounds_per_commit=2, seen=[rank])
+        visited = []
+        for stop_at in stops:
+            state.reset()
+            state.sync()
+            assert state.seen == [0]
+            _, loader, optimizer = begun(state)
+            loader.stop_at = stop_at
+            visited.append([])
+            for x, y, index in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(state.model(x), y).backward()
+                optimizer.step()
+                visited[-1].append(index.tolist())
+        return visited, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+    undisturbed = run_on_threads(lambda rank: case(rank, [6]), 2)
+    others = run_on_threads(lambda rank: case(rank, [3, 6]), 2)
+    for ([whole], expected), ([before, after], parameters) in zip(undisturbed, others, strict=True):
+        assert (before, after) == (whole[:3], whole[2:])  # the last commit was after two rounds
+        assert parameters == expected == undisturbed[0][1]
 
 
 def test_hooks_of_the_former_membership_are_gone():

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
+from hvd_hetero.communication.threads import Crew  # noqa: E402
 from hvd_hetero.errors import PlanMismatchError  # noqa: E402
 from hvd_hetero.policies import BSP, ElasticBSP, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
@@ -24,6 +25,7 @@ from torch_hooks import (  # noqa: E402
     average_by_samples,
 )
 from torch_hooks.wires.choice import wire_here  # noqa: E402
+from torch_hooks.wires.threads import TorchThreadWire  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 SAMPLES, BATCH = 26, 8  # three rounds an epoch, and a last one of two samples: with three ranks, one has none
@@ -258,6 +260,16 @@ def test_a_training_goes_on_from_its_saved_state():
 def test_figures_are_averaged_by_samples():
     means = run_on_threads(lambda rank: average_by_samples({"loss": float(rank)}, samples=rank), ranks=3)
     assert means == [{"loss": pytest.approx((1 + 4) / 3)}] * 3
+
+
+def test_figures_travel_by_the_wire_of_a_balance():
+    """Here each rank's own, in which it is alone."""
+
+    def case(rank):
+        balance = LoadBalance("bsp", global_batch=BATCH, wire=TorchThreadWire(Crew(1), 0))
+        return average_by_samples(float(rank), 1, balance), average_by_samples(float(rank), 1)
+
+    assert run_on_threads(case, ranks=2) == [(0.0, 0.5), (1.0, 0.5)]
 
 
 def test_ranks_that_differ_are_stopped_on_every_rank():
