@@ -27,7 +27,7 @@ gradient is further multiplied by the share that it did, S_i / x_i, and nobody m
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -95,11 +95,11 @@ class Balancer:
         readings: ResourceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
-        self.planner = Planner(policy, workers, global_batch, logs=rank == 0)
+        self._planner = Planner(policy, workers, global_batch, logs=rank == 0)
         self.policy = policy
         self.rank = rank
         self.workers = workers
-        self.global_batch = self.planner.global_batch
+        self.global_batch = self._planner.global_batch
         self.signals: Signals | None = None
         """needed by policies whose rounds end when the first rank is done"""
         self.observer = observer
@@ -107,7 +107,7 @@ class Balancer:
         """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
-        self.meter = SpeedMeter(policy, clock, readings, self.planner.typical_size)
+        self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size)
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
@@ -121,20 +121,20 @@ class Balancer:
     @property
     def rounds(self) -> int:
         """Rounds agreed so far."""
-        return self.planner.rounds
+        return self._planner.rounds
 
     @property
     def lead(self) -> int:
         """How many rounds ahead plans are fixed."""
-        return self.planner.lead
+        return self._planner.lead
 
     def set_lead(self, rounds: int) -> None:
         """Fix plans this many rounds ahead. Before the first round only, and the same on every rank."""
-        self.planner.set_lead(rounds, begun=self.in_round)
+        self._planner.set_lead(rounds, begun=self.in_round)
 
     def plan(self, ahead: int = 0) -> RoundPlan:
         """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
-        return self.planner.plan(ahead)
+        return self._planner.plan(ahead)
 
     # What the rank does.
 
@@ -222,7 +222,7 @@ class Balancer:
             return False
         if not self.signals.raised(self.rounds):
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
-            end, meter = self.planner.anticipation, self.meter
+            end, meter = self._planner.anticipation, self.meter
             if end is None or meter.queued:
                 return False
             if not end.ends_before(meter.busy_s, meter.once_s, self.micro_batches_so_far + 1):
@@ -271,7 +271,7 @@ class Balancer:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         # Fewer than planned, in a round that nobody ends before its time: the data of this rank have ended.
         fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
-        self.meter.learn(short=fewer or self.planner.is_short(work.plan))
+        self.meter.learn(short=fewer or self._planner.is_short(work.plan))
         return RoundReport(
             wait_s=self._wait_s,
             fingerprint=work.plan.fingerprint(work.data ^ trained),
@@ -312,7 +312,7 @@ class Balancer:
         # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
-        self.planner.learn(finished)
+        self._planner.learn(finished)
         self.finished = finished
         self._finishes = True
         if self.observer is not None:
@@ -342,15 +342,40 @@ class Balancer:
     def state_dict(self) -> dict[str, Any]:
         """The plans decided, what the policy keeps, and what this rank has learned of itself; between rounds only."""
         self._expect(_State.AGREED)
-        return {"version": _STATE_VERSION, **self.planner.state_dict(), "pace": self.meter.state_dict()}
+        return {"version": _STATE_VERSION, **self._planner.state_dict(), "pace": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off, with the same policy, ranks, global batch and lead."""
         self._expect(_State.AGREED)
         require_version(state, "the balance", _STATE_VERSION)
-        self.planner.require_fitting(state)
+        self._planner.require_fitting(state)
         self.meter.load_state_dict(state["pace"])  # may refuse: then the plans are as they were
-        self.planner.load_state_dict(state)
+        self._planner.load_state_dict(state)
+
+    # A change of membership, between two rounds.
+
+    @property
+    def prospects(self) -> tuple[float, int]:
+        """The speed that this rank expects of itself (NaN: not known), and its limit of memory (0: not known)."""
+        return self.meter.expected(), self.meter.limit
+
+    def load_own_state(self, pace: Mapping[str, Any]) -> None:
+        """Take up what this rank has learned of itself, and nothing else: ``pace`` of a ``state_dict``."""
+        self.meter.load_state_dict(pace)
+
+    def go_on(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
+        """Go on after the rounds of a state, the same on every rank; return whether its plans hold.
+
+        They do if the ranks are the same and train by the same terms. Otherwise the policy renegotiates the shares by
+        all ranks' ``prospects``.
+        """
+        self._expect(_State.AGREED)
+        if same_ranks and self._planner.fits(common):
+            self._planner.load_state_dict(common)
+            return True
+        speeds, limits = zip(*prospects, strict=True)
+        self._planner.renegotiate(common["rounds"], speeds, limits)
+        return False
 
     def _expect(self, state: _State) -> None:
         if self._state is not state:

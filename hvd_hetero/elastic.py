@@ -101,26 +101,23 @@ class Survival:
             return True
         if self._own is not None:
             self._load_own(balancer)
-        mine = (self._rank, balancer.meter.expected(), balancer.meter.limit)
-        ranks = wire.allgather_object(mine, name=f"{prefix}.survivors")
-        came_from, speeds, limits = zip(*ranks, strict=True)
+        ranks = wire.allgather_object((self._rank, balancer.prospects), name=f"{prefix}.survivors")
+        came_from, prospects = zip(*ranks, strict=True)
         same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
-        if same and balancer.planner.fits(common):
-            balancer.load_state_dict({**common, "pace": balancer.meter.state_dict()})
+        if balancer.go_on(common, prospects, same_ranks=same):
             return True
-        balancer.planner.renegotiate(common["rounds"], speeds, limits)
         if balancer.rank == 0:
             logger.warning(
                 "%d ranks go on after round %d; %d of them are new; speeds known: %s; samples of the next round: %s",
                 balancer.workers, common["rounds"], came_from.count(None),
-                ", ".join("-" if math.isnan(v) else f"{v:.4g}" for v in speeds), balancer.plan().samples,
+                ", ".join("-" if math.isnan(speed) else f"{speed:.4g}" for speed, _ in prospects), balancer.plan().samples,
             )  # fmt: skip
         return same
 
     def _load_own(self, balancer: Balancer) -> None:
         assert self._own is not None, "the caller has looked"
         try:
-            balancer.meter.load_state_dict(self._own)
+            balancer.load_own_state(self._own)
         except ValueError as error:  # the policy is another one, as it may be where the ranks are others
             logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
 
