@@ -82,7 +82,7 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
-        balance.session.balancer._clock = balance.session.balancer.meter._clock = clock
+        balance._session.balancer._clock = balance._session.balancer.meter._clock = clock
         if job.get("stream"):
             loader = BalancedLoader(Stream(job["samples"]), balance, stream=job["stream"])
         else:
@@ -94,9 +94,9 @@ def main() -> None:
         rate = optimizer.param_groups[0]["lr"]
         log(
             membership=state.resets, begins=balance.rounds, rank=hvd.rank(), size=hvd.size(), plan=balance.plan,
-            needs_s=needs_s, rate=rate, prefix=balance.session.prefix, at_s=time.monotonic(), seen=len(state.seen),
+            needs_s=needs_s, rate=rate, prefix=balance._session.prefix, at_s=time.monotonic(), seen=len(state.seen),
         )  # fmt: skip
-        balance.session.balancer.observer = lambda finished: log(
+        balance._session.balancer.observer = lambda finished: log(
             membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
             told=finished.table.figures("samples_per_s"),
         )  # fmt: skip

@@ -78,7 +78,7 @@ def main() -> None:
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
             sync=job.get("sync", "allreduce"),
         )  # fmt: skip
-        session = balance.session
+        session = balance._session
         balancer = session.balancer
         balancer._clock = balancer.meter._clock = clock
         faults.attach(balance, state)

@@ -67,7 +67,7 @@ class Job:
                     pace.gradient(model, x, y)
                     optimizer.step()
                     if balance.rounds > done:
-                        yield [int(x) for x in balance.session.balancer.finished.table.figures("samples")]
+                        yield [int(x) for x in balance._session.balancer.finished.table.figures("samples")]
 
         return rounds(), balance
 
@@ -221,9 +221,9 @@ def stability(job: Job, epochs: int) -> dict:
     ran: list[int] = []
     while len(path) <= epochs:
         ran = next(rounds)
-        if balance.session.balancer.finished.epoch == len(path):
+        if balance._session.balancer.finished.epoch == len(path):
             # The first round of an epoch settles what the epoch before has shown.
-            path.append({"counts": list(balance.session.balancer.plan().micro_batches), "stable": policy.stable})
+            path.append({"counts": list(balance._session.balancer.plan().micro_batches), "stable": policy.stable})
             say("stability")
     return {"path": path, "division": ran}
 

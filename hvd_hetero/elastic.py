@@ -110,7 +110,8 @@ class Survival:
             logger.warning(
                 "%d ranks go on after round %d; %d of them are new; speeds known: %s; samples of the next round: %s",
                 balancer.workers, common["rounds"], came_from.count(None),
-                ", ".join("-" if math.isnan(speed) else f"{speed:.4g}" for speed, _ in prospects), balancer.plan().samples,
+                ", ".join("-" if math.isnan(speed) else f"{speed:.4g}" for speed, _ in prospects),
+                balancer.plan().samples,
             )  # fmt: skip
         return same
 

@@ -34,7 +34,7 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             f"the loss reaches none of the {len(gradients)} variables given; compute it inside the tape, from "
             "variables that the tape watches"
         )
-    session = balance.session
+    session = balance._session
     if unknown := session.common_start.lacks(variables):
         raise ValueError(
             f"{len(unknown)} of the {len(gradients)} variables given have values of this rank's own, first "

@@ -69,7 +69,7 @@ def resize_batches(
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
-    session = balance.session
+    session = balance._session
     is_stream = isinstance(data, tf.data.Dataset) or is_sequence(data)
     if stream not in (None, "whole", "shard") or (stream is not None and not is_stream):
         raise ValueError(

@@ -152,7 +152,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
         A collective call, before any round; ``CommitStateCallback`` makes it when a fit begins.
         """
-        self._follow(balance.session)
+        self._follow(balance._session)
 
     def _follow(self, session: FitSession) -> None:
         if session is self._session:

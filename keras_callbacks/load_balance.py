@@ -69,8 +69,6 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
-
-    ``session`` is for those who build on it: the state that callback, data, graph and metrics of this training share.
     """
 
     def __init__(
@@ -97,27 +95,27 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        self.session = FitSession(core, wire, self, tuple(local_layers))
+        self._session = FitSession(core, wire, self, tuple(local_layers))
 
     @property
     def policy(self) -> Policy:
         """The policy, as an object."""
-        return self.session.policy
+        return self._session.policy
 
     @property
     def rounds(self) -> int:
         """Rounds that all ranks have finished. The same number on every rank."""
-        return self.session.balancer.rounds
+        return self._session.balancer.rounds
 
     @property
     def plan(self) -> tuple[int, ...]:
         """Samples of every rank in the round at hand (between rounds: in the next one)."""
-        return self.session.balancer.plan().samples
+        return self._session.balancer.plan().samples
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank in the round at hand (between rounds: in the next one)."""
-        return self.plan[self.session.balancer.rank]
+        return self.plan[self._session.balancer.rank]
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
@@ -125,26 +123,26 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         What the first batch of a model would build, ``batches`` builds and broadcasts at the beginning of an epoch,
         and so layers that have been added since the last one.
         """
-        self.session.start(model, optimizer)
+        self._session.start(model, optimizer)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
         """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
-        return batches(self.session, data)
+        return batches(self._session, data)
 
     def release(self) -> None:
         """Give the model its plain optimizer back, which then trains this rank alone."""
-        self.session.release()
+        self._session.release()
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self.session.close()
+        self._session.close()
 
     # What Keras calls.
 
     def set_model(self, model: Any) -> None:
         """Wrap the optimizer and the train step, before the train function is made of them."""
         super().set_model(model)
-        session = self.session
+        session = self._session
         session.skipped = 0
         if is_wrapped(session, model):
             return
@@ -159,33 +157,33 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Start all ranks from rank 0's weights."""
-        self.session.train_begins()
+        self._session.train_begins()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the number of the epoch, which decides the order of its samples."""
-        self.session.epoch_begins(epoch)
+        self._session.epoch_begins(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Note whether this is the last step of the epoch."""
-        self.session.step_begins(batch)
+        self._session.step_begins(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """All ranks stop, if one of them wants to."""
-        self.session.epoch_ends()
+        self._session.epoch_ends()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Training is over, on all ranks; where they have a model each, all get the mean."""
-        session = self.session
+        session = self._session
         session.train_ends()
         if session.mixing is not None:
             average(trained_variables(self.model), session.wire, session.prefix)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """An evaluation begins, or goes on, and its figures are not complete."""
-        if self.session.evaluation is not None:
-            self.session.evaluation.step_begins(batch)
+        if self._session.evaluation is not None:
+            self._session.evaluation.step_begins(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Perhaps they are now."""
-        if self.session.evaluation is not None:
-            self.session.evaluation.step_ends(logs or {})
+        if self._session.evaluation is not None:
+            self._session.evaluation.step_ends(logs or {})

@@ -133,7 +133,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
-        session = balance.session
+        session = balance._session
         self._check_new(session)
         self._leave()
         self._session, self._loader = session, loader

@@ -48,7 +48,7 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
     )
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
     head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64)
-    wire = wire_here() if balance is None else balance.session.wire
+    wire = wire_here() if balance is None else balance._session.wire
     found = wire.result(wire.start_sum(torch.cat([head, sums.double()]), "hetero.average_by_samples"))
     total, *of_shapes = found[:3].tolist()
     if of_shapes != [shapes * wire.size, float(shapes) ** 2 * wire.size]:

@@ -47,8 +47,6 @@ class LoadBalance:
     wire
         What carries gradients and all else between ranks (``hvd_hetero.communication.wire.TensorWire``). None: Horovod;
         in a rank that is a thread (``hvd_hetero.testing.run_on_threads``), that thread's.
-
-    ``session`` is for those who build on it: the state that loader, optimizer and layers of this training share.
     """
 
     def __init__(
@@ -75,28 +73,28 @@ class LoadBalance:
             waits_in=wire.waits_in, crew=wire.crew,
         )  # fmt: skip
         self.policy = core.policy
-        self.session = TorchSession(core, wire, check_body=check_body)
+        self._session = TorchSession(core, wire, check_body=check_body)
         self._patience = patience
 
     @property
     def rounds(self) -> int:
         """Rounds that all ranks have finished. The same number on every rank: the place to stop a loop early."""
-        return self.session.balancer.rounds
+        return self._session.balancer.rounds
 
     @property
     def plan(self) -> tuple[int, ...]:
         """Samples of every rank in the round at hand (between rounds: in the next one)."""
-        return self.session.balancer.plan().samples
+        return self._session.balancer.plan().samples
 
     @property
     def batch_size(self) -> int:
         """Samples of this rank in the round at hand (between rounds: in the next one)."""
-        return self.plan[self.session.balancer.rank]
+        return self.plan[self._session.balancer.rank]
 
     @property
     def round_complete(self) -> bool:
         """Whether ``step()`` really steps now, or has just done so; False while micro-batches are still gathered."""
-        return not self.session.balancer.between_updates
+        return not self._session.balancer.between_updates
 
     def also(self) -> LoadBalance:
         """Return the ``LoadBalance`` of one more optimizer in the same loop. It takes part in each round of this one.
@@ -110,10 +108,10 @@ class LoadBalance:
         loss may reach the parameters of an optimizer that has stepped already; what it brings is cleared with the next
         round. Optimizers that step in turn, each seeing what the former has updated, need rounds of one micro-batch.
         """
-        self.session.require_leadable()
-        batch, wire = self.session.balancer.global_batch, self.session.wire
+        self._session.require_leadable()
+        batch, wire = self._session.balancer.global_batch, self._session.wire
         other = LoadBalance(BSP(), global_batch=batch, patience=self._patience, wire=wire)
-        self.session.lead(other.session)
+        self._session.lead(other._session)
         return other
 
     def batch(self, samples: int) -> None:
@@ -123,10 +121,10 @@ class LoadBalance:
         whatever was planned (``batch_size`` tells the plan); 0 is allowed, and then a loss of zero must still be
         propagated, so that this rank takes part in the synchronisation.
         """
-        self.session.require_first("balance.batch()")
-        another_batch(self.session.body)
+        self._session.require_first("balance.batch()")
+        another_batch(self._session.body)
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
-        plan = self.session.balancer.plan()
+        plan = self._session.balancer.plan()
         if plan.ends == "first" or plan.local:
             raise ValueError(
                 f"policy {self.policy.name!r} gives a rank several micro-batches in a round, which only a "
@@ -137,7 +135,7 @@ class LoadBalance:
                 f"policy {self.policy.name!r} learns when an epoch ends, and batch() has none; give it every=…, in "
                 "rounds, or use a BalancedLoader"
             )
-        self.session.begin(MicroBatch(plan, samples))
+        self._session.begin(MicroBatch(plan, samples))
 
     def surviving_out_of_memory(self) -> AbstractContextManager[None]:
         """Around the body of the loop: a micro-batch that does not fit in memory is done again in smaller parts.
@@ -151,18 +149,18 @@ class LoadBalance:
         and, up to ``optimizer.step()``, nothing that cannot be done twice. While micro-batches are accumulated, it
         costs a copy of the gradients. More in ``docs/gpu.md``.
         """
-        return self.session.shortage.survived(self.session.optimizers)
+        return self._session.shortage.survived(self._session.optimizers)
 
     def state_dict(self) -> dict[str, Any]:
         """Plans, policy and every rank's predictor, as plain data; a collective call, alike on all ranks."""
-        session = self.session
+        session = self._session
         mine = session.balancer.state_dict()
         paces = session.wire.allgather_object(mine.pop("pace"), name=f"{session.prefix}.paces")
         return {**mine, "paces": paces}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up where another job left off; before the first round, and on every rank."""
-        paces, balancer = state["paces"], self.session.balancer
+        paces, balancer = state["paces"], self._session.balancer
         if len(paces) != balancer.workers:
             raise ValueError(
                 f"the state is of {len(paces)} ranks, this job has {balancer.workers}; launch as many, or "
@@ -172,4 +170,4 @@ class LoadBalance:
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self.session.close()
+        self._session.close()

@@ -101,7 +101,7 @@ class BalancedLoader:
     ) -> None:
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write BalancedLoader(dataset, balance)")
-        session = self._session = balance.session
+        session = self._session = balance._session
         session.require_first("BalancedLoader(dataset, balance)")
         if refused := [name for name in _DECIDED_BY_THE_PLAN if name in loader_options]:
             raise TypeError(

@@ -67,8 +67,6 @@ class DistributedOptimizer(WrappedOptimizer):
     sparse_as_dense
         Make sparse gradients dense before they are sent, which is faster where most rows are touched, and lets
         optimizers be used that take no sparse ones. Otherwise only the rows that were touched are sent.
-
-    ``updates`` is for those who build on it: what a round and a gradient scaler ask of this optimizer.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class DistributedOptimizer(WrappedOptimizer):
                 f"balance must be the LoadBalance of this training, got {type(balance).__name__}; write "
                 "DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())"
             )
-        session = balance.session
+        session = balance._session
         if session.optimizer is not None:
             raise ValueError(
                 "balance already serves another optimizer; give this one balance.also(), which takes part in the same "
@@ -96,7 +94,7 @@ class DistributedOptimizer(WrappedOptimizer):
             )
         super().__init__(optimizer)
         names = named_groups(optimizer, named_parameters)
-        self.updates = Updates(
+        self._updates = Updates(
             optimizer, session, names, self._hooks, self, compression=compression, sparse_as_dense=sparse_as_dense
         )
 
@@ -105,29 +103,29 @@ class DistributedOptimizer(WrappedOptimizer):
 
         A ``closure`` computes the gradient of this micro-batch, and is called exactly once. Returns what it returns.
         """
-        return self.updates.step(closure)
+        return self._updates.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        self.updates.zero_grad(set_to_none)
+        self._updates.zero_grad(set_to_none)
 
     def synchronize(self) -> bool:
         """Wait for the summed gradients. Horovod's pattern for clipping works: synchronise, clip, step under
         ``skip_synchronize()``; inside a round of several micro-batches nothing happens, and the answer is False.
         """
-        return self.updates.synchronize()
+        return self._updates.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
         """``step()`` within uses the gradients as they are: ``synchronize()`` has been called."""
-        return self.updates.skip_synchronize()
+        return self._updates.skip_synchronize()
 
     def average_parameters(self) -> None:
         """Give all ranks the mean of their parameters; on every rank, between rounds.
 
         Under D-PSGD and MATCHA ranks hold different models, and their mean is the result. Elsewhere it changes nothing.
         """
-        self.updates.require_between_rounds("average_parameters()")
-        self.updates.average_parameters()
+        self._updates.require_between_rounds("average_parameters()")
+        self._updates.average_parameters()
 
     def close(self) -> None:
         """Let go of the parameters and, between rounds, of the ``LoadBalance``: another optimizer can go on with both.
@@ -135,27 +133,27 @@ class DistributedOptimizer(WrappedOptimizer):
         An unfinished round is forgotten, unless gradients of it are on their way; then the ``LoadBalance`` is of no use
         any more. Hooks that were registered here are taken off the optimizer inside.
         """
-        self.updates.close()
+        self._updates.close()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the wrapped optimizer's state; between rounds only, on every rank."""
-        self.updates.require_between_rounds("load_state_dict()")
+        self._updates.require_between_rounds("load_state_dict()")
         self._inner.load_state_dict(dict(state_dict))
-        self.updates.state_was_loaded()
+        self._updates.state_was_loaded()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, the same on every rank, between rounds. They are named by their position."""
-        self.updates.require_between_rounds("add_param_group()")
+        self._updates.require_between_rounds("add_param_group()")
         self._inner.add_param_group(param_group)
         group = len(self._inner.param_groups) - 1
         added = {p: f"group{group}.{i}" for i, p in enumerate(self._inner.param_groups[group]["params"])}
-        self.updates.extend(added, group)
+        self._updates.extend(added, group)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # PyTorch's scaler looks here first. It would hand its factor to a fused optimizer by attributes of this object,
         # which never reach it; and it unscales by an operation that leaves a tensor's version as it was, so that no
         # later look would find it out.
-        if not self.updates.synchronised:
+        if not self._updates.synchronised:
             raise RoundStateError(_STOCK_SCALER)
         return False

@@ -73,7 +73,7 @@ class SyncBatchNorm(_BatchNorm):
         name: str,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats)
-        session = balance.session
+        session = balance._session
         session.require_first("SyncBatchNorm")
         policy, plan = session.policy, session.balancer.plan()
         if policy.name in _UNEVEN or len(set(plan.micro_batches)) > 1 or not all(plan.micro_batches):

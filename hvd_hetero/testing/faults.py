@@ -106,9 +106,8 @@ class Faults:
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
         next commit lets it in.
         """
-        self._balancer = balance.session.balancer
+        self._balancer, meter = balance._session.balancer, balance._session.meter
         self._state = state
-        meter = balance.session.meter
         begin, done, row = meter.begin, meter.done, meter.row
 
         def begins(input_s: float) -> None:

@@ -72,12 +72,12 @@ def train(policy: Policy, sync: str | Mixing, make: Callable) -> tuple[torch.nn.
     while balance.rounds < ROUNDS:
         for index in loader:
             seen[balance.rounds].append(index.tolist())
-            ends_early = balance.session.balancer.work.plan.ends == "first"
+            ends_early = balance._session.balancer.work.plan.ends == "first"
             time.sleep((LONGER_S if ends_early else PAUSE_S * len(index)) * hvd.rank())
             optimizer.zero_grad()
             loss_of(model, index).backward()
             optimizer.step()
-    mixing = balance.session.mixing
+    mixing = balance._session.mixing
     balance.close()
     return model, seen, mixing
 

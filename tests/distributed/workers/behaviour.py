@@ -58,7 +58,7 @@ def training(
 
 
 def fit(model: torch.nn.Module, batches: BalancedLoader, optimizer: torch.optim.Optimizer) -> None:
-    while batches.stop_at is not None and optimizer.updates._balancer.rounds < batches.stop_at:
+    while batches.stop_at is not None and optimizer._updates._balancer.rounds < batches.stop_at:
         for x, y in batches:
             optimizer.zero_grad()
             functional.mse_loss(model(x), y).backward()
@@ -78,7 +78,7 @@ def worker_processes_change_nothing() -> dict:
     return {
         "with": [float(v) for p in model.parameters() for v in p.detach().flatten()],
         "without": final(StaticAllocation([1, 3])),
-        "lead": balance.session.balancer.lead,
+        "lead": balance._session.balancer.lead,
     }
 
 
@@ -86,7 +86,7 @@ def balanced_with_workers() -> dict:
     """LB-BSP under a lead still finds the slow rank, and every rank has the same parameters."""
     model, balance, batches, optimizer = training(LBBSP(), rounds=40, global_batch=120, num_workers=1)
     plans: list[tuple[int, ...]] = []
-    balance.session.balancer.observer = lambda finished: plans.append(finished.plan.samples)
+    balance._session.balancer.observer = lambda finished: plans.append(finished.plan.samples)
     while balance.rounds < 40:
         for x, y in batches:
             optimizer.zero_grad()

@@ -128,7 +128,7 @@ def train(policy: Policy, shortage: Shortage) -> dict:
     limits: list[list[int]] = []
     left = 0
     complete_when_struck: set[bool] = set()
-    observer = balance.session.balancer.observer
+    observer = balance._session.balancer.observer
 
     def observe(finished) -> None:
         epochs.append(finished.epoch)
@@ -136,11 +136,11 @@ def train(policy: Policy, shortage: Shortage) -> dict:
         if observer is not None:
             observer(finished)
 
-    balance.session.balancer.observer = observe
+    balance._session.balancer.observer = observe
     while balance.rounds < ROUNDS:
         for index in loader:
             round = balance.rounds
-            left = max(left, len(optimizer.updates._gradients._attempt.left))
+            left = max(left, len(optimizer._updates._gradients._attempt.left))
             with balance.surviving_out_of_memory():
                 optimizer.zero_grad()
                 shortage.strike("forward", balance, len(index))
@@ -183,11 +183,11 @@ def train(policy: Policy, shortage: Shortage) -> dict:
 
 def later(balance: LoadBalance, size: int) -> bool:
     """Not in the first micro-batch of a round: others have been accumulated."""
-    return balance.rounds >= 3 and balance.session.balancer.accumulating and not balance.session.balancer.closing
+    return balance.rounds >= 3 and balance._session.balancer.accumulating and not balance._session.balancer.closing
 
 
 def last_of_several(balance: LoadBalance, size: int) -> bool:
-    return balance.rounds >= 3 and balance.session.balancer.accumulating and balance.session.balancer.closing
+    return balance.rounds >= 3 and balance._session.balancer.accumulating and balance._session.balancer.closing
 
 
 def at_any(balance: LoadBalance, size: int) -> bool:
@@ -235,14 +235,14 @@ def curves() -> dict:
     loader = BalancedLoader(Indexed(15 * 32 * hvd.size()), balance, shuffle=True, seed=5, stop_at=45)
     optimizer = DistributedOptimizer(sgd(net.parameters()), balance, net.named_parameters())
     plans: list[tuple[int, ...]] = []
-    observer = balance.session.balancer.observer
+    observer = balance._session.balancer.observer
 
     def observe(finished) -> None:
         plans.append((finished.plan.total, finished.plan.samples))
         if observer is not None:
             observer(finished)
 
-    balance.session.balancer.observer = observe
+    balance._session.balancer.observer = observe
     visits: list[list[int]] = []
     while balance.rounds < 45:
         visits.append([])
@@ -260,7 +260,7 @@ def curves() -> dict:
     result = {
         "plans": plans,
         "gammas": gammas,
-        "limit": hvd.broadcast_object(balance.session.balancer.meter.limit, root_rank=0, name="limit"),
+        "limit": hvd.broadcast_object(balance._session.balancer.meter.limit, root_rank=0, name="limit"),
         "epochs": [sorted(i for of_rank in everyone for i in of_rank[e]) for e in range(len(visits))],
     }
     if hvd.rank() == 0:

@@ -139,7 +139,7 @@ def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[floa
         epochs.append(finished.epoch)
         planned.append(finished.plan.samples)
 
-    balance.session.balancer.observer = observe
+    balance._session.balancer.observer = observe
     while balance.rounds < rounds:
         for index in loader:
             seen[balance.rounds] += index.tolist()

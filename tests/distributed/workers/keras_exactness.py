@@ -87,7 +87,7 @@ def train(policy: Policy, optimizer: str, dtype: str, prefetch: int) -> Outcome:
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance.session.balancer.weight > 0:  # otherwise it stands in for no data
+        if balance._session.balancer.weight > 0:  # otherwise it stands in for no data
             seen.setdefault(balance.rounds, []).extend(int(i) for i in indices)
             sizes.add(len(indices))
 

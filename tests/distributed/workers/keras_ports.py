@@ -275,7 +275,7 @@ def loop(policies: Any, data: Any) -> dict:
                 losses += [[len(labels), float(step(images, labels))] for images, labels in plain]
             else:
                 for images, labels in balance.batches(batches):
-                    losses.append([balance.session.balancer.work.samples, float(step(images, labels))])
+                    losses.append([balance._session.balancer.work.samples, float(step(images, labels))])
         return model, losses
 
     def alone() -> tuple[list[np.ndarray], np.ndarray]:

@@ -70,7 +70,7 @@ def train(
     start: list[np.ndarray] = []
 
     def saw(indices: np.ndarray) -> None:
-        if balance.session.balancer.weight > 0:
+        if balance._session.balancer.weight > 0:
             seen.setdefault(balance.rounds, []).append([int(i) for i in indices])
         time.sleep(SLOW_S * (hvd.rank() == 0))
 

@@ -243,7 +243,7 @@ def compression() -> dict:
     return {
         "difference": difference(narrow.model, wide.model),
         "spread": spread(narrow.model),
-        "counted": balance.session.balancer.finished.table.column("samples").tolist(),
+        "counted": balance._session.balancer.finished.table.column("samples").tolist(),
         "refused": refusal(lambda: Job("bsp", compression="fp16")),
         "refused with d-psgd": refusal(lambda: Job("bsp", sync="d-psgd", compression=hvd.Compression.fp16)),
     }
@@ -357,7 +357,7 @@ def batch_norm_leaves_lb_bsp_its_eyes() -> dict:
     loader = BalancedLoader(TensorDataset(X[:24], Y[:24]), balance, stop_at=24)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
     finished: list[FinishedRound] = []
-    balance.session.balancer.observer = finished.append
+    balance._session.balancer.observer = finished.append
     while balance.rounds < 24:
         for x, y in loader:
             time.sleep(len(x) * 4e-3 * (1 + hvd.rank()))  # far above what else takes time

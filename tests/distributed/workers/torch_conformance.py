@@ -295,7 +295,7 @@ def names() -> dict:
         torch.optim.SGD([{"params": groups[0].parameters()}, {"params": groups[2].parameters(), "lr": 0.01}], lr=0.1)
     )
     steps(groups, grouped, balance)
-    own = sorted(grouped.updates._names.values())
+    own = sorted(grouped._updates._names.values())
     return {
         "duplicate": refused(lambda: wrap(both, doubled)),
         "missing": refused(lambda: wrap(torch.optim.SGD(network().parameters(), lr=0.1), half)),

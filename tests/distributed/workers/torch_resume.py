@@ -113,8 +113,8 @@ class Job:
         self.clock = clock
         self.model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
         self.balance = LoadBalance(POLICIES[policy](), global_batch=GLOBAL_BATCH)
-        if self.balance.session.balancer.signals is not None:
-            self.balance.session.balancer.signals = Script()
+        if self.balance._session.balancer.signals is not None:
+            self.balance._session.balancer.signals = Script()
         self.loader = DATA[data](self.balance)
         self.optimizer = DistributedOptimizer(
             torch.optim.Adam(self.model.parameters(), lr=0.05), self.balance, self.model.named_parameters()
@@ -123,7 +123,7 @@ class Job:
         self.visits: list[list[int]] = []
         self.epochs: list[int] = []
         self._mine: list[int] = []
-        self.balance.session.balancer.observer = self._note
+        self.balance._session.balancer.observer = self._note
 
     def _note(self, finished: Any) -> None:
         self.plans.append(finished.plan.samples)

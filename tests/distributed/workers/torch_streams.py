@@ -69,12 +69,12 @@ def trained(policy: Policy, make: Callable[[LoadBalance], BalancedLoader]) -> di
         loader.set_epoch(epoch)
         seen.append([])
         for x, y, index in loader:
-            done = balance.session.balancer.meter.round.samples
+            done = balance._session.balancer.meter.round.samples
             optimizer.zero_grad()
             functional.binary_cross_entropy_with_logits(model(x), y).backward()
             time.sleep(0.001 * hvd.rank())
             optimizer.step()
-            assert balance.session.balancer.meter.round.samples != done or balance.round_complete
+            assert balance._session.balancer.meter.round.samples != done or balance.round_complete
             seen[-1] += index.tolist()
     end = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     return {"seen": hvd.allgather_object(seen), "end": end, "rounds": balance.rounds}

@@ -120,7 +120,7 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     model = Annealing(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
     balance = LoadBalance("bsp", global_batch=4)
-    session = balance.session
+    session = balance._session
     share = session.calls.share
     session.calls.share = lambda: [0.5, *share()[1:]]
     batches = resize_batches((X, Y), balance)
@@ -253,7 +253,7 @@ def test_what_has_an_index_and_a_length_is_told_to_become_a_sequence():
 def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainly():
     balance = LoadBalance("bsp", global_batch=2)
     batches = resize_batches((X, Y), balance)
-    session = balance.session
+    session = balance._session
     session.queue.prepare(new=True)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"before its size was decided: leave prefetching to"):
         list(batches)
@@ -270,7 +270,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
 def test_a_batch_is_used_once():
     balance = LoadBalance("bsp", global_batch=4)
     resize_batches((X, Y), balance)
-    queue = balance.session.queue
+    queue = balance._session.queue
     queue.prepare(new=True)
     queue.take()
     queue.take()

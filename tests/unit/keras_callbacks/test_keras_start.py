@@ -29,7 +29,7 @@ def fit(model, change=lambda batches: batches):
     balance = LoadBalance("bsp", global_batch=4)
     model.fit(change(resize_batches((X, Y), balance)), verbose=0, shuffle=False, callbacks=[balance])
     assert balance.rounds == 3
-    assert not balance.session.common_start.lacks(model.weights)
+    assert not balance._session.common_start.lacks(model.weights)
 
 
 def test_a_model_without_call_is_built_as_its_train_step_builds_it():
@@ -192,7 +192,7 @@ def test_what_cannot_be_built_says_why_and_what_to_do():
 
 def test_a_loop_builds_its_model_and_broadcasts_what_is_new_at_the_beginning_of_an_epoch(monkeypatch):
     model, balance = keras.Sequential([keras.layers.Dense(1)]), LoadBalance("bsp", global_batch=4)
-    starts, session = [], balance.session
+    starts, session = [], balance._session
     plain, witnesses = session.start, []
     monkeypatch.setattr(session, "start", lambda *pair: starts.append(pair) or plain(*pair))
     start_rounds = session.calls.start

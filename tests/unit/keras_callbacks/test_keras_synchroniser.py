@@ -36,7 +36,7 @@ def collectives(*lengths):
 
 
 def all_reduce():
-    return AllReduce(LoadBalance("bsp", global_batch=4).session.calls)
+    return AllReduce(LoadBalance("bsp", global_batch=4)._session.calls)
 
 
 def graph_of(*specs, weighed=False):
@@ -369,7 +369,7 @@ def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
     balance = LoadBalance("bsp", global_batch=4)
     x = np.ones((8, 2), "float32")
     resize_batches((x, x[:, :1]), balance)
-    session = balance.session
+    session = balance._session
     assert session.queue.prepare(new=True) == 4
     session.calls.begin_round(3)
     assert session.calls.samples == 3

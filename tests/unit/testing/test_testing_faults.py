@@ -39,7 +39,7 @@ def job(tmp_path):
     def rounds(count, rank=0, policy=BSP, first=0):
         balancer = Balancer(policy(), rank, rank + 1, 10 * (rank + 1), clock=clock)
         balancer._planner.rounds = first
-        faults.attach(SimpleNamespace(session=SimpleNamespace(balancer=balancer, meter=balancer.meter)))
+        faults.attach(SimpleNamespace(_session=SimpleNamespace(balancer=balancer, meter=balancer.meter)))
         rows = []
         for _ in range(count):
             plan = balancer.plan()
@@ -111,7 +111,7 @@ from hvd_hetero.testing import Faults
 faults = Faults(sys.argv[1])
 getattr(faults, sys.argv[2])(rank=0, at=1, **eval(sys.argv[3]))
 balancer = Balancer(BSP(), 0, 1, 4, clock=time.monotonic)
-faults.attach(SimpleNamespace(session=SimpleNamespace(balancer=balancer, meter=balancer.meter)))
+faults.attach(SimpleNamespace(_session=SimpleNamespace(balancer=balancer, meter=balancer.meter)))
 for _ in range(3):
     balancer.begin(MicroBatch(balancer.plan(), 4))
     print("begun", balancer.rounds, flush=True)

@@ -34,7 +34,7 @@ class Job:
     def __init__(self, policy=None, model=None, **options):
         self.model = model or torch.nn.Linear(3, 1)
         self.balance = LoadBalance(policy or BSP(max_micro_batch=4), global_batch=8)
-        self.balance.session.body._wanted = True
+        self.balance._session.body._wanted = True
         self.loader = BalancedLoader(TensorDataset(X), self.balance, **options)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.optimizer = DistributedOptimizer(inner, self.balance)

@@ -288,7 +288,7 @@ def test_hooks_of_the_former_membership_are_gone():
         state.reset()
     balance, _, optimizer = begun(state)
     assert [len(p._post_accumulate_grad_hooks) for p in state.model.parameters()] == [1, 1]
-    assert balance.session.optimizer is optimizer.updates
+    assert balance._session.optimizer is optimizer._updates
 
 
 def test_hooks_of_every_optimizer_of_the_loop_are_gone():

@@ -65,9 +65,9 @@ class Slow(torch.utils.data.Dataset):
 def test_samples_that_are_read_again_in_parts_count_as_waiting_for_data(known):
     model, balance, loader, optimizer = begun("bsp", Slow())
     input_s = []
-    balance.session.balancer.observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
+    balance._session.balancer.observer = lambda finished: input_s.extend(finished.table.figures("input_s"))
     if known:
-        balance.session.balancer.meter.limit = 4
+        balance._session.balancer.meter.limit = 4
     for x, y in loader:
         with balance.surviving_out_of_memory():
             if len(x) == BATCH:
@@ -123,7 +123,7 @@ def test_micro_batches_and_parts_in_which_nothing_is_left_are_passed_over(unread
         BSP(max_micro_batch=micro_batch), Unreadable(unreadable), collate_fn=indices, samples_of=len
     )
     used = []
-    balance.session.balancer.observer = lambda finished: used.append(finished.table.total)
+    balance._session.balancer.observer = lambda finished: used.append(finished.table.total)
     shortages = [moment]
 
     def runs_short(now, size):

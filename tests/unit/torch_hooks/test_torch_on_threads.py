@@ -312,7 +312,7 @@ def test_a_collective_in_the_body_is_said_by_the_rank_that_calls_it(caplog):
 def test_a_wire_can_be_given():
     def case(rank):
         wire = wire_here()
-        return LoadBalance("bsp", global_batch=BATCH, wire=wire).session.wire is wire
+        return LoadBalance("bsp", global_batch=BATCH, wire=wire)._session.wire is wire
 
     assert run_on_threads(case, ranks=2) == [True, True]
 
