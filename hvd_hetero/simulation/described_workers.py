@@ -66,7 +66,7 @@ def _worker(settings: Settings, series: Series) -> Worker:
     compute = Compute(
         1.0 / speed if speed is not None else (slope_ms or 0.0) / 1e3,
         settings.number("fixed_ms", MILLISECONDS, 0.0) / 1e3,
-        settings.whole("saturation", _SAMPLES, 1),
+        settings.number("saturation", _SAMPLES, 1.0),
         settings.whole("memory_limit", _SAMPLES, None),
     )
     own_mbps = settings.number("bandwidth_mbps", BANDWIDTH, None)

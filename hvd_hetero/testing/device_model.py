@@ -29,7 +29,7 @@ class DeviceModel:
     Parameters
     ----------
     slope_s, intercept_s, saturation, out_of_memory
-        m, b, x_s and x_o. With ``out_of_memory=None`` every batch fits.
+        m, b, x_s and x_o; x_s need not be whole. With ``out_of_memory=None`` every batch fits.
     error
         Exception of a batch that does not fit, made from its message: the framework's, or MemoryError.
     clock, sleep
@@ -40,7 +40,7 @@ class DeviceModel:
         self,
         slope_s: float,
         intercept_s: float,
-        saturation: int = 1,
+        saturation: float = 1,
         out_of_memory: int | None = None,
         *,
         error: Callable[[str], BaseException] = MemoryError,
@@ -49,7 +49,7 @@ class DeviceModel:
     ) -> None:
         if not (0 < slope_s < math.inf):
             raise ValueError(f"slope_s must be positive and finite, got {slope_s}")
-        if saturation < 1 or (out_of_memory is not None and out_of_memory < 1):
+        if not 1 <= saturation < math.inf or (out_of_memory is not None and out_of_memory < 1):
             raise ValueError(
                 f"saturation and out_of_memory count samples, at least 1, got {saturation} and {out_of_memory}"
             )

@@ -79,6 +79,12 @@ def test_the_example_is_a_valid_description():
     assert example.problem == "digits-network"
 
 
+def test_a_saturation_as_fitted_need_not_be_whole(described):
+    """`hvd-hetero profile` writes such a number."""
+    path = described(("samples_per_s = 400", "samples_per_s = 400\nsaturation = 2.5"))
+    assert [worker.compute.saturation for worker in read_description(path).cluster.workers] == [1.0, 1.0, 2.5]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -99,6 +105,7 @@ def test_the_example_is_a_valid_description():
         ),
         ("samples_per_s = 400", "sample_per_s = 400", "give either samples_per_s .*there is no setting 'sample_per_s'"),
         ("samples_per_s = 400", "samples_per_s = 400\nvariation = [{ kind = 'jiter' }]", "did you mean 'jitter'"),
+        ("samples_per_s = 400", "samples_per_s = 400\nsaturation = 0.5", "saturation must be at least 1 .*got 0.5"),
         ("count = 2", "count = 0", "count must be at least 1"),
         ("count = 2", "count = true", "count must be a whole number, got True"),
         ("global_batch = 60", "global_batch = 2", "at least the number of workers, 3, .*got 2"),

@@ -79,6 +79,7 @@ def test_by_default_it_is_a_memory_error():
         ((0.0, 1.0), "slope_s must be positive"),
         ((1.0, -2.0), "a batch must take some time"),
         ((1.0, 1.0, 0), "saturation and out_of_memory count samples"),
+        ((1.0, 1.0, float("nan")), "saturation and out_of_memory count samples"),
         ((1.0, 1.0, 1, 0), "saturation and out_of_memory count samples"),
     ],
 )
