@@ -160,8 +160,8 @@ def _new_host(number: int) -> tuple[int, str]:
 
 def _relay(one_way_s: float, hosts: int) -> None:
     """Forward packets after the delay, until standard input ends."""
-    devices, places = zip(*map(_new_host, range(hosts)), strict=True)
-    print(*places, flush=True)
+    devices, namespaces = zip(*map(_new_host, range(hosts)), strict=True)
+    print(*namespaces, flush=True)
     with contextlib.suppress(OSError):  # before ranks that compute, or packets would be late
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()  # in order, as all wait equally long

@@ -39,7 +39,7 @@ def by_channel() -> Way:
 
     from hvd_hetero.communication.signals import SignalChannel
 
-    def exchange(payload: bytes) -> list[bytes]:
+    def gather(payload: bytes) -> list[bytes]:
         return hvd.allgather_object(payload, name="signals")
 
     class Channel(SignalChannel):
@@ -49,7 +49,7 @@ def by_channel() -> Way:
         def end(self) -> None:
             pass
 
-    channel = Channel(hvd.rank(), hvd.size(), exchange)
+    channel = Channel(hvd.rank(), hvd.size(), gather)
     assert channel.wait_connected(30.0)
     return channel
 

@@ -222,7 +222,7 @@ def stability(job: Job, epochs: int) -> dict:
     while len(path) <= epochs:
         ran = next(rounds)
         if balance._session.balancer.finished.epoch == len(path):
-            # The first round of an epoch settles what the epoch before has shown.
+            # The first round of an epoch follows what the epoch before has shown.
             path.append({"counts": list(balance._session.balancer.plan().micro_batches), "stable": policy.stable})
             say("stability")
     return {"path": path, "division": ran}

@@ -71,7 +71,7 @@ def harmonic(n: int) -> float:
 def order_statistic_exponential(k: int, workers: int, rate: float = 1.0) -> float:
     """E[X_{k:P}] for X ~ exp(rate): the mean time until k of P workers are done."""
     _check(workers=workers, rate=rate)
-    _check_place(k, workers)
+    _check_order(k, workers)
     return (harmonic(workers) - harmonic(workers - k)) / rate
 
 
@@ -82,7 +82,7 @@ def order_statistic(k: int, workers: int, quantile: Callable[[float], float]) ->
     quantile(betaincinv(k, P - k + 1, v)).
     """
     _check(workers=workers)
-    _check_place(k, workers)
+    _check_order(k, workers)
     value, _ = quad(lambda v: quantile(float(betaincinv(k, workers - k + 1, v))), 0.0, 1.0, limit=500, epsrel=1e-9)
     return float(value)
 
@@ -180,6 +180,6 @@ def _check(**positive: float) -> None:
         raise ValueError(f"workers must be a whole number, got {workers}; order statistics are of so many times")
 
 
-def _check_place(k: int, workers: int) -> None:
+def _check_order(k: int, workers: int) -> None:
     if not 1 <= k <= workers or k != k // 1:
         raise ValueError(f"k must be whole, from 1 to workers = {workers}, got {k}; 1 is the first of them to be done")

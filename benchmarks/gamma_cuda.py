@@ -58,7 +58,7 @@ def make_step(torch):
 
 
 def by_events(torch, step, total: int) -> tuple[DeviceProfile, list[float]]:
-    """Let one rank of two climb the ladder; the host waits only between rounds, as for the exchange of gradients."""
+    """Let one rank of two climb the ladder; the host waits only between rounds, as for the sum of gradients."""
     stopwatch, profile = stopwatch_class()(torch.device("cuda")), DeviceProfile(enough=LADDER_STEPS - 2)
     host_s = []
     for q in range(LADDER_STEPS):

@@ -41,11 +41,11 @@ EXACT = {
     "lb-bsp, 2 workers": {"policy": "lb-bsp", "num_workers": 2},
     "lb-bsp, stream": {"policy": "lb-bsp", "stream": "whole"},
 }  # fmt: skip
-# More epochs and less momentum, for what is compared there are losses, which must have settled.
-SETTLES = {"epochs": 30, "momentum": 0.5, "rate": 0.05}
+# More epochs and less momentum, for what is compared there are losses, which must have converged.
+CONVERGES = {"epochs": 30, "momentum": 0.5, "rate": 0.05}
 OTHER = {
-    "elastic-bsp, local": SETTLES,
-    "non-blocking, d-psgd": {"policy": "non-blocking", "sync": "d-psgd", **SETTLES},
+    "elastic-bsp, local": CONVERGES,
+    "non-blocking, d-psgd": {"policy": "non-blocking", "sync": "d-psgd", **CONVERGES},
 }
 LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 

@@ -25,7 +25,7 @@ from hvd_hetero.prediction.narx import network  # noqa: E402
 
 TRACES = ROOT / "tests" / "data" / "traces"
 TARGET = ROOT / "hvd_hetero" / "prediction" / "narx" / "warm.json"
-STARTS, SETTLING_ROUNDS = 10, 10  # the running means mean little before
+STARTS, WARM_UP_ROUNDS = 10, 10  # the running means mean little before
 Series = list[tuple[float, float, float]]  # samples per second, cpu, memory
 
 
@@ -43,7 +43,7 @@ def fit(several: Sequence[Series]) -> network.Fit:
         narx = NARX(warm_start=None, background=False, rounds_from_scratch=len(series) + 1)
         for speed, cpu, memory in series:
             narx.update(speed, cpu, memory)
-        rows += narx.examples[SETTLING_ROUNDS:]
+        rows += narx.examples[WARM_UP_ROUNDS:]
     data = np.array(rows)
     inputs, targets = data[:, : network.INPUTS], data[:, -2]
     fits = [network.fit(network.start(seed), inputs, targets, pull=0.1, max_steps=300) for seed in range(STARTS)]

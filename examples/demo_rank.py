@@ -133,8 +133,8 @@ class Rank:
                 optimizer.step()
                 self.say(phase=policy, round=balance.rounds, batch=balance.plan)
         balance.close()
-        settled = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
-        self.finish(policy, model, settled.throughput if settled else math.nan)
+        warm = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
+        self.finish(policy, model, warm.throughput if warm else math.nan)
 
     def oracle(self) -> Iterator[None]:
         """Train with stock Horovod and a split set by hand from the speeds under BSP, pausing half-way."""

@@ -142,8 +142,8 @@ class Rank:
         progress = Progress(lambda done: self.say(phase=policy, round=done, batch=balance.plan))
         model.fit(batches.repeat(), steps_per_epoch=options.rounds, verbose=0, callbacks=[balance, progress])
         balance.close()
-        settled = read_run(telemetry).after(demo_data.WARM_UP_ROUNDS) if hvd.rank() == 0 else None
-        self.finish(policy, model, settled.throughput if settled else math.nan)
+        warm = read_run(telemetry).after(demo_data.WARM_UP_ROUNDS) if hvd.rank() == 0 else None
+        self.finish(policy, model, warm.throughput if warm else math.nan)
 
     def oracle(self) -> Iterator[None]:
         """Train with stock Horovod and a split set by hand from the speeds under BSP, pausing half-way."""

@@ -188,7 +188,7 @@ def _pandas(array: Any) -> bool:
 class _Known:
     """The batches whose sizes are decided, in a variable: a list of lists of indices, flat.
 
-    first number, how many, whether training has begun, their places in the rest (one more than there are), all indices
+    first number, how many, whether training has begun, their offsets in the rest (one more than there are), all indices
     """
 
     def __init__(self) -> None:
@@ -198,8 +198,8 @@ class _Known:
 
     def show(self, first: int, parts: list[Any]) -> None:
         """These are known, and no others."""
-        places = itertools.accumulate(map(len, parts), initial=0)
-        flat = np.concatenate([np.array([first, len(parts), self._begun, *places], np.int64), *parts])
+        offsets = itertools.accumulate(map(len, parts), initial=0)
+        flat = np.concatenate([np.array([first, len(parts), self._begun, *offsets], np.int64), *parts])
         self._begun = True  # all but the first time it is a round that is about to begin
         # Once a round, so not by assign(), whose checks take longer than all the rest.
         tf.raw_ops.AssignVariableOp(resource=self._flat.handle, value=flat)

@@ -31,7 +31,7 @@ from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
 
 POLICIES = ("bsp", "lb-bsp")
 JOBS = {2: (1.0, 0.5), 3: (0.6, 0.6, 0.3)}
-WITHIN, SETTLING = 0.05, 5  # rounds in which LB-BSP finds its split, left out on both sides
+WITHIN, FINDING = 0.05, 5  # rounds in which LB-BSP finds its split, left out on both sides
 
 
 def record(ranks: int, options: argparse.Namespace, folder: Path, progress: Progress) -> None:
@@ -48,12 +48,12 @@ def record(ranks: int, options: argparse.Namespace, folder: Path, progress: Prog
 
 
 def measured(run: Run) -> float:
-    return run.after(WARM_UP_ROUNDS + SETTLING).throughput
+    return run.after(WARM_UP_ROUNDS + FINDING).throughput
 
 
 def simulated(run: Run, policy: str) -> float:
     machines = replay(run)
-    return simulate(machines.cluster, resolve_policy(policy), run.global_batch, machines.rounds).rate(SETTLING)
+    return simulate(machines.cluster, resolve_policy(policy), run.global_batch, machines.rounds).rate(FINDING)
 
 
 def main() -> int:

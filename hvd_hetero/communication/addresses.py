@@ -25,7 +25,7 @@ import psutil
 
 from hvd_hetero.errors import HeteroError
 
-__all__ = ["Address", "Directory", "exchange_directory", "job_key", "listen", "listen_to_packets"]
+__all__ = ["Address", "Directory", "gather_directory", "job_key", "listen", "listen_to_packets"]
 
 Address = tuple[str, int]
 """A numeric address and a port; IPv6 where the address has a colon."""
@@ -124,7 +124,7 @@ class Directory:
     addresses: tuple[tuple[Address, ...], ...]
 
 
-def exchange_directory(
+def gather_directory(
     rank: int,
     size: int,
     listeners: Sequence[socket.socket],
@@ -132,7 +132,7 @@ def exchange_directory(
     gather: Callable[[bytes], Sequence[bytes]],
     job_key: bytes = b"",
 ) -> Directory:
-    """Take part in the exchange, whatever our own state: a rank that stayed away would leave the others waiting.
+    """Take part, whatever our own state: a rank that stayed away would leave the others waiting.
 
     Every rank judges the same entries, so where they do not fit together all ranks raise.
     """
@@ -150,7 +150,7 @@ def exchange_directory(
     for key, here in (("version", [_VERSION] * size), ("rank", list(range(size))), ("size", [size] * size)):
         if [entry[key] for entry in entries] != here:
             raise HeteroError(
-                f"the exchange of addresses must bring every rank's payload, in order of rank; {key} should be {here}, "
+                f"gather(payload) must bring every rank's payload, in order of rank; {key} should be {here}, "
                 f"got {[entry[key] for entry in entries]}. Hand in an allgather, and use one version of hvd-hetero"
             )
     for entry in entries:
@@ -189,5 +189,5 @@ def _entry(payload: bytes) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or entry.get("version") != _VERSION:
-        raise HeteroError(f"the exchange of addresses brought what no rank of this version sends: {payload!r:.80}")
+        raise HeteroError(f"gather(payload) brought what no rank of this version sends: {payload!r:.80}")
     return entry

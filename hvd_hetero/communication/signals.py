@@ -25,7 +25,7 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Pipe, answer_challenge, deliver_challenge, wait
 
-from hvd_hetero.communication.addresses import Directory, exchange_directory, job_key, listen
+from hvd_hetero.communication.addresses import Directory, gather_directory, job_key, listen
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["SignalChannel"]
@@ -70,7 +70,7 @@ class SignalChannel:
     """
 
     def __init__(self, rank: int, size: int, gather: Callable[[bytes], Sequence[bytes]]) -> None:
-        """Listen, exchange addresses and key, and connect in the background.
+        """Listen, gather addresses and key, and connect in the background.
 
         ``gather(payload)`` returns every rank's payload in order of rank (an allgather). It is called once.
         """
@@ -82,7 +82,7 @@ class SignalChannel:
             return
         listeners, troubles = listen()
         try:
-            directory = exchange_directory(rank, size, listeners, troubles, gather, job_key())
+            directory = gather_directory(rank, size, listeners, troubles, gather, job_key())
         except BaseException:
             for listener in listeners:
                 listener.close()
@@ -122,7 +122,7 @@ class SignalChannel:
 
 
 class _Relay:
-    """One rank's place in the tree: a thread that holds its connections and passes on what is new.
+    """One rank's node of the tree: a thread that holds its connections and passes on what is new.
 
     Everything that happens is something to read. This rank's own signals, its last word, and the news that a handshake
     has succeeded come through a pipe, as if from one more neighbour. So one thread alone uses the connections, asleep

@@ -59,5 +59,5 @@ class ControlGroups:
             return []
         parts = [p for p in self._paths[controller].split("/") if p and p != ".."]
         while parts and not os.path.isdir(wanted[0].joinpath(*parts)):
-            parts = parts[1:]  # in a container the path may be the host's, and the mount begins further in
+            parts = parts[1:]  # in a container the path may be the machine's, and the mount begins further in
         return [wanted[0].joinpath(*parts[:k]) for k in range(len(parts), -1, -1)]

@@ -8,7 +8,7 @@ measurements (x, t) tell how much the device has slowed down since: with the las
 
 and c Γ is what the allocation gets: the shape of the curve stays, its height follows. One outlier in three changes
 nothing; a lasting change is followed to nine tenths after 12 rounds. A fit of the shape needs measurements over a wide
-range of batches, which training does not give once the split has settled; but a batch beyond that range is added to
+range of batches, which training does not give once the split stays as it is; but a batch beyond that range is added to
 it, as (x, t / c), and the curve is fitted anew: what was only extrapolated so far is now known.
 
 Differences from the paper (LB-BSP section 3.3): it profiles offline, once; and nothing follows a drift there.

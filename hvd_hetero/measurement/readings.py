@@ -11,8 +11,8 @@ With ``A`` the number of cores that this process may run on (its affinity within
 - ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
   ``o_l``: cores' worth used by the other members of that group, where its account can be read. A stricter quota
   lowers ``cpu``.
-- limits: the host (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control group,
-  whose use counts without the inactive file cache, which the kernel gives back first.
+- limits: the machine (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control
+  group, whose use counts without the inactive file cache, which the kernel gives back first.
 
 Others fill what a rank at its quota must leave idle, and take nothing from it: where this process used at least 0.75 of
 what it was allowed over the window, others are taken not to have held it back, and ``o = o_l = 0`` (0.75 rather than
@@ -22,9 +22,10 @@ rate.
 A limit file that is absent, or says "max" or -1, is no limit; a file that is there and cannot be read or understood, or
 an absent ``/proc/stat`` or ``/proc/meminfo``, makes that driver NaN ("not known"), and one log line says why.
 
-Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the host. In a container its quota slows
-a rank, not the host's use. And what is *available* is reported: a rank that computes uses all it gets, so its use tells
-little about what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the module.
+Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the machine. In a container its quota
+slows a rank, not the machine's use. And what is *available* is reported: a rank that computes uses all it gets, so its
+use tells little about what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the
+module.
 
 Known limits: processes that this one started (data loaders) count as others, since finding them means walking
 ``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Time comes in ticks of
@@ -178,13 +179,13 @@ class ResourceMeter:
         return int(stat[stat.index("usage_usec") + 1]) * 1e-6 if "usage_usec" in stat else 0.0
 
     def _memory(self) -> float:
-        host = {line.split(":")[0]: line for line in (self._proc / "meminfo").read_text().splitlines()[:3]}
-        limit, free = (int(host[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
-        host_bytes = limit
+        machine = {line.split(":")[0]: line for line in (self._proc / "meminfo").read_text().splitlines()[:3]}
+        limit, free = (int(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        machine_bytes = limit
         for group in self._limits:
             for top, used, cache in _MEMORY_FILES:
                 text = text_of(group / top)
-                if text in ("", "max") or int(text) >= host_bytes:  # v1 writes "unlimited" as a huge number
+                if text in ("", "max") or int(text) >= machine_bytes:  # v1 writes "unlimited" as a huge number
                     continue
                 stat = text_of(group / "memory.stat").split()
                 cached = int(stat[stat.index(cache) + 1]) if cache in stat else 0

@@ -24,7 +24,7 @@ from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["Outcome", "compare", "problem_named"]
 
-_SETTLING = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
+_WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
 _EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
 
 
@@ -118,7 +118,7 @@ def _simulate(
 
 def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
     samples = np.cumsum(result.samples)
-    skip = int(np.searchsorted(samples, _SETTLING * samples[-1]))
+    skip = int(np.searchsorted(samples, _WARM_UP * samples[-1]))
     goal = described.target_loss
     return Outcome(
         label,

@@ -51,8 +51,8 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0)
     axes[0, 0].set_ylim(bottom=0)
     axes[1, 0].set_ylabel("waiting, ms per round")
     # The first rounds pay for start-up; a scale that shows them would hide the others.
-    settled = [1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])] for run in runs.values()]
-    top = max((float(np.percentile(s, 99)) for s in settled if s.size), default=1.0)
+    later = [1e3 * run.wait_s[3:][np.isfinite(run.wait_s[3:])] for run in runs.values()]
+    top = max((float(np.percentile(s, 99)) for s in later if s.size), default=1.0)
     axes[1, 0].set_ylim(0, 1.3 * top)
     axes[0, 0].legend(loc="lower left")
     if title:

@@ -1,4 +1,4 @@
-"""Run a script on several ranks of this host under a watchdog: it ends in time, alone, and says what went wrong.
+"""Run a script on several ranks of this machine under a watchdog: it ends in time, alone, and says what went wrong.
 
 A distributed job does not fail, it hangs: the ranks wait for the one that is lost. So a launch has a time limit, after
 which it fails with the stack of every rank, and whatever happens to the job or to the caller no process of it remains.

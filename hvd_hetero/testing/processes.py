@@ -73,7 +73,7 @@ def stacks(run_dir: Path, patience_s: float = 3.0) -> dict[int, str]:
             with suppress(ProcessLookupError):
                 os.kill(pid, STACK_SIGNAL)
                 asked[file] = pid
-    _settle(list(asked), patience_s)
+    _await(list(asked), patience_s)
     answers: dict[int, str] = {}
     for file, pid in asked.items():
         rank = int(file.name.split(".")[0])
@@ -86,7 +86,7 @@ def _of_the_job(dump: str) -> str:
     return "\n\n".join(thread for thread in dump.split("\n\n") if die_with_launcher.__name__ not in thread)
 
 
-def _settle(files: list[Path], patience_s: float, quiet_s: float = 0.2) -> None:
+def _await(files: list[Path], patience_s: float, quiet_s: float = 0.2) -> None:
     """Wait until all ``files`` have something in them and none has grown for ``quiet_s``."""
     deadline_s = time.monotonic() + patience_s
     sizes: list[int] = []

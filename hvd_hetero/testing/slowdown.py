@@ -150,7 +150,7 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
     """Make this process ``factor`` times slower; ``auto`` uses the quota if it works, else the sleep.
 
     ``cores`` is the number of cores that the process keeps busy at full speed. The quota does not work if control
-    groups may not be written, or if this host has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says
+    groups may not be written, or if this machine has more ranks (``HOROVOD_LOCAL_SIZE``) than cores; `describe` says
     which. If you have pinned the ranks, pass ``fits``: True if the quotas of ranks that share a core leave some of it
     idle. Then each rank gets its share, with any number of ranks.
     """
@@ -160,7 +160,7 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
         return ProportionalSleep(factor)
     if method != "auto":
         raise ValueError(f"method must be 'auto', 'quota' or 'sleep', got {method!r}")
-    # All cores of the host count, not this process's affinity mask: a rank pinned to one core does not share it.
+    # All cores of the machine count, not this process's affinity mask: a rank pinned to one core does not share it.
     ranks, here = int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")), os.cpu_count() or 1
     if fits is None and ranks > here:
         return ProportionalSleep(factor, why=f"{ranks} ranks on {here} cores")
@@ -185,7 +185,7 @@ def pin_to_core(index: int) -> int:
     if not 0 <= index < len(allowed):
         raise ValueError(
             f"index must be from 0 to {len(allowed) - 1}, as this process may use {len(allowed)} cores ({allowed}), "
-            f"got {index!r}; run fewer ranks on this host or do not pin them"
+            f"got {index!r}; run fewer ranks on this machine or do not pin them"
         )
     # Affinity belongs to threads: without this loop, only the calling thread and its later threads would be pinned.
     for thread in os.listdir("/proc/self/task"):

@@ -14,7 +14,7 @@ VARIABLE = "HVD_HETERO_PATIENCE"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that a rank may wait in one place of one round; ``inf`` means for ever.
+    """Seconds that a rank may wait at one stage of one round; ``inf`` means for ever.
 
     By default only a job that cannot go on ends. A rank at work, even in a debugger, may take any time.
 

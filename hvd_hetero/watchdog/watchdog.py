@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.communication.addresses import exchange_directory, job_key, listen_to_packets
+from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience
@@ -52,7 +52,7 @@ class Watchdog:
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
-    error it gets restarts an elastic job, which then gets stuck in the same place. Rejected, too: Horovod's
+    error it gets restarts an elastic job, which then gets stuck again. Rejected, too: Horovod's
     ``HOROVOD_STALL_CHECK_TIME_SECONDS``. A stopped rank blocks the negotiation that makes this check, and it knows
     names of tensors, not lines of a program.
     """
@@ -89,8 +89,8 @@ class Watchdog:
         _balancers.add(balancer)
         sockets, troubles = listen_to_packets()
         try:
-            directory = exchange_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
-        except HeteroError as error:  # on all ranks alike, because all have exchanged the same
+            directory = gather_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
+        except HeteroError as error:  # on all ranks alike, because all have gathered the same
             for sock in sockets:
                 sock.close()
             logger.warning("ranks that wait for one another will not be reported: %s", error)

@@ -87,7 +87,7 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
             frame = frame.f_back
     finally:
         del frame  # a kept frame would keep its variables alive
-    return Position(waits, False, innermost or "no place in Python")
+    return Position(waits, False, innermost or "no line of Python")
 
 
 def _is_library(module: str, file: str) -> bool:

@@ -126,7 +126,7 @@ class RoundQueue:
             if index < self._used:
                 raise RoundStateError(
                     f"batch {index} of this iteration has been used already: iterate over the result of resize_batches "
-                    "in one place at a time"
+                    "in one loop at a time"
                 )
             while self._used + len(self._known) <= index:
                 self._cut_next()

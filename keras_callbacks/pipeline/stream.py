@@ -16,7 +16,7 @@ _Handle = tuple[Chunk, int]  # a sample: the chunk that it is in, and its row th
 
 
 class StreamReader:
-    """The samples of a source, of which only the places in their chunks are handed about, and batches made of them."""
+    """The samples of a source, of which only chunks and rows are handed about, and batches made of them."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -66,7 +66,7 @@ def _one_of(spec: tf.TensorSpec) -> tf.Tensor:
 
 def _gather(samples: list[_Handle]) -> Chunk:
     """The samples, component by component: as few slices as there are runs of rows."""
-    # Rows of a run grow with their places in the list.
+    # Rows of a run grow with their positions in the list.
     runs = groupby(enumerate(samples), key=lambda numbered: (id(numbered[1][0]), numbered[1][1] - numbered[0]))
     pieces: list[Chunk] = []
     with tf.device("CPU:0"):

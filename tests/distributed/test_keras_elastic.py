@@ -15,7 +15,7 @@ RATE, MOMENTUM = 1 / 16, 7 / 8  # as a float32 holds them, through which Keras s
 KERAS_3, TF_KERAS = "Keras 3", "tf_keras"
 
 
-SETTLES = {"epochs": 20, "momentum": 0.5}
+CONVERGES = {"epochs": 20, "momentum": 0.5}
 # Commits come after every second round of an epoch, and after its last one. One policy of each kind of round: which
 # samples each of them loses is not Keras's matter, and held by the tests for PyTorch.
 KILLS = {
@@ -23,8 +23,8 @@ KILLS = {
     "lb-bsp": ({"rank": 0, "at": 8}, {"policy": "lb-bsp"}),
     "self-adaptive, constant batch per rank": ({"rank": 1, "at": 8}, {"policy": "self-adaptive", "per_rank_batch": 8}),
     "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
-    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **SETTLES}),
-    "d-psgd": ({"rank": 0, "at": 6, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **SETTLES}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
+    "d-psgd": ({"rank": 0, "at": 6, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
 }
 INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
 OF_TF_KERAS = ("non-blocking", "d-psgd")

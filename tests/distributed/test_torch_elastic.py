@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 RATE, MOMENTUM = 0.05, 0.9
 
 
-SETTLES = {"epochs": 20, "momentum": 0.5}
+CONVERGES = {"epochs": 20, "momentum": 0.5}
 # Each policy with something else that must go on, too. Commits come before even rounds, so in an odd one there is
 # something to lose.
 KILLS = {
@@ -24,8 +24,8 @@ KILLS = {
     "self-adaptive, constant batch per rank": ({"rank": 1, "at": 9}, {"policy": "self-adaptive", "per_rank_batch": 8}),
     "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
     "elastic-bsp": ({"rank": 0, "at": 3, "late": True}, {"policy": "elastic-bsp"}),
-    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **SETTLES}),
-    "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **SETTLES}),
+    "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
+    "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
 }
 INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
 

@@ -97,7 +97,7 @@ class NARX(Predictor):
         self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
         self._window, self._rounds_when_warm = window, rounds_when_warm
         self._retrain_every, self._background = retrain_every, background
-        # Ranks of one host begin at different rounds, so that their trainings rarely fall together.
+        # Ranks of one machine begin at different rounds, so that their trainings rarely fall together.
         offset = os.getpid() % retrain_every if background else 0
         self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
         self._rows: deque[tuple[float, ...]] = deque(maxlen=window)

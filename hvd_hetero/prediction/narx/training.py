@@ -5,10 +5,10 @@ served, which is the paper's round robin when every predictor asks at most once 
 priority (Linux keeps one per thread) by 10: not by 19, because a thread that is starved while it holds the
 interpreter's lock would make the training wait for it. For the same reason jobs should be short and give way often.
 
-Across the processes of one host nothing is coordinated: ranks on the same cores may train at the same moment, each
-within its own limit. A job is a few milliseconds of every hundred rounds, so a host-wide lock was thought to cost
-more (files that outlive a crash, permissions) than it saves; the predictors put their first training off by a
-different number of rounds in each process instead.
+Across the processes of one machine nothing is coordinated: ranks on the same cores may train at the same moment, each
+within its own limit. A job is a few milliseconds of every hundred rounds, so a lock for all of them would cost more
+(files that outlive a crash, permissions) than it saves. Instead, each process puts its first training off by another
+number of rounds.
 """
 
 from __future__ import annotations

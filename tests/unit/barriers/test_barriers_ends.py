@@ -25,7 +25,7 @@ def test_one_hiccup_changes_nothing():
 
 
 def test_missing_measurements_are_left_out():
-    """NaN is a place without a measurement."""
+    """NaN is a position without a measurement."""
     assert predict_ends([[np.nan, 2.0, np.nan], [1.0, 3.0, 2.0]], 1).tolist() == [[2.0], [2.0]]
 
 

@@ -190,7 +190,7 @@ class Tuned:
         self.oracle._at_work_of_a_pass = at_work_of_a_pass
 
 
-def test_one_disturbed_pass_does_not_settle_the_oracle(oracle):
+def test_one_disturbed_pass_does_not_decide_the_oracle(oracle):
     # In the first pass something else slowed down the fast rank, so that the equal split looked right.
     tuned = Tuned(oracle, [(1.0, 1.0), *[(0.5, 1.0)] * 7]).oracle
     assert tuned.tune().startswith("at rest after 4 passes")

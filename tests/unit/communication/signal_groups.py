@@ -21,12 +21,12 @@ class Group:
         gate = threading.Barrier(size)
 
         def make(rank):
-            def exchange(payload):
+            def gather(payload):
                 self.payloads[rank] = payload
                 gate.wait(PATIENT_S)
                 return meddle(list(self.payloads))
 
-            self.channels[rank] = SignalChannel(rank, size, exchange)
+            self.channels[rank] = SignalChannel(rank, size, gather)
 
         makers = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
         for maker in makers:
@@ -59,14 +59,14 @@ class Root:
     """Rank 0 of a membership whose other ranks the test plays: it listens until they are there."""
 
     def __init__(self, size=2, change=lambda entries: entries):
-        def exchange(payload):
+        def gather(payload):
             mine = json.loads(payload)
             self.key = bytes.fromhex(mine["key"])
             self.address = tuple(mine["addresses"][0])
             entries = change([mine, *(mine | {"rank": rank, "key": ""} for rank in range(1, size))])
             return [entry if isinstance(entry, bytes) else json.dumps(entry).encode() for entry in entries]
 
-        self.channel = SignalChannel(0, size, exchange)
+        self.channel = SignalChannel(0, size, gather)
 
     def __enter__(self):
         return self

@@ -1,4 +1,4 @@
-"""How ranks find each other: addresses, the exchange, and what does not fit together."""
+"""How ranks find each other: addresses, the gather, and what does not fit together."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def test_a_candidate_that_says_nothing_is_given_up(monkeypatch):
             group.works()
 
 
-EXCHANGES = {
+GATHERED = {
     "too few": (lambda e: e[:1], "in order of rank"),
     "out of order": (lambda e: e[::-1], "in order of rank"),
     "another size": (lambda e: [e[0], e[1] | {"size": 3}], "size should be"),
@@ -84,8 +84,8 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize(("change", "says"), EXCHANGES.values(), ids=EXCHANGES)
-def test_exchange_that_does_not_fit(change, says):
+@pytest.mark.parametrize(("change", "says"), GATHERED.values(), ids=GATHERED)
+def test_what_is_gathered_and_does_not_fit(change, says):
     """Ranks that disagree, or a collective that is no allgather: an error that says so, on every rank alike."""
     before = threads_and_descriptors()
     with pytest.raises(HeteroError, match=says):
@@ -93,17 +93,17 @@ def test_exchange_that_does_not_fit(change, says):
     eventually(lambda: threads_and_descriptors() == before)
 
 
-def test_a_rank_that_cannot_listen_takes_part_in_the_exchange(monkeypatch):
+def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
     """It tells the others why instead of leaving them waiting; then all raise."""
     monkeypatch.setattr(addressing, "_interfaces", lambda name=None: ["no-such-host.invalid"])
     told = []
 
-    def exchange(payload):
+    def gather(payload):
         told.append(payload)
         return [payload, json.dumps(json.loads(payload) | {"rank": 1}).encode()]
 
     with pytest.raises(HeteroError, match=r"rank 0 .*no-such-host\.invalid.*horovodrun --network-interface"):
-        signals.SignalChannel(0, 2, exchange)
+        signals.SignalChannel(0, 2, gather)
     assert len(told) == 1
 
 
@@ -111,12 +111,12 @@ def test_unreachable_parent_is_said_once(caplog):
     """An address that leads nowhere: training goes on, one line in the log says it."""
     lost = [unused()]
 
-    def exchange(payload):
+    def gather(payload):
         mine = json.loads(payload)
         root_entry = mine | {"rank": 0, "key": "00" * 32, "addresses": lost}
         return [json.dumps(root_entry).encode(), payload]
 
-    channel = signals.SignalChannel(1, 2, exchange)
+    channel = signals.SignalChannel(1, 2, gather)
     eventually(lambda: "cannot reach its parent" in caplog.text)
     channel.raise_signal(1)
     assert channel.raised(1)
@@ -154,11 +154,11 @@ def test_loopback_of_another_host_is_not_tried():
     """A loopback address given by a rank of another host name would lead to ourselves: nobody calls it."""
     seen, loopback = ["192.0.2.7", 7], ["127.0.1.1", 7]
 
-    def exchange(payload):
+    def gather(payload):
         mine = json.loads(payload) | {"key": "00" * 32, "addresses": [loopback, seen]}
         return [json.dumps(entry).encode() for entry in (mine, mine | {"rank": 1, "host": "x"})]
 
-    found = addressing.exchange_directory(0, 2, [], "", exchange)
+    found = addressing.gather_directory(0, 2, [], "", gather)
     assert found.addresses == ((tuple(loopback), tuple(seen)), (tuple(seen),))
 
 
@@ -200,7 +200,7 @@ def test_what_is_read_on_the_network_does_not_open_the_signals_where_all_ranks_h
     told, gate = [b"", b""], threading.Barrier(2)
 
     def directory(rank):
-        def exchange(payload):
+        def gather(payload):
             told[rank] = payload
             gate.wait(10)
             return told
@@ -209,7 +209,7 @@ def test_what_is_read_on_the_network_does_not_open_the_signals_where_all_ranks_h
         with contextlib.ExitStack() as stack:
             for listener in listeners:
                 stack.enter_context(listener)
-            return addressing.exchange_directory(rank, 2, listeners, troubles, exchange, job_keys[rank])
+            return addressing.gather_directory(rank, 2, listeners, troubles, gather, job_keys[rank])
 
     with ThreadPoolExecutor(2) as pool:
         first, second = (each.key for each in pool.map(directory, range(2)))

@@ -38,7 +38,7 @@ def test_everybody_hears(size):
 
 
 def test_size_one_has_no_thread_and_no_socket():
-    """A single rank may use it like any other, and it costs nothing: not even the exchange is called."""
+    """A single rank may use it like any other, and it costs nothing: not even gather is called."""
     gc.collect()  # what other tests have left
     before = threads_and_descriptors()
     channel = SignalChannel(0, 1, gather=None)
@@ -113,11 +113,11 @@ from hvd_hetero.communication.signals import SignalChannel
 
 rank, size = int(sys.argv[1]), int(sys.argv[2])
 
-def exchange(payload):
+def gather(payload):
     print(payload.decode(), flush=True)
     return [sys.stdin.readline().encode() for _ in range(size)]
 
-channel = SignalChannel(rank, size, exchange)
+channel = SignalChannel(rank, size, gather)
 print(channel.wait_connected(10), flush=True)
 for line in sys.stdin:
     command, round = line.split()

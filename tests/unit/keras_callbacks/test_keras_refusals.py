@@ -274,9 +274,7 @@ def test_a_batch_is_used_once():
     queue.prepare(new=True)
     queue.take()
     queue.take()
-    with pytest.raises(
-        RoundStateError, match=r"batch 1 of this iteration has been used already: .*one place at a time"
-    ):
+    with pytest.raises(RoundStateError, match=r"batch 1 of this iteration has been used already: .*one loop at a time"):
         queue.part(1)
 
 

@@ -176,9 +176,9 @@ def test_after_the_ladder_the_split_is_the_optimum_of_the_true_curves(n):
     job = DeviceJob(drawn(n, n), 64 * n)
     job.rounds(LADDER_ROUNDS + 1)
     assert job.makespan_s() <= 1.01 * true_best_s(job)
-    settled = job.shares
+    found = job.shares
     job.rounds(10)
-    assert job.shares == settled
+    assert job.shares == found
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])

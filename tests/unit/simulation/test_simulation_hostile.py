@@ -125,10 +125,10 @@ def ends_well(arguments: list[object], capsys) -> str:
 def test_any_value_of_any_setting_is_simulated_or_refused(folder, capsys):
     """Drawn by a seed: one or two settings of a description that works get a value that is wrong, or huge."""
     dice, path, refused = random.Random(0), folder / "cluster.toml", 0
-    places = [(table, key) for table, settings in DESCRIPTION.items() for key in settings]
+    keys = [(table, key) for table, settings in DESCRIPTION.items() for key in settings]
     for number in range(90):
         tables = {name: dict(settings) for name, settings in DESCRIPTION.items()}
-        for table, key in [places[number % len(places)], *dice.sample(places, dice.randrange(2))]:
+        for table, key in [keys[number % len(keys)], *dice.sample(keys, dice.randrange(2))]:
             tables[table][key] = dice.choice(VALUES)
             if dice.random() < 0.1:
                 del tables[table][key]
@@ -173,9 +173,9 @@ def test_any_telemetry_is_replayed_or_refused(recorded, tmp_path, capsys):
             chosen, key = [0], HEADER[number // 4 % len(HEADER)]
         else:
             key = keys[number % len(keys)]
-        for place in chosen:
-            row = {name: json.dumps(figure) for name, figure in json.loads(lines[place]).items()} | {key: value}
-            lines[place] = "{" + ", ".join(f'"{name}": {figure}' for name, figure in row.items()) + "}"
+        for nth in chosen:
+            row = {name: json.dumps(figure) for name, figure in json.loads(lines[nth]).items()} | {key: value}
+            lines[nth] = "{" + ", ".join(f'"{name}": {figure}' for name, figure in row.items()) + "}"
         content = bytearray("\n".join(lines).encode("utf-8", "surrogatepass"))
         if number % 8 == 3:
             content[dice.randrange(len(content))] = dice.randrange(256)

@@ -123,7 +123,7 @@ def draws(workers: int, seed: int = 7) -> Draws:
     return Draws([VARIATIONS] * workers, seed, "round", 0)
 
 
-def test_draws_depend_on_seed_and_worker_and_place_alone():
+def test_draws_depend_on_seed_and_worker_and_number_alone():
     """Whether asked for all workers, for one, out of step with others, or beside more workers."""
     together = np.array([draws(3).round(k) for k in [300]])[0]
     stepwise = draws(3)

@@ -88,12 +88,12 @@ def test_throughput_and_waiting_share_follow_from_the_figures(tmp_path):
 def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
     """Round 0 builds graphs and opens connections; it made a balanced run look twice as fast as one of equal shares."""
     write(tmp_path / "run.jsonl", 20)
-    settled = read_run(tmp_path / "run.jsonl")
-    slow = settled.elapsed_s.copy()
+    steady = read_run(tmp_path / "run.jsonl")
+    slow = steady.elapsed_s.copy()
     slow[0] += 100.0
-    run = replace(settled, elapsed_s=slow)
-    assert run.throughput == settled.throughput
-    assert run.waiting_share.tolist() == settled.waiting_share.tolist()
+    run = replace(steady, elapsed_s=slow)
+    assert run.throughput == steady.throughput
+    assert run.waiting_share.tolist() == steady.waiting_share.tolist()
     titles = [axis.get_title() for axis in rounds_figure({"mine": run}, warm_up=5).axes]
     assert titles[0] == f"mine:  {run.after(5).throughput:.0f} samples/s"
     alone = replace(run, **{name: getattr(run, name)[:1] for name in ("round", "elapsed_s", "samples", "wait_s")})

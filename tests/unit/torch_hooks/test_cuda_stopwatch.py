@@ -115,7 +115,7 @@ def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_wit
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(work_s)
         vector = balancer.report()  # while the device is still at work
-        device.launch(0.125)  # the exchange
+        device.launch(0.125)  # the sum
         device.synchronise()
         balancer.agree(vector)
         balancer.applying()

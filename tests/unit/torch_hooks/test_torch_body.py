@@ -54,7 +54,7 @@ def allreduce():
     hvd.allreduce(torch.zeros(1), name="metric")
 
 
-def test_each_mistake_is_said_once_with_its_place(caplog):
+def test_each_mistake_is_said_once_with_its_line(caplog):
     Job().run(allreduce)
     (record,) = caplog.records
     assert "round 0: hvd.allreduce() at test_torch_body.py:" in record.message

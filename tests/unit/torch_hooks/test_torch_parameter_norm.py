@@ -43,13 +43,13 @@ def negated(tensor):
     tensor.neg_()
 
 
-def exchanged(tensor):
+def swapped(tensor):
     numbers = tensor.flatten()
     tensor.copy_(numbers.roll(1).view_as(tensor))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("change", [scaled, moved, negated, exchanged])
+@pytest.mark.parametrize("change", [scaled, moved, negated, swapped])
 def test_a_change_of_one_tensor_is_seen(change, dtype):
     here, there = tensors(dtype), tensors(dtype)
     assert not differ(here, there, len(here))
@@ -74,8 +74,8 @@ def test_the_bits_do_not_depend_on_where_the_numbers_lie():
         there = []
         for tensor in here:
             memory = torch.empty(tensor.numel() + offset)
-            place = torch.empty(0).set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
-            there.append(place.copy_(tensor))
+            laid = torch.empty(0).set_(memory.untyped_storage(), offset, tensor.shape, tensor.stride())
+            there.append(laid.copy_(tensor))
         assert torch.equal(shown(here, 24), shown(there, 24))
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
-from hvd_hetero.communication.addresses import exchange_directory, listen_to_packets
+from hvd_hetero.communication.addresses import gather_directory, listen_to_packets
 from hvd_hetero.policies import BSP
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.roll import RollCall
@@ -30,7 +30,7 @@ class Ranks:
         self._told = [b""] * size
         self.watchdogs = [None] * size
 
-    def exchange(self, rank):
+    def gather(self, rank):
         def allgather(payload):
             self._told[rank] = payload
             self._met.wait(10)
@@ -49,7 +49,7 @@ class Ranks:
     def _rank(self, rank, body):
         balancer = Balancer(BSP(), rank, self.size, 8, clock=time.perf_counter)
         watchdog = Watchdog(
-            balancer, 5, self.exchange(rank), patience=SHORT, waits_in=("waits_here",),
+            balancer, 5, self.gather(rank), patience=SHORT, waits_in=("waits_here",),
             end=lambda code: self.ended.setdefault(rank, code),
         )  # fmt: skip
         self.watchdogs[rank] = watchdog
@@ -169,17 +169,17 @@ def roll_calls(size):
     met, told = threading.Barrier(size), [b""] * size
 
     def allgather(rank):
-        def exchange(payload):
+        def gather(payload):
             told[rank] = payload
             met.wait(10)
             return list(told)
 
-        return exchange
+        return gather
 
     directories = [None] * size
 
     def meet(rank):
-        directories[rank] = exchange_directory(rank, size, *sockets[rank], allgather(rank))
+        directories[rank] = gather_directory(rank, size, *sockets[rank], allgather(rank))
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(size)]
     for thread in threads:
