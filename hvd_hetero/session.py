@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.signals import SignalChannel
@@ -20,7 +20,7 @@ from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
 from hvd_hetero.watchdog import Patience, Watchdog
 
-__all__ = ["Session"]
+__all__ = ["Face", "Session"]
 
 # Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
 # in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
@@ -123,3 +123,45 @@ class Session:
         if self._telemetry is not None:
             self._telemetry.close()
             atexit.unregister(self._telemetry.close)
+
+
+class _Training(Protocol):
+    """An adapter's session."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def balancer(self) -> Balancer: ...
+
+    def close(self) -> None: ...
+
+
+class Face:
+    """What a ``LoadBalance`` tells users, whatever the framework."""
+
+    _session: _Training
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, as an object."""
+        return self._session.policy
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that all ranks have finished. The same number on every rank, so a loop can stop by it."""
+        return self._session.balancer.rounds
+
+    @property
+    def plan(self) -> tuple[int, ...]:
+        """Samples of every rank in the round at hand (between rounds: in the next one)."""
+        return self._session.balancer.plan().samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in the round at hand (between rounds: in the next one)."""
+        return self.plan[self._session.balancer.rank]
+
+    def close(self) -> None:
+        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
+        self._session.close()

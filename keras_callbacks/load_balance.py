@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.policies import Policy
-from hvd_hetero.session import Session
+from hvd_hetero.session import Face, Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.keras_versions import build_model, trained_variables
@@ -39,7 +39,7 @@ _WAYS_OUT = WaysOut(
 )
 
 
-class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
+class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
     """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
 
         balance = LoadBalance(policy="lb-bsp", global_batch=512)
@@ -71,6 +71,8 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
     """
 
+    _session: FitSession
+
     def __init__(
         self,
         policy: str | Policy = "lb-bsp",
@@ -97,26 +99,6 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._session = FitSession(core, wire, self, tuple(local_layers))
 
-    @property
-    def policy(self) -> Policy:
-        """The policy, as an object."""
-        return self._session.policy
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that all ranks have finished. The same number on every rank."""
-        return self._session.balancer.rounds
-
-    @property
-    def plan(self) -> tuple[int, ...]:
-        """Samples of every rank in the round at hand (between rounds: in the next one)."""
-        return self._session.balancer.plan().samples
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of this rank in the round at hand (between rounds: in the next one)."""
-        return self.plan[self._session.balancer.rank]
-
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
 
@@ -132,10 +114,6 @@ class LoadBalance(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def release(self) -> None:
         """Give the model its plain optimizer back, which then trains this rank alone."""
         self._session.release()
-
-    def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self._session.close()
 
     # What Keras calls.
 

@@ -10,7 +10,7 @@ from typing import Any
 from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.checks import integer
 from hvd_hetero.policies import BSP, Policy
-from hvd_hetero.session import Session
+from hvd_hetero.session import Face, Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
@@ -21,7 +21,7 @@ from torch_hooks.wires.choice import TorchWire, wire_here
 __all__ = ["LoadBalance"]
 
 
-class LoadBalance:
+class LoadBalance(Face):
     """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
 
     Parameters
@@ -49,6 +49,8 @@ class LoadBalance:
         in a rank that is a thread (``hvd_hetero.testing.run_on_threads``), that thread's.
     """
 
+    _session: TorchSession
+
     def __init__(
         self,
         policy: str | Policy = "lb-bsp",
@@ -72,24 +74,8 @@ class LoadBalance:
             policy, wire.rank, wire.size, global_batch, telemetry, sync=sync, wire=wire, patience=patience,
             waits_in=wire.waits_in, crew=wire.crew,
         )  # fmt: skip
-        self.policy = core.policy
         self._session = TorchSession(core, wire, check_body=check_body)
         self._patience = patience
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that all ranks have finished. The same number on every rank: the place to stop a loop early."""
-        return self._session.balancer.rounds
-
-    @property
-    def plan(self) -> tuple[int, ...]:
-        """Samples of every rank in the round at hand (between rounds: in the next one)."""
-        return self._session.balancer.plan().samples
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of this rank in the round at hand (between rounds: in the next one)."""
-        return self.plan[self._session.balancer.rank]
 
     @property
     def round_complete(self) -> bool:
@@ -167,7 +153,3 @@ class LoadBalance:
                 "begin anew with the model's parameters alone"
             )
         balancer.load_state_dict({**state, "pace": paces[balancer.rank]})
-
-    def close(self) -> None:
-        """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
-        self._session.close()
