@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -54,6 +55,11 @@ class Survival:
         """the global batch that the committed learning rates are for; None before the first round"""
         self._rank: int | None = None
         self._own: Mapping[str, Any] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the last commit."""
+        return 0 if self.common is None else int(self.common["rounds"])
 
     @property
     def has_taken_part(self) -> bool:
@@ -126,6 +132,7 @@ class Survival:
 class Member:
     """What elastic states have in common, whatever the framework; the base before Horovod's ``ObjectState``.
 
+
     Differences from Horovod's: every change of hosts is followed by ``sync()``, for ranks may be ahead in the data by
     different numbers of rounds, or hold different models (D-PSGD); values are copied, so that what changes in place
     does not change in the commit.
@@ -133,9 +140,19 @@ class Member:
 
     _host_messages: Any
     _saved_state: dict[str, Any]
+    scale_learning_rate: bool
+    # What an adapter does: keep and load model and optimizer, scale the learning rates, tell the place in the data, and
+    # let go of what the session of a former membership has wrapped.
+    _save_parts: Callable[[], None]
+    _load_parts: Callable[[], None]
+    _scale_rates: Callable[[float], None]
+    _place: Callable[[], Mapping[str, Any] | None]
+    _let_go: Callable[[Any], None]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         self._survival = Survival()
+        self._session: Any = None
+        """the adapter's, of the training that is followed"""
         self._former: Callable[[], Any] = lambda: None
         """what gives the LoadBalance of before, while it exists"""
         super().__init__(*args, **values)
@@ -151,11 +168,26 @@ class Member:
         """Whether this rank has heard that hosts came or went, of which the next commit tells all."""
         return not self._host_messages.empty()
 
+    def save(self) -> None:
+        """Keep everything as it is now; ``commit()`` does so."""
+        if (session := self._session) is not None:
+            self._survival.keep(session.balancer, self._place(), mixes=session.mixing is not None)
+        self._save_parts()
+        super().save()  # type: ignore[misc]
+        self._save_values()
+
+    def restore(self) -> None:
+        """Everything as at the last commit."""
+        self._leave()
+        self._load_parts()
+        super().restore()  # type: ignore[misc]
+        self._save_values()
+
     def reset(self) -> None:
         """The membership has changed (Horovod's way of saying so, on survivors)."""
         # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
         # done again, for the place in the data is that of the commit.
-        self.restore()  # type: ignore[attr-defined]
+        self.restore()
         self._survival.resets += 1
         Session.goes_on = True
 
@@ -169,16 +201,24 @@ class Member:
             raise
 
     def _leave(self) -> None:
-        """Let go of the former membership's objects."""
-        raise NotImplementedError
+        session, self._session = self._session, None
+        if session is not None:
+            self._let_go(session)
+            session.close()
+            self._former = weakref.ref(session)
 
-    def _check_new(self, session: Any) -> None:
+    def _take_up(self, session: Any) -> bool:
+        """Follow the session of a new membership; return whether its ranks are those of the last commit."""
         numbered = (session.balancer.rank, session.balancer.workers)
         if session is self._former() or numbered != (session.wire.rank, session.wire.size):
             raise ValueError(
                 "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
                 "it, anew inside the function that hvd.elastic.run calls after every reset"
             )
+        self._leave()
+        self._session = session  # from here on it is to be let go of, whatever fails
+        self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
+        return self._survival.take_up(session.balancer, session.wire, session.prefix)
 
     def _save_values(self) -> None:
         self._saved_state = copy.deepcopy(self._saved_state)

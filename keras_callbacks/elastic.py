@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -106,28 +106,10 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self.scale_learning_rate = scale_learning_rate
         build_optimizer(self.optimizer, model.trainable_variables)
         self._wire = TensorFlowWire()
-        self._session: FitSession | None = None
         self._own: list[tf.Variable] = []
-        self._save_variables()
+        self._save_parts()
         broadcast = functools.partial(self._wire.broadcast_object, root_rank=0, name="elastic_state")
         super().__init__(broadcast, lambda: self._wire.rank, **{"epoch": 0, "batch": 0, **values})
-
-    def save(self) -> None:
-        """Keep everything as it is now; ``commit()`` does so."""
-        if (session := self._session) is not None:
-            place = None if session.queue is None else session.queue.place()
-            self._survival.keep(session.balancer, place, mixes=session.mixing is not None)
-        self._save_variables()
-        super().save()
-        self._save_values()
-
-    def restore(self) -> None:
-        """Everything as at the last commit."""
-        self._leave()
-        for variable, value in zip(self._variables(), self._saved, strict=True):
-            variable.assign(value)
-        super().restore()
-        self._save_values()
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
@@ -144,7 +126,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         self._survival.accept(shared)
         for variable, value in own:
             variable.assign(value)
-        self._save_variables()
+        self._save_parts()
         self._save_values()
 
     def follow(self, balance: LoadBalance) -> None:
@@ -157,36 +139,37 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
     def _follow(self, session: FitSession) -> None:
         if session is self._session:
             return
-        self._check_new(session)
-        self._leave()
-        self._session = session  # from here on it is to be let go of, whatever fails
+        same_ranks = self._take_up(session)
         session.elastic = True
-        survival, queue = self._survival, session.queue
-        factor = survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate)
-        if factor != 1.0:
-            self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
-        same_ranks = survival.take_up(session.balancer, self._wire, session.prefix)
-        if survival.place is not None:
+        place, queue = self._survival.place, session.queue
+        if place is not None:
             if not same_ranks and queue is not None and not queue.survives_resets:
                 raise ValueError(f"ranks have changed in the middle of epoch {self.epoch}, and {_SHARDS}")
-            session.go_on(survival.place, self.batch)
+            session.go_on(place, self.batch)
             self.batch = session.skipped
         elif queue is not None and not queue.survives_resets and self._wire.rank == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
         self._own = tf_variables(v for layer in session.local_layers for v in layer.weights)
 
-    def _leave(self) -> None:
-        """Let go of the former membership's objects: the wrapped optimizer and train step, signals, files."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.release()
-            session.close()
-            self._former = weakref.ref(session)
+    def _place(self) -> Mapping[str, Any] | None:
+        queue = self._session.queue
+        return None if queue is None else queue.place()
+
+    def _let_go(self, session: FitSession) -> None:
+        session.release()
+
+    def _scale_rates(self, factor: float) -> None:
+        if factor != 1.0:
+            self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def _variables(self) -> list[tf.Variable]:
         return [*tf_variables(self.model.weights), *optimizer_variables(self.optimizer)]
 
-    def _save_variables(self) -> None:
+    def _load_parts(self) -> None:
+        for variable, value in zip(self._variables(), self._saved, strict=True):
+            variable.assign(value)
+
+    def _save_parts(self) -> None:
         self._saved = [variable.numpy() for variable in self._variables()]
 
 

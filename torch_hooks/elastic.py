@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,9 +112,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer, **own}
         for name, value in own.items():
             setattr(self, name, value)
-        self._session: TorchSession | None = None
         self._loader: BalancedLoader | None = None
-        self._committed = 0
         self._inside = False
         self._save_parts()
         plain = {name: value for name, value in values.items() if name not in own}
@@ -133,17 +130,12 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
-        session = balance._session
-        self._check_new(session)
-        self._leave()
-        self._session, self._loader = session, loader
-        self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
-        self._survival.take_up(session.balancer, session.wire, session.prefix)
+        self._take_up(balance._session)
+        self._loader = loader
         if loader is not None:
             if self._survival.place is not None:
                 loader.go_on(self._survival.place)
             loader.between_rounds = self._commit_if_due
-        self._committed = balance.rounds
 
     def commit(self) -> None:
         """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
@@ -153,25 +145,6 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 "it to rounds_per_commit, which commits on every rank, or call commit() between two iterations"
             )
         super().commit()
-
-    def save(self) -> None:
-        """Keep everything as it is now; ``commit()`` does so."""
-        if (session := self._session) is not None:
-            place = None if self._loader is None else self._loader.state_dict()
-            self._survival.keep(session.balancer, place, mixes=session.mixing is not None)
-            self._committed = session.balancer.rounds
-        self._save_parts()
-        super().save()
-        self._save_values()
-
-    def restore(self) -> None:
-        """Everything as at the last commit."""
-        self._leave()
-        for name, part in self._parts.items():
-            part.load_state_dict(copy.deepcopy(self._saved_parts[name]))
-        self._forget_gradients()
-        super().restore()
-        self._save_values()
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership.
@@ -193,8 +166,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._save_values()
 
     def _commit_if_due(self) -> None:
-        assert self._session is not None, "its loader has called"
-        done = self._session.balancer.rounds - self._committed
+        done = self._session.balancer.rounds - self._survival.rounds
         if self.rounds_per_commit is None or done < self.rounds_per_commit:
             return
         self._inside = True
@@ -203,18 +175,16 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         finally:
             self._inside = False
 
-    def _leave(self) -> None:
-        """Let go of the former membership's objects: hooks on parameters, signals, files."""
-        session, self._session = self._session, None
+    def _place(self) -> Mapping[str, Any] | None:
+        return None if self._loader is None else self._loader.state_dict()
+
+    def _let_go(self, session: TorchSession) -> None:
         if self._loader is not None:
             self._loader.between_rounds = None
             self._loader = None
-        if session is not None:
-            for optimizer in session.optimizers:
-                with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
-                    optimizer.close()
-            session.close()
-            self._former = weakref.ref(session)
+        for optimizer in session.optimizers:
+            with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
+                optimizer.close()
 
     def _scale_rates(self, factor: float) -> None:
         optimizers = [part for part in self._parts.values() if hasattr(part, "param_groups")]
@@ -231,6 +201,11 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    def _load_parts(self) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(copy.deepcopy(self._saved_parts[name]))
+        self._forget_gradients()
 
     def _save_parts(self) -> None:
         self._saved_parts: Mapping[str, Any] = {

@@ -279,7 +279,10 @@ class Values:
 
 
 class State(Member, Values):
-    """An elastic state."""
+    """An elastic state of nothing."""
+
+    def _load_parts(self):
+        pass
 
 
 def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monkeypatch, caplog):
