@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero.checks import integer
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import SharedStream
@@ -78,8 +79,7 @@ def resize_batches(
         )
     if prefetch is None:
         prefetch = int(session.policy.keeps_total and not is_stream)
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(f"prefetch must be a whole number of batches, 0 or more, got {prefetch!r}")
+    prefetch = integer("prefetch", prefetch, 0, way_out="give a whole number of batches, the same on every rank")
     if prefetch and not session.policy.keeps_total:
         raise ValueError(
             f"prefetch must be 0 under policy {session.policy.name!r}, got {prefetch}: how many samples a round takes "

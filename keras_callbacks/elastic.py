@@ -33,6 +33,7 @@ from typing import Any
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
 
+from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member
 from keras_callbacks.keras_versions import (
     build_optimizer,
@@ -196,13 +197,9 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 f"state must be a KerasState of keras_callbacks.elastic, got {type(state).__name__}; Horovod's own "
                 "keeps no place in the data"
             )
-        if isinstance(batches_per_commit, bool) or not isinstance(batches_per_commit, int) or batches_per_commit < 1:
-            raise ValueError(
-                f"batches_per_commit must be a whole number of batches, 1 or more, got {batches_per_commit!r}; to "
-                "commit after epochs only, give one that is larger than an epoch"
-            )
         self.state = state
-        self.batches_per_commit = batches_per_commit
+        way_out = "to commit after epochs only, give one that is larger than an epoch"
+        self.batches_per_commit = integer("batches_per_commit", batches_per_commit, 1, way_out=way_out)
         self._before = 0
         self._session: FitSession | None = None
 

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from horovod.common.elastic import ObjectState
 
+from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.load_balance import LoadBalance
@@ -89,13 +90,9 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         suitable(optimizer)
-        if rounds_per_commit is not None and (
-            isinstance(rounds_per_commit, bool) or not isinstance(rounds_per_commit, int) or rounds_per_commit < 1
-        ):
-            raise ValueError(
-                f"rounds_per_commit must be a whole number of rounds, 1 or more, got {rounds_per_commit!r}; None "
-                "commits only where you call commit() yourself"
-            )
+        if rounds_per_commit is not None:
+            way_out = "None commits only where you call commit() yourself"
+            rounds_per_commit = integer("rounds_per_commit", rounds_per_commit, 1, way_out=way_out)
         self._check_names(values)
         for name, value in values.items():
             if scale_learning_rate and isinstance(value, _WITH_RATES_OF_THEIR_OWN):

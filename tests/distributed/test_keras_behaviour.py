@@ -305,7 +305,7 @@ def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, messa
         ("lengths", r"ValueError: all arrays of data must hold equally many samples, got \[49, 50\]"),
         ("balance", r"TypeError: balance must be a LoadBalance, got 32; write resize_batches"),
         ("prefetch of a dataset", "ValueError: prefetch must be 0 for a dataset, got 1"),
-        ("prefetch", "ValueError: prefetch must be a whole number of batches, 0 or more, got -1"),
+        ("prefetch", "ValueError: prefetch must be at least 0, got -1; give a whole number of batches"),
         ("prefetch of what is not known", "ValueError: prefetch must be 0 under policy 'non-blocking', got 1"),
         ("shuffled batches", r"ValueError: .shuffle\(\) follows resize_batches.*shuffle=True"),
         ("batched again", r"ValueError: .batch\(\) follows resize_batches, whose batches the plan forms"),

@@ -359,8 +359,8 @@ def test_shards_are_refused_with_the_way_out():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"rounds_per_commit": 0}, ValueError, "rounds_per_commit must be a whole number of rounds, 1 or more, got 0"),
-        ({"rounds_per_commit": True}, ValueError, "got True; None"),
+        ({"rounds_per_commit": 0}, ValueError, "rounds_per_commit must be at least 1, got 0"),
+        ({"rounds_per_commit": True}, TypeError, r"must be an integer, got True \(bool\); None commits only where"),
         ({"resets": 1}, ValueError, "resets mean something here already"),
         ({"commit": 1, "save": 2}, ValueError, "commit, save mean something here already"),
     ],
