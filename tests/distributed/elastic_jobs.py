@@ -16,6 +16,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds are of one size, the last one short
 NOTICED_S = 30  # of a rank that is gone, at the latest; less than a rank may be silent for on a busy machine
 STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
+CONVERGES = {"epochs": 20, "momentum": 0.5}
+INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
+# From two ranks to three; it ends twelve rounds after that, whenever the third one comes.
+JOIN = {
+    "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "faults": [["join", {"at": 6}]], "samples": 500,
+    "global_batch": 96, "epochs": 1000, "seconds_per_sample": [1.0, 3.0, 2.0], "ends_in_membership": [1, 12],
+    "rounds_per_commit": 3,
+}  # fmt: skip
 
 
 def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: float, **options: Any) -> Any:
@@ -40,6 +48,38 @@ def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: f
 def late(plan: list[int], speeds: list[float]) -> float:
     """How much later than the best split this one ends."""
     return max(x / v for x, v in zip(plan, speeds, strict=True)) * sum(speeds) / sum(plan) - 1
+
+
+def require_no_sample_lost_with_a_rank(reports: Any, record: Any, said: str, reliability: Any, epochs: int) -> None:
+    """After one of three ranks was killed in the middle of a round."""
+    assert [each["size"] for each in record.memberships] == [3, 2]
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
+    assert record.lost > 0, "it was killed while something was uncommitted"
+    assert len(reports) == 2
+    assert reports[0]["parameters"] == reports[1]["parameters"]
+    assert reports[0]["seen"] == list(range(epochs)), "what follows an epoch was done once for each"
+    assert said.count("2 ranks go on after round") == 1
+
+
+def require_good_shares_after_a_join(record: Any) -> None:
+    """Of the job ``JOIN``: ten rounds after the third rank has come."""
+    assert [each["size"] for each in record.memberships] == [2, 3]
+    begins = record.memberships[1]["begins"]
+    assert len(record.plans) == begins + 12
+    speeds = [1 / needs_s for needs_s in record.needs_s[1]]
+    full = [plan for plan in record.plans[begins : begins + 10] if sum(plan) == 96]
+    assert late(full[-1], speeds) <= 0.05
+    assert full[0][record.newcomers[1][0]] == 32, "a newcomer begins with an equal share"
+
+
+def require_every_sample_once_over_a_join(reports: Any, record: Any) -> None:
+    """Of the job ``JOIN``."""
+    assert record.lost == 0
+    assert len({tuple(report["parameters"]) for report in reports}) == 1
+    visits = record.visits()
+    *whole, last = sorted(visits)
+    assert all(visits[epoch] == list(range(500)) for epoch in whole)
+    assert len(set(visits[last])) == len(visits[last])
 
 
 def example_that_loses_a_rank(launch: Any, script: Path, epochs: int, **options: Any) -> tuple[str, list[int]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+import elastic_jobs
 import numpy as np
 import pytest
-from elastic_jobs import EPOCHS, SAMPLES, STARTED_S, late, run
+from elastic_jobs import CONVERGES, INEXACT, JOIN, SAMPLES, STARTED_S, late
 from limits import TORCH_S
 from side_by_side import side_by_side
 
@@ -14,7 +15,6 @@ pytestmark = pytest.mark.distributed
 RATE, MOMENTUM = 0.05, 0.9
 
 
-CONVERGES = {"epochs": 20, "momentum": 0.5}
 # Each policy with something else that must go on, too. Commits come before even rounds, so in an odd one there is
 # something to lose.
 KILLS = {
@@ -27,16 +27,9 @@ KILLS = {
     "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
     "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
 }
-INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
 
 
 CONSTANT = "self-adaptive, constant batch per rank"
-# From two ranks to three; it ends twelve rounds after that, whenever the third one comes.
-JOIN = {
-    "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "faults": [["join", {"at": 6}]], "samples": 500,
-    "global_batch": 96, "epochs": 1000, "seconds_per_sample": [1.0, 3.0, 2.0], "ends_in_membership": [1, 12],
-    "rounds_per_commit": 3,
-}  # fmt: skip
 # Five seconds, in which the job's clock passes eighty: ten rounds. Later a rank tells absurd speeds.
 LIES = [
     ["report", {"rank": 1, "at": at, "value": value, "rounds": 2}]
@@ -54,7 +47,7 @@ JOBS = {"join": JOIN, "freeze": FREEZE} | {
 @pytest.fixture(scope="module")
 def jobs(request, launch, reliability):
     started = {
-        name: partial(run, launch, reliability, "_reliability_rank.py", "torch", TORCH_S, **job)
+        name: partial(elastic_jobs.run, launch, reliability, "_reliability_rank.py", "torch", TORCH_S, **job)
         for name, job in JOBS.items()
     }
     with side_by_side(request, started) as jobs:
@@ -78,14 +71,8 @@ def frozen(request, jobs):
 
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
     name, reports, record, said = killed
-    epochs = KILLS[name][1].get("epochs", EPOCHS)
-    assert [each["size"] for each in record.memberships] == [3, 2]
-    assert reliability.faults_of(record, SAMPLES, epochs) is None
-    assert record.lost > 0, "it was killed while something was uncommitted"
-    assert len(reports) == 2
-    assert reports[0]["parameters"] == reports[1]["parameters"]
-    assert reports[0]["seen"] == list(range(epochs)), "what follows an epoch was done once for each"
-    assert said.count("2 ranks go on after round") == 1
+    epochs = KILLS[name][1].get("epochs", elastic_jobs.EPOCHS)
+    elastic_jobs.require_no_sample_lost_with_a_rank(reports, record, said, reliability, epochs)
 
 
 def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_samples(killed, reliability):
@@ -116,23 +103,12 @@ def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(kill
 
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
     _, record, _ = joined
-    assert [each["size"] for each in record.memberships] == [2, 3]
-    begins = record.memberships[1]["begins"]
-    assert len(record.plans) == begins + 12
-    speeds = [1 / needs_s for needs_s in record.needs_s[1]]
-    full = [plan for plan in record.plans[begins : begins + 10] if sum(plan) == 96]
-    assert late(full[-1], speeds) <= 0.05
-    assert full[0][record.newcomers[1][0]] == 32, "a newcomer begins with an equal share"
+    elastic_jobs.require_good_shares_after_a_join(record)
 
 
 def test_a_join_loses_no_work_and_repeats_no_sample(joined):
     reports, record, _ = joined
-    assert record.lost == 0
-    assert len({tuple(report["parameters"]) for report in reports}) == 1
-    visits = record.visits()
-    *whole, last = sorted(visits)
-    assert all(visits[epoch] == list(range(500)) for epoch in whole)
-    assert len(set(visits[last])) == len(visits[last])
+    elastic_jobs.require_every_sample_once_over_a_join(reports, record)
 
 
 def test_a_rank_frozen_for_5_s_is_not_thrown_out_and_the_allocation_recovers_within_20_rounds(frozen, reliability):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from pool import serve
 from torch.nn import functional
+from torch_common import flat
 
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.topology import matcha, ring
@@ -80,10 +81,6 @@ def train(policy: Policy, sync: str | Mixing, make: Callable) -> tuple[torch.nn.
     mixing = balance._session.mixing
     balance.close()
     return model, seen, mixing
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def mix(models: Models, weights: np.ndarray) -> None:

@@ -15,9 +15,10 @@ import torch
 from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
+from torch_common import refusal, spread
 
 from hvd_hetero.communication import buckets as division
-from hvd_hetero.errors import PlanMismatchError, RoundStateError
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.data.samplers import drawn_by
@@ -31,13 +32,6 @@ Y = X.sum(1, keepdim=True)
 def linear() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Linear(5, 1).double()
-
-
-def spread(model: torch.nn.Module) -> float:
-    """How far apart the ranks' parameters are."""
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    everywhere = hvd.allgather(flat.contiguous(), name="spread")
-    return float((everywhere - everywhere[0]).abs().max())
 
 
 def training(
@@ -315,17 +309,6 @@ def telemetry_is_written_by_rank_0() -> dict:
     fit(model, batches, optimizer)
     balance.close()
     return {"exists": path.exists(), "lines": len(path.read_text().splitlines()) if path.exists() else 0}
-
-
-def refusal(provoke: Callable[[], object]) -> str:
-    try:
-        provoke()
-    except (ValueError, TypeError, RoundStateError, PlanMismatchError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        # What a failed attempt has sent is done before this is, so the next attempt may use the same names.
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "nothing was refused"
 
 
 def a_weighted_sampler() -> dict:

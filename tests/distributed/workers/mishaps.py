@@ -13,8 +13,8 @@ import torch
 from pool import serve
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch_common import refusal, spread
 
-from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -30,22 +30,6 @@ Y = X.sum(1, keepdim=True)
 def linear() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Linear(20, 1)
-
-
-def spread(model: torch.nn.Module) -> float:
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])[None]
-    everywhere = hvd.allgather(flat.contiguous(), name="spread")
-    return float((everywhere - everywhere[0]).abs().max())
-
-
-def refusal(provoke: Callable[[], object]) -> str:
-    try:
-        provoke()
-    except (ValueError, TypeError, HeteroError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "nothing was refused"
 
 
 class Job:

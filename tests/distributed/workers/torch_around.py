@@ -14,6 +14,7 @@ import torch
 from pool import serve
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+from torch_common import flat, refusal, spread
 
 import torch_hooks
 from hvd_hetero.errors import HeteroError
@@ -31,25 +32,6 @@ ROUNDS = 12
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
-
-
-def spread(model: torch.nn.Module) -> float:
-    everywhere = hvd.allgather(flat(model)[None], name="spread")
-    return float((everywhere - everywhere[0]).abs().max())
-
-
-def refusal(provoke: Callable[[], object]) -> str:
-    try:
-        provoke()
-    except (ValueError, TypeError, HeteroError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "nothing was refused"
 
 
 class Job:

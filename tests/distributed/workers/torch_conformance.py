@@ -12,7 +12,6 @@ import io
 import itertools
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -20,8 +19,8 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from pool import serve
 from torch.nn import functional
+from torch_common import refusal
 
-from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -98,16 +97,6 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for _, value in sorted(states[key].items())
         if isinstance(value, torch.Tensor | float | int)
     ]
-
-
-def refused(provoke: Callable[[], object]) -> str:
-    try:
-        provoke()
-    except (ValueError, TypeError, HeteroError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "nothing was refused"
 
 
 def state_is_broadcast_for_every_optimizer() -> dict:
@@ -297,9 +286,9 @@ def names() -> dict:
     steps(groups, grouped, balance)
     own = sorted(grouped._updates._names.values())
     return {
-        "duplicate": refused(lambda: wrap(both, doubled)),
-        "missing": refused(lambda: wrap(torch.optim.SGD(network().parameters(), lr=0.1), half)),
-        "not pairs": refused(lambda: wrap(both, list(one.parameters()))),
+        "duplicate": refusal(lambda: wrap(both, doubled)),
+        "missing": refusal(lambda: wrap(torch.optim.SGD(network().parameters(), lr=0.1), half)),
+        "not pairs": refusal(lambda: wrap(both, list(one.parameters()))),
         "nameless apart": apart(model.parameters()),
         "unique": len(set(own)) == len(own) == 4,
         "same everywhere": all(theirs == own for theirs in hvd.allgather_object(own)),

@@ -14,8 +14,8 @@ from pool import serve
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+from torch_common import refusal
 
-from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, NonBlocking, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SyncBatchNorm, average_by_samples
 
@@ -434,16 +434,6 @@ def gradients_clipped(model: torch.nn.Module, optimizer: DistributedOptimizer, *
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     with optimizer.skip_synchronize():
         optimizer.step()
-
-
-def refusal(provoke: Callable[[], object]) -> str:
-    try:
-        provoke()
-    except (ValueError, HeteroError) as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "nothing was refused"
 
 
 def trained(step: Step, policy: Any = "bsp", *, check_body: bool = True, every: int = 1, **options: Any) -> None:

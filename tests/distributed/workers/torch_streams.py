@@ -12,6 +12,7 @@ import torch
 from pool import serve
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch_common import refusal
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -115,17 +116,6 @@ def shards() -> dict[str, Any]:
         )
         for name in ("bsp", "static", "non-blocking")
     }
-
-
-def refusal(attempt: Callable[[], Any]) -> str:
-    try:
-        attempt()
-    except Exception as error:  # noqa: BLE001 - its name and text are what is asked for
-        return f"{type(error).__name__}: {error}"
-    finally:
-        # What a failed attempt has sent is done before this is.
-        hvd.allreduce(torch.zeros(1), name="settle")
-    return "accepted"
 
 
 def refusals() -> dict[str, str]:
