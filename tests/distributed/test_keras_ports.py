@@ -18,6 +18,10 @@ SPLITS = {
 }
 
 
+# A train step and metrics of one's own, a step of tf_keras's own shape, and compile with a stream of samples.
+OF_TF_KERAS = ["distillation", "distillation by train_step", "tensorflow2_keras_mnist"]
+
+
 @pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
 def outcomes(request, pool):
     """What each rank answers to a case."""
@@ -25,17 +29,31 @@ def outcomes(request, pool):
         yield ranks.ask
 
 
-@pytest.mark.parametrize(
-    ("script", "split"), [(script, split) for script, splits in SPLITS.items() for split in splits]
-)
-def test_a_ported_script_gives_the_history_and_the_weights_of_one_process(outcomes, script, split):
-    for rank in outcomes("ported_scripts_give_what_one_process_gives"):
-        result = rank[script][split]
-        assert result["rounds"] == 14, "seven an epoch, the last one of two samples"
-        assert result["weights"] < 1e-10
-        assert result["spread"] == 0.0
-        assert result["keys"][0] == result["keys"][1]
-        assert max(result["history"].values()) < 1e-10, result["history"]
+def in_splits(scripts):
+    return [(script, split) for script in scripts for split in SPLITS[script]]
+
+
+class Ported:
+    def test_a_ported_script_gives_the_history_and_the_weights_of_one_process(self, outcomes, script, split):
+        for rank in outcomes(script):
+            result = rank[split]
+            assert result["rounds"] == 14, "seven an epoch, the last one of two samples"
+            assert result["weights"] < 1e-10
+            assert result["spread"] == 0.0
+            assert result["keys"][0] == result["keys"][1]
+            assert max(result["history"].values()) < 1e-10, result["history"]
+
+
+@pytest.mark.parametrize("outcomes", ["Keras 3"], indirect=True)
+@pytest.mark.parametrize(("script", "split"), in_splits(SPLITS))
+class TestOnKeras3(Ported):
+    pass
+
+
+@pytest.mark.parametrize("outcomes", ["tf_keras"], indirect=True)
+@pytest.mark.parametrize(("script", "split"), in_splits(OF_TF_KERAS))
+class TestOnTfKeras(Ported):
+    pass
 
 
 def test_what_a_loop_of_ones_own_builds_or_adds_later_is_broadcast(outcomes):

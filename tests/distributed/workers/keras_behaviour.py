@@ -237,7 +237,8 @@ PARTS = (keras_history, keras_models, keras_ports, keras_refusals, keras_starts,
 def functions() -> dict[str, Callable[[], Any]]:
     """All that this file and its parts define; those that take a folder get one that ranks share."""
     known = {name: value for part in PARTS for name, value in vars(part).items()} | globals()
-    return {name: partial(in_a_folder, value) for name, value in known.items() if callable(value)}
+    found = {name: partial(in_a_folder, value) for name, value in known.items() if callable(value)}
+    return found | keras_ports.CASES
 
 
 def in_a_folder(case: Callable[..., Any]) -> Any:

@@ -7,6 +7,7 @@ the samples, and batch norm is left out, since neither is the same whatever the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -294,7 +295,8 @@ def loop(policies: Any, data: Any) -> dict:
     return outcome
 
 
-def ported_scripts_give_what_one_process_gives() -> dict:
+def ported(script: str) -> dict:
+    """What one process gives, and what ranks make of the same script."""
     keras.backend.set_floatx("float64")
     keras.mixed_precision.set_global_policy("float64")
     try:
@@ -304,18 +306,26 @@ def ported_scripts_give_what_one_process_gives() -> dict:
         uneven = {"uneven": EveryRoundAnother(1)}  # one micro-batch of any size, or none
         parts = {"micro-batches": UNEQUAL}
         loss = keras.losses.SparseCategoricalCrossentropy()
-        return {
-            "vae": fits(VAE, {"bsp": "bsp"} | uneven | parts, x),
-            "ddim": fits(DDIM, uneven, x, adapt=True),
-            "distillation": fits(Distiller, uneven | parts, (x, y), metrics=["accuracy"], validate=True),
-            "distillation by train_step": fits(OlderDistiller, uneven, (x, y)),
-            "contrast": fits(Contrast, uneven, (x, y)),
-            "tensorflow2_keras_mnist": fits(
+        scripts: dict[str, Callable[[], dict]] = {
+            "vae": lambda: fits(VAE, {"bsp": "bsp"} | uneven | parts, x),
+            "ddim": lambda: fits(DDIM, uneven, x, adapt=True),
+            "distillation": lambda: fits(Distiller, uneven | parts, (x, y), metrics=["accuracy"], validate=True),
+            "distillation by train_step": lambda: fits(OlderDistiller, uneven, (x, y)),
+            "contrast": lambda: fits(Contrast, uneven, (x, y)),
+            "tensorflow2_keras_mnist": lambda: fits(
                 convolutional, uneven, stream, loss=loss, metrics=["accuracy"],
                 callbacks=lambda: [LearningRateWarmup(0.02, warmup_epochs=2)],
             ),
-            "tensorflow2_mnist": loop(uneven, (x, y)),
+            "tensorflow2_mnist": lambda: loop(uneven, (x, y)),
         }  # fmt: skip
+        return scripts[script]()
     finally:
         keras.backend.set_floatx("float32")
         keras.mixed_precision.set_global_policy("float32")
+
+
+SCRIPTS = (
+    "vae", "ddim", "distillation", "distillation by train_step", "contrast", "tensorflow2_keras_mnist",
+    "tensorflow2_mnist",
+)  # fmt: skip
+CASES = {script: partial(ported, script) for script in SCRIPTS}
