@@ -62,7 +62,8 @@ def joined(request, jobs):
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
     name, reports, record, said = killed
     epochs = KILLS[name][1].get("epochs", elastic_jobs.EPOCHS)
-    elastic_jobs.require_no_sample_lost_with_a_rank(reports, record, said, reliability, epochs)
+    elastic_jobs.require_two_survivors(reports, record, said, epochs)
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
     assert len({each["prefix"] for each in record.memberships}) == 2, "names on the wire are others than before"
 
 
@@ -104,9 +105,10 @@ def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_sam
 
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
     _, record, _ = joined
-    elastic_jobs.require_good_shares_after_a_join(record)
+    assert elastic_jobs.late_after_a_join(record) <= 0.05
 
 
 def test_a_join_loses_no_work_and_repeats_no_sample(joined):
     reports, record, _ = joined
-    elastic_jobs.require_every_sample_once_over_a_join(reports, record)
+    assert record.lost == 0
+    elastic_jobs.require_every_sample_once(reports, record)

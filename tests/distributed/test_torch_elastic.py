@@ -72,7 +72,8 @@ def frozen(request, jobs):
 def test_a_rank_killed_in_the_middle_of_a_round_costs_no_sample_under_any_policy(killed, reliability):
     name, reports, record, said = killed
     epochs = KILLS[name][1].get("epochs", elastic_jobs.EPOCHS)
-    elastic_jobs.require_no_sample_lost_with_a_rank(reports, record, said, reliability, epochs)
+    elastic_jobs.require_two_survivors(reports, record, said, epochs)
+    assert reliability.faults_of(record, SAMPLES, epochs) is None
 
 
 def test_survivors_end_with_the_parameters_of_one_process_that_took_the_same_samples(killed, reliability):
@@ -103,12 +104,13 @@ def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(kill
 
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
     _, record, _ = joined
-    elastic_jobs.require_good_shares_after_a_join(record)
+    assert elastic_jobs.late_after_a_join(record) <= 0.05
 
 
 def test_a_join_loses_no_work_and_repeats_no_sample(joined):
     reports, record, _ = joined
-    elastic_jobs.require_every_sample_once_over_a_join(reports, record)
+    assert record.lost == 0
+    elastic_jobs.require_every_sample_once(reports, record)
 
 
 def test_a_rank_frozen_for_5_s_is_not_thrown_out_and_the_allocation_recovers_within_20_rounds(frozen, reliability):
