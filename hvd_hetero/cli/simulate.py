@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hvd_hetero.simulation.compare import Outcome
     from hvd_hetero.simulation.description import Description
+    from hvd_hetero.simulation.replay import Replay
     from hvd_hetero.simulation.results import Simulated
 
 __all__ = ["add_arguments", "run"]
 
 _LEAST_WIDTH = 140
+_COLUMNS = {
+    "samples/s": ("samples_per_s", ".1f"),
+    "times BSP": ("times_bsp", ".2f"),
+    "of best split": ("of_best", ".3f"),
+    "waiting": ("waiting_share", ".1%"),
+    "transfer": ("transfer_share", ".1%"),
+    "s per update": ("round_s", ".4g"),
+}
+_RANKS_SHOWN = 8
 _REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
 
 
@@ -45,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from hvd_hetero.simulation.compare import compare
+    from hvd_hetero.simulation.compare import compare_between
 
     if (args.cluster is None) == (args.run_file is None):
         raise ValueError(
@@ -56,20 +66,20 @@ def run(args: argparse.Namespace) -> int:
         from hvd_hetero.simulation.figure import check_picture
 
         check_picture(args.plot)
-    described, measured = _described(args)
+    described, recorded = _described(args)
     with _progress(args.quiet or args.json) as progress:
-        found = compare(described, progress)
+        found = compare_between(described, recorded.extremes if recorded else (), progress)
     outcomes = [outcome for outcome, _ in found]
     if args.json:
-        _write_json(described, measured, outcomes)
+        _write_json(described, recorded, outcomes)
     else:
-        _write_table(described, measured, outcomes)
+        _write_table(described, recorded, outcomes)
     if args.plot is not None:
         _plot(args.plot, found, described)
     return 0
 
 
-def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float | str] | None]:
+def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.simulation.description import ROUNDS, SEED, Description, check, read_description
     from hvd_hetero.simulation.limits import MOST_SAMPLES
     from hvd_hetero.simulation.replay import replay
@@ -78,7 +88,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
     from hvd_hetero.telemetry import read_run
     from hvd_hetero.telemetry.files import named
 
-    measured: dict[str, float | str] | None = None
+    machines: Replay | None = None
     if args.run_file is not None:
         recorded = read_run(args.run_file)
         try:
@@ -90,7 +100,6 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
         dataset = machines.dataset or max(machines.rounds * recorded.global_batch // 10, recorded.global_batch)
         dataset = min(dataset, MOST_SAMPLES)
         described = Description(machines.cluster, recorded.global_batch, machines.rounds, schemes, dataset=dataset)
-        measured = {"policy": recorded.policy, "samples_per_s": machines.measured_rate}
     else:
         described = read_description(args.cluster)
     if args.policies is not None:
@@ -104,26 +113,28 @@ def _described(args: argparse.Namespace) -> tuple[Description, dict[str, float |
             raise ValueError(f"--seed must be at least 0 and below 2**63, got {shown(args.seed)}")
         described = replace(described, cluster=replace(described.cluster, seed=args.seed))
     check(described, named((args.cluster or args.run_file).name))
-    return described, measured
+    return described, machines
 
 
-def _write_table(described: Description, measured: dict[str, float | str] | None, outcomes: Sequence[Outcome]) -> None:
+def _write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    terminal = Console()
-    console = Console(
-        highlight=False, width=max(terminal.width, _LEAST_WIDTH)
-    )  # a cut-off figure is worse than a wrapped line
+    ranges = any(outcome.between for outcome in outcomes)
+    least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
+    console = Console(highlight=False, width=max(Console().width, least_width))
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
-    if measured is not None:
+    if recorded is not None:
         # The policy's name comes from a file, so it is not markup.
-        console.print(f"Recorded: {measured['policy']}, {measured['samples_per_s']:.1f} samples/s.", markup=False)
+        console.print(f"Recorded: {recorded.policy}, {recorded.measured_rate:.1f} samples/s.", markup=False)
+        ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
+        more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
+        console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
     table = Table()
     table.add_column("scheme", no_wrap=True)
-    headings = ["samples/s", "times BSP", "of best split", "waiting", "transfer", "s per update"]
+    headings = [*_COLUMNS]
     with_loss = described.target_loss is not None
     trained = any(outcome.final_loss is not None for outcome in outcomes)
     headings += [f"s to loss {described.target_loss:g}"] if with_loss else []
@@ -131,23 +142,32 @@ def _write_table(described: Description, measured: dict[str, float | str] | None
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for o in outcomes:
-        cells = [f"{o.samples_per_s:.1f}", f"{o.times_bsp:.2f}", f"{o.of_best:.3f}", f"{o.waiting_share:.1%}"]
-        cells += [f"{o.transfer_share:.1%}", f"{o.round_s:.4g}"]
+        cells = [o.shown(name, form) for name, form in _COLUMNS.values()]
         if with_loss:
             cells.append("never" if o.time_to_loss_s in (None, float("inf")) else f"{o.time_to_loss_s:.1f}")
         if trained:
             cells.append(f"{o.final_loss:.4f}")
         table.add_row(escape(o.scheme), *cells)
     console.print(table)
+    if ranges:
+        console.print(
+            "Ranges hold all that this run allows: it does not tell what a micro-batch costs besides its samples. For "
+            "figures record epochs whose last round is short, from the sixth round on, or more of them."
+        )
 
 
-def _write_json(described: Description, measured: dict[str, float | str] | None, outcomes: Sequence[Outcome]) -> None:
+def _write_json(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
     document = {
         "workers": len(described.cluster.workers),
         "global_batch": described.global_batch,
         "rounds": described.rounds,
         "seed": described.cluster.seed,
-        "recorded": measured,
+        "recorded": recorded
+        and {
+            "policy": recorded.policy,
+            "samples_per_s": recorded.measured_rate,
+            "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
+        },
         "schemes": [outcome.plain() for outcome in outcomes],
     }
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

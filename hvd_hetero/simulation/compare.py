@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation.best import BestSplit
+from hvd_hetero.simulation.cluster import Cluster
 from hvd_hetero.simulation.description import Description
 from hvd_hetero.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.simulation.learners import learner_for
@@ -22,9 +23,12 @@ from hvd_hetero.simulation.schemes import SchemeChoice
 from hvd_hetero.simulation.server import ServerModel, ServerSimulation
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-__all__ = ["Outcome", "compare", "problem_named"]
+__all__ = ["Outcome", "compare", "compare_between", "problem_named"]
 
 _WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
+_ALIKE = 0.05  # by which a figure may be off and still be told as one; as far as a replay is to be trusted anyway
+_SHARES = ("waiting_share", "transfer_share")
+_FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
 _EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
 
 
@@ -42,10 +46,19 @@ class Outcome:
     final_loss: float | None
     times_bsp: float = math.nan
     of_best: float = math.nan
+    between: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Least and most of each figure that a recorded run does not tell."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, which knows no infinity."""
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+        """For JSON, which knows no infinity. A figure that is not told is null, and ``between`` has its range."""
+        figures = asdict(self) | dict.fromkeys(self.between)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+
+    def shown(self, name: str, form: str) -> str:
+        """Return a figure as text, or its range."""
+        if name not in self.between:
+            return format(getattr(self, name), form)
+        return " … ".join(format(end, form) for end in self.between[name])
 
 
 def problem_named(name: str | None, seed: int) -> Problem | None:
@@ -73,6 +86,31 @@ def compare(
         found.append((_outcome(scheme.label, result, described), result))
     rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
     return [(_with_ratios(outcome, rates["bsp"], rates["best-split"]), result) for outcome, result in found]
+
+
+def compare_between(
+    described: Description,
+    extremes: Sequence[Cluster],
+    progress: Callable[[str, float], None] = lambda label, share: None,
+) -> list[tuple[Outcome, Simulated]]:
+    """Compare on the described cluster, and on others that it may be as well.
+
+    A figure that differs between these by more than a twentieth has a range.
+    """
+    found = compare(described, progress)
+    others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in extremes]
+    compared = [compare(other, progress) for other in others if other != described]
+    of_each = zip(*([outcome for outcome, _ in each] for each in (found, *compared)), strict=True)
+    return [(_ranged(outcomes), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
+
+
+def _ranged(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the first of these, with the range of each figure that differs."""
+    figures = {name: [getattr(outcome, name) for outcome in outcomes] for name in _FIGURES}
+    ranges = {name: (min(values), max(values)) for name, values in figures.items()}
+    scales = {name: 1.0 if name in _SHARES else least for name, (least, _) in ranges.items()}
+    between = {name: (least, most) for name, (least, most) in ranges.items() if most - least > _ALIKE * scales[name]}
+    return replace(outcomes[0], between=between)
 
 
 def _simulate(
@@ -132,5 +170,4 @@ def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
 
 
 def _with_ratios(outcome: Outcome, bsp: float, best: float) -> Outcome:
-    values = asdict(outcome) | {"times_bsp": outcome.samples_per_s / bsp, "of_best": outcome.samples_per_s / best}
-    return Outcome(**values)
+    return replace(outcome, times_bsp=outcome.samples_per_s / bsp, of_best=outcome.samples_per_s / best)

@@ -49,10 +49,14 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     heights = np.arange(len(found))[::-1]
     colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
-    rates = [outcome.samples_per_s for outcome, _ in found]
+    rates = [o.between.get("samples_per_s", (0.0, o.samples_per_s))[1] for o, _ in found]
     bars.barh(heights, rates, color=colours, height=0.65)
     for height, rate, (outcome, _) in zip(heights, rates, found, strict=True):
-        text = f"{rate:,.0f}   {outcome.times_bsp:.2f} times BSP, waits {outcome.waiting_share:.0%}"
+        text = f"{outcome.shown('samples_per_s', ',.0f')}   {outcome.shown('times_bsp', '.2f')} times BSP, "
+        text += f"waits {outcome.shown('waiting_share', '.0%')}"
+        if "samples_per_s" in outcome.between:  # pale: not certain
+            least = outcome.between["samples_per_s"][0]
+            bars.barh(height, rate - least, left=least, color="white", alpha=0.6, height=0.65)
         bars.text(rate, height, "  " + text, va="center", fontsize=9)
     bars.set_yticks(heights, [outcome.scheme for outcome, _ in found], parse_math=False)  # a label may hold a dollar
     bars.set_xlim(0, 1.75 * max(rates))

@@ -1,17 +1,24 @@
 r"""A recorded run as a cluster: what would another scheme have made of these machines?
 
-From the telemetry, for round k and rank i: x_ik samples in t_ik seconds of work (computing, and waiting for its own
-data). The rank's speed v_ik = x_ik / t_ik is taken as it was, whatever the batch:
+From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work (computing, and
+waiting for its own data). A micro-batch costs as much as β_i samples besides its own (``micro_batch_cost`` finds β_i,
+and in which range it is). The rank's pace v_ik = (x_ik + β_i κ_ik) / t_ik is taken as it was, whatever the batch:
 
-    Γ_i(x) = x / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
+    Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
 
-so a simulated round takes max_i f_i(k) Γ_i(x_i) + transfer_k, and the scheme that was recorded, given its recorded
-plans, takes exactly as long as it took. A rank without a figure in a round has that of its round before.
+so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the scheme that was recorded, given its
+recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round has that of its round
+before. ``extremes`` are the same machines with the least and with the most β of all ranks: what differs between them is
+what the run does not tell.
 
-What is assumed, and when it fails: time proportional to the batch (a fixed cost per round makes large batches look too
-slow when small ones were recorded, by b/t of it); what was slow at round k would have been slow at round k of the other
-scheme too, though that comes at another moment; and the rest of the round, transfer_k, does not depend on the scheme.
-The first rounds (start-up) and short last rounds of epochs are left out.
+What is assumed, and when it fails: time is a line in the samples of a micro-batch; what was slow at round k would have
+been slow at round k of the other scheme too, though that comes at another moment; and the rest of the round,
+transfer_k, does not depend on the scheme. The first rounds (start-up) are left out, and so are short last rounds of
+epochs, but for β, of which they tell most.
+
+**Pairs of rounds that tell β** follow each other in one epoch. Both are whole: where the first rank ends a round, the
+pace decides what the others have done. Where a plan changes in the middle of an epoch, the rank's drivers must not have
+changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace.
 
 **Drivers.** The line of round k tells what a rank read of its CPU and memory after computing it, that is before round
 k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
@@ -23,6 +30,7 @@ Shapes: K rounds, n ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +40,18 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.limits import MOST_SPEED
+from hvd_hetero.simulation.micro_batch_cost import FixedSamples, fixed_samples
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.variation import Recorded
 from hvd_hetero.telemetry import Run
 
 __all__ = ["Replay", "replay"]
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 _LONGEST_ROUND_S = 1e9  # thirty years
+_SAME_DRIVER = 0.05
 WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
 
 
@@ -46,6 +59,7 @@ WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers,
 class Replay:
     """The cluster of a run."""
 
+    policy: str
     cluster: Cluster
     rounds: int
     """rounds that were usable"""
@@ -53,6 +67,10 @@ class Replay:
     """samples per second, in those rounds"""
     dataset: int | None
     """samples of an epoch, if the run saw the end of one"""
+    extremes: tuple[Cluster, Cluster]
+    """The machines with the least and the most fixed cost that the run allows."""
+    fixed_s: tuple[tuple[float, float, float], ...]
+    """Of each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
 
 
 def replay(run: Run) -> Replay:
@@ -70,28 +88,53 @@ def replay(run: Run) -> Replay:
             f"the run must hold at least {WARM_UP_ROUNDS + 2} rounds to be replayed, {WARM_UP_ROUNDS} of which count "
             f"as start-up; it has {len(run.round)}: record a longer one"
         )
-    busy_s = (run.compute_s + run.input_s)[keep]
-    known = np.isfinite(busy_s) & (busy_s > 0) & (busy_s <= _LONGEST_ROUND_S)
-    speeds = np.where(known, run.samples[keep] / np.where(known, busy_s, 1.0), 0.0)
-    for rank in range(run.workers):
-        speeds[:, rank] = _filled(speeds[:, rank], rank)
-    typical = np.median(speeds, axis=0)
-    rest_s = np.maximum(run.elapsed_s[keep] - np.where(known, busy_s, 0.0).max(axis=1), 0.0)
-    workers = tuple(
-        Worker(
-            Compute.at_speed(float(typical[rank])),
-            variation=(Recorded("round", tuple((typical[rank] / speeds[:, rank]).tolist())),),
-            drivers=Drivers(recorded=_readings(run, keep, rank)),
-        )
-        for rank in range(run.workers)
-    )
-    network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
+    busy_s = run.compute_s + run.input_s
+    busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
+    known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
+    rest_s = np.maximum(run.elapsed_s[keep] - busy_s[keep].max(axis=1), 0.0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record a run anew")
+    network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
+    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in range(run.workers)]
+    cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
+    for rank in np.flatnonzero(~known[keep].any(axis=0)).tolist():
+        raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
+    betas = [_fixed(run, busy_s, cut, known, rank) for rank in range(run.workers)]
+
+    def cluster(beta: Callable[[FixedSamples], float]) -> Cluster:
+        return Cluster(tuple(worker(rank, beta(betas[rank])) for rank in range(run.workers)), network)
+
+    def worker(rank: int, beta: float) -> Worker:
+        amount = run.samples[keep, rank] + beta * cut[keep, rank]
+        paces = _filled(amount, busy_s[keep, rank], known[keep, rank])
+        pace = float(np.median(paces))
+        variation = (Recorded("round", tuple((pace / paces).tolist())),)
+        return Worker(Compute.at_speed(pace, beta / pace), variation=variation, drivers=drivers[rank])
+
+    likely = cluster(lambda beta: beta.likely)
+    extremes = cluster(lambda beta: beta.least), cluster(lambda beta: beta.most)
+    figures = [[worker.compute.intercept_s for worker in c.workers] for c in (extremes[0], likely, extremes[1])]
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
     first = run.epoch == run.epoch[0]
     dataset = None if first.all() else max(int(run.samples[first].sum()), 1)
-    return Replay(Cluster(workers, network), len(keep), measured, dataset)
+    return Replay(run.policy, likely, len(keep), measured, dataset, extremes, tuple(zip(*figures, strict=True)))
+
+
+def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
+    """β of a rank, from all rounds after the start-up."""
+    follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
+    whole: NDArray[np.bool_] = known[:, rank] & (run.samples[:, rank] == run.plan[:, rank])
+    last = np.append(run.epoch[2:] != run.epoch[1:-1], np.True_)
+    short = last & (np.diff(run.plan.sum(axis=1)) < 0)
+    drivers = np.stack([run.cpu[:, rank], run.memory[:, rank]])
+    # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
+    foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
+    paired = follows & whole[1:] & whole[:-1] & (short | ~foreseen)
+    usable, later = known[:, rank], slice(WARM_UP_ROUNDS, None)
+    sizes = run.samples[:, rank] / cut[:, rank]
+    sizes = np.where(usable, sizes, np.median(sizes[usable]))
+    seconds = np.where(usable, busy_s[:, rank] / cut[:, rank], 1.0)
+    return fixed_samples(sizes[later], seconds[later], paired[later])
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
@@ -108,9 +151,8 @@ def _usable(run: Run) -> NDArray[np.int64]:
     return np.asarray(rounds[(rounds >= WARM_UP_ROUNDS) & ~short])
 
 
-def _filled(speeds: NDArray[np.float64], rank: int) -> NDArray[np.float64]:
-    known = (speeds >= 1 / MOST_SPEED) & (speeds <= MOST_SPEED)
-    if not known.any():
-        raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
-    latest = np.maximum.accumulate(np.where(known, np.arange(len(speeds)), -1))
-    return speeds[np.where(latest >= 0, latest, int(np.argmax(known)))]
+def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats:
+    """Return the pace of each round; where it is not known, that of the round before."""
+    latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    rounds = np.where(latest >= 0, latest, int(np.argmax(known)))
+    return np.asarray(amount[rounds] / seconds[rounds])

@@ -129,11 +129,11 @@ def test_a_driver_that_was_not_recorded_is_not_known(tmp_path):
 def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_path, capsys):
     """Of the same run without its drivers NARX makes something else, and the last speed the same."""
 
-    def told() -> dict[str, float]:
+    def told() -> dict[str, list[float]]:
         entries = '[{ name = "lb-bsp", predictor = "narx" }, { name = "lb-bsp", predictor = "memoryless" }]'
         assert cli.main(["simulate", "--from", str(path), "--policies", entries, "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)["schemes"]
-        return {row["scheme"]: row["samples_per_s"] for row in rows}
+        return {row["scheme"]: row["between"].get("samples_per_s", [row["samples_per_s"]]) for row in rows}
 
     path = tmp_path / "run.jsonl"
     simulate_with_spies(MACHINES, BSP(), 80, path)
