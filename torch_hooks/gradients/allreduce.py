@@ -22,6 +22,7 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
+from torch_hooks.gradients.memory_in_use import MemoryInUse
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.parameter_norm import ParameterNorm
@@ -58,6 +59,9 @@ class Allreduce(Synchroniser):
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
         self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
+        self._in_use = MemoryInUse(self._arrangement, self._optimizer, names)
+        self._all_apart = False
+        """Whether no bucket of this round will write into memory that is in use."""
         self._under_way: list[Bucket] = []
         self._expected = 0
         """buckets that fill by themselves"""
@@ -101,12 +105,17 @@ class Allreduce(Synchroniser):
             self._arrived_again(note)
         note.arrived = self._some_arrived = True
         bucket = None if self._at_the_end else note.bucket
-        if bucket is not None:
-            bucket.open()
-            if note.at_once:
-                bucket.take(note, self._balancer.weight)
         gradient = note.parameter.grad
         assert gradient is not None, "its hook was called"
+        if bucket is not None:
+            if not self._all_apart:
+                self._leave_memory_in_use()
+            elif gradient._version and gradient is not note.tensor:  # it was neither made just now nor there before
+                self._in_use.leave_for(note, gradient)
+            if not bucket.opened:
+                bucket.open()
+            if note.at_once:
+                gradient = bucket.take(note, self._balancer.weight)
         note.note(gradient, by_value=self._first_batch)
         if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end, too
             self._some_wait = True
@@ -142,9 +151,13 @@ class Allreduce(Synchroniser):
         if gradient is note.tensor and gradient._version != note.version + 1:
             self._altered.append(note)
 
+    def _leave_memory_in_use(self) -> None:
+        self._in_use.leave()
+        self._all_apart = True
+
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
-        self._some_arrived = self._some_wait = False
+        self._some_arrived = self._some_wait = self._all_apart = False
         self._altered.clear()
         self._aside.clear()
         for gradient in self._arrangement.gradients:
@@ -160,7 +173,7 @@ class Allreduce(Synchroniser):
     def set_aside(self) -> Iterable[torch.Tensor]:
         """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
         self._aside = []
-        self._some_arrived = self._some_wait = False
+        self._some_arrived = self._some_wait = self._all_apart = False
         for bucket in self._arrangement.buckets:
             if bucket.under_way is None:
                 bucket.forget()
@@ -177,6 +190,8 @@ class Allreduce(Synchroniser):
         for gradient in self._aside:
             gradient.parameter.grad = gradient.sent
         self._aside.clear()
+        if not self._all_apart:
+            self._leave_memory_in_use()
         if self._some_arrived:
             self._first_batch, self._at_the_end = False, self._several_passes
         if filled := len(self._under_way) + self._arrangement.carrier_is_held_back:
@@ -205,7 +220,7 @@ class Allreduce(Synchroniser):
             self._await_table(self._last_but_one_has_come)
         changed += self._collect([bucket for bucket in self._under_way if bucket.under_way is not None])
         summed, self._under_way = self._under_way, []
-        self._some_arrived = False
+        self._some_arrived = self._all_apart = False
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")

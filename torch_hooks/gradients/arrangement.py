@@ -165,7 +165,4 @@ def _weigh_anew(bucket: Bucket, weight: float) -> None:
         if member.changed:  # which is refused, once it is sent
             member.weighed = False
             continue
-        bucket.take(member, weight)
-        gradient = member.parameter.grad
-        assert gradient is not None, "it has arrived"
-        member.note(gradient)
+        member.note(bucket.take(member, weight))

@@ -117,7 +117,7 @@ class Dense:
 class Bucket:
     """Gradients that leave together: from slots next to each other, unless it is one alone."""
 
-    __slots__ = ("_address", "_memory", "_opened", "_room", "members", "name", "parameters", "under_way", "waits_for")
+    __slots__ = ("_address", "_memory", "_room", "members", "name", "opened", "parameters", "under_way", "waits_for")
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
@@ -148,6 +148,11 @@ class Bucket:
         self.release()
 
     @property
+    def bounds(self) -> tuple[int, ...]:
+        """The first address of its slots, and the first one behind them; nothing where it has none."""
+        return () if self._memory is None else self._memory.bounds
+
+    @property
     def room(self) -> torch.Tensor:
         """Where they lie, once the bucket is open."""
         assert self._memory is not None, "a bucket that carries something has slots"
@@ -167,20 +172,20 @@ class Bucket:
     def forget(self) -> None:
         """None of its gradients is there."""
         self.waits_for = len(self.members)
-        self._opened, self._address = False, None
+        self.opened, self._address = False, None
         for member in self.members:
             member.forget()
 
     def release(self) -> None:
         """Let go of its slots; what has left is kept by its parameters and by the wire."""
         self._memory: BucketMemory | None = None
-        self._opened = False
+        self.opened = False
         for member in self.members:
             member.slot = None
 
     def open(self) -> None:
         """Have a slot for each gradient, before the first is touched."""
-        if self._opened:
+        if self.opened:
             return
         if (self._room or len(self.members) > 1) and not (self._memory and self._memory.fits(self.parameters)):
             self.release()
@@ -193,25 +198,27 @@ class Bucket:
             self._memory = BucketMemory(self.parameters, self._room)
             for member, slot in zip(self.members, self._memory.slots, strict=True):
                 member.slot = slot
-        self._opened = True
+        self.opened = True
 
-    def take(self, member: Gradient, weight: float) -> None:
-        """Put a gradient that is here into its slot, weighed; nobody else may touch it from now on."""
-        slot = member.slot
-        if slot is None:
+    def take(self, member: Gradient, weight: float) -> torch.Tensor:
+        """Put a gradient that is here into its slot, weighed, and return it; nobody else may touch it from now on."""
+        if member.slot is None:
+            taken = member.dense()
             if not member.weighed:
-                _weigh([member.dense()], weight)
+                _weigh([taken], weight)
         else:
+            taken = member.slot
             assert member.parameter.grad is not None, "it is here"
             gradient = _whole(member.parameter.grad)
             if member.weighed:
-                slot.copy_(gradient)
-            elif gradient is slot or weight == 0.0:
-                _weigh([slot], weight)
+                taken.copy_(gradient)
+            elif gradient is taken or weight == 0.0:
+                _weigh([taken], weight)
             else:
-                torch.mul(gradient, weight, out=slot)
-            member.parameter.grad = slot
+                torch.mul(gradient, weight, out=taken)
+            member.parameter.grad = taken
         member.weighed = True
+        return taken
 
     def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
@@ -247,7 +254,7 @@ class Bucket:
     def moved(self) -> list[Gradient]:
         """Those that lie elsewhere than they did when they were put in their slots, or left alone."""
         if self._memory is not None:
-            return [self.members[number] for number in self._memory.moved()] if self._opened else []
+            return [self.members[number] for number in self._memory.moved()] if self.opened else []
         sent = self.members[0].sent
         return self.members if None not in (sent, self._address) and address(sent) != self._address else []
 

@@ -6,7 +6,8 @@ are copied as soon as they are computed, while they are in the processor's cache
 rank on the way.
 
 The memory serves in every round: a gradient that somebody keeps is overwritten in the next one, as those of PyTorch's
-DDP are with ``gradient_as_bucket_view``. Who wants to keep one clones it.
+DDP are with ``gradient_as_bucket_view``. Who wants to keep one clones it. A bucket takes another memory where training
+itself still reads a former gradient (``gradients.memory_in_use``).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class BucketMemory:
         for parameter in parameters:
             starts.append(starts[-1] + -(-parameter.numel() // step) * step)
         self.whole = torch.empty(starts[-1] + room, dtype=first.dtype, device=first.device)
+        self.bounds = address(self.whole), address(self.whole) + self.whole.nbytes
+        """Its first address, and the first one behind it."""
         self.room = self.whole[starts[-1] :].zero_()
         storage = self.whole.untyped_storage()
         self.slots: list[torch.Tensor] = []

@@ -1,0 +1,250 @@
+"""Gradients of earlier rounds that are still in use: put back for other parameters, or kept by an optimizer."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import TensorDataset  # noqa: E402
+
+from hvd_hetero.policies import BSP, StaticAllocation  # noqa: E402
+from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
+from torch_hooks.gradients.memory_in_use import kept_by  # noqa: E402
+
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
+RANKS, BATCH, ROUNDS, LAYERS = 2, 6, 5, 6
+LOGGER = "torch_hooks.gradients.memory_in_use"
+POLICIES = {"one micro-batch": BSP, "several micro-batches": lambda: StaticAllocation([1, 2])}
+
+
+class Outcome(NamedTuple):
+    off: float
+    """how far the parameters of any rank are from those of one process with the same samples"""
+    reused: list[bool]
+    """for each gradient of the last round, whether it is that of the second, too"""
+
+
+def net(width):
+    """Parameters of two shapes, so that each gradient fits several of them."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.Tanh())]
+    return torch.nn.Sequential(*layers).double()
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+
+def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
+    """``put`` is done before the first backward pass of a round, ``hook`` after each gradient; plain torch has neither.
+
+    Both get parameters, and the gradients of the former round.
+    """
+    model = net(width)
+    x = torch.randn(BATCH * rounds, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = torch.sin(x)
+
+    def backward(model, index):
+        functional.mse_loss(model(x[index]), y[index]).backward()
+
+    def of_rank(rank):
+        mine = copy.deepcopy(model)
+        parameters, kept, early, seen = list(mine.parameters()), [], [], {}
+        if hook is not None:
+            for number, parameter in enumerate(parameters):
+                parameter.register_post_accumulate_grad_hook(partial(hook, kept, number))
+        balance = LoadBalance(policy(), global_batch=BATCH)
+        loader = BalancedLoader(TensorDataset(torch.arange(len(x))), balance, shuffle=True, seed=2)
+        optimizer = DistributedOptimizer(make(mine.parameters()), balance, mine.named_parameters())
+        for (index,) in loader:
+            begins = balance.rounds not in seen
+            seen.setdefault(balance.rounds, []).extend(index.tolist())
+            if put is not None and kept and begins:
+                put(parameters, kept)
+            optimizer.zero_grad(set_to_none=put is None)
+            backward(mine, index)
+            optimizer.step()
+            if balance.round_complete:
+                kept[:] = [p.grad for p in parameters]
+                if balance.rounds == 2:
+                    early = list(kept)
+        return mine, seen, [p.grad is gradient for p, gradient in zip(parameters, early, strict=True)], optimizer
+
+    models, seen, reused, optimizers = zip(*run_on_threads(of_rank, RANKS), strict=True)
+    assert len(optimizers[0].updates._sync._arrangement.buckets) > 1, "or nothing is put from one bucket into another"
+    single = copy.deepcopy(model)
+    optimizer = make(single.parameters())
+    for round in range(rounds):
+        optimizer.zero_grad()
+        backward(single, [i for of_one in seen for i in of_one[round]])
+        optimizer.step()
+    pairs = [pair for m in models for pair in zip(m.parameters(), single.parameters(), strict=True)]
+    return Outcome(
+        max(float((p - q).detach().abs().max()) for p, q in pairs), [same for of_one in reused for same in of_one]
+    )
+
+
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch):
+    """Those at which a small model takes every way of a large one."""
+    for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 1000), ("MEMBERS", 3)):
+        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.buckets.{name}", size)
+    return monkeypatch
+
+
+def turned(gradients, by):
+    """Each goes to another parameter of the same shape: weights and biases alternate."""
+    return gradients[2 * by :] + gradients[: 2 * by]
+
+
+def give(parameters, gradients):
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def within_a_bucket(parameters, kept):
+    for begin in range(0, 2 * LAYERS, 3):  # MEMBERS, the last ones first: two weights or two biases
+        parameters[begin].grad, parameters[begin + 2].grad = kept[begin + 2], kept[begin]
+
+
+def across_buckets(parameters, kept):
+    give(parameters, turned(kept, LAYERS // 2))
+
+
+def some(parameters, kept):
+    """The others have fresh ones."""
+    give(parameters[::3], turned(kept, 1)[::3])
+
+
+def views(parameters, kept):
+    give(parameters, [gradient.detach().view(-1).view(gradient.shape) for gradient in turned(kept, 1)])
+
+
+def by_data(parameters, kept):
+    """With versions of their own, which begin at 0."""
+    give(parameters, [gradient.data for gradient in turned(kept, 1)])
+
+
+def transposed(parameters, kept):
+    """Of the same parameter, in another order of its numbers."""
+    give(parameters, [gradient.t() for gradient in kept])
+
+
+def first_fit(parameters, kept):
+    """Cut from a pool of memory as they are asked for."""
+    pool = [gradient.view(-1) for gradient in kept[::-1]]
+    for parameter in parameters:
+        number = next(n for n, memory in enumerate(pool) if len(memory) >= parameter.numel())
+        memory = pool.pop(number)
+        parameter.grad = memory[: parameter.numel()].view(parameter.shape)
+
+
+PUT = [within_a_bucket, across_buckets, some, views, by_data, transposed, first_fit]
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("put", PUT)
+def test_a_gradient_that_is_put_back_elsewhere_is_exact(policy, put):
+    assert train(policy=POLICIES[policy], put=put).off <= 1e-12
+
+
+@pytest.mark.parametrize("put", [across_buckets, views])
+def test_also_a_large_one(bounds, put):
+    bounds.undo()
+    assert train(200, put=put).off <= 1e-12  # 313 KiB each, several in a bucket, and weighed as they arrive
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("put", [None, give])
+def test_memory_is_used_again_where_nothing_is_put_back_elsewhere(policy, put):
+    off, reused = train(policy=POLICIES[policy], put=put)
+    assert off <= 1e-12
+    assert all(reused)
+
+
+def pooled(partner):
+    """Put each gradient, as it is there, into the memory that another one had."""
+
+    def hook(kept, number, parameter):
+        if kept and (memory := partner(number)) is not None:
+            parameter.grad = kept[memory].copy_(parameter.grad)
+
+    return hook
+
+
+@pytest.mark.parametrize("by", [2, LAYERS])
+def test_a_gradient_that_a_hook_puts_elsewhere_is_exact(by):
+    assert train(hook=pooled(lambda number: (number + by) % (2 * LAYERS))).off <= 1e-12
+
+
+def test_one_that_a_hook_puts_where_another_was_written_is_refused():
+    last = 2 * LAYERS - 2
+    with pytest.raises(ThreadRankError, match=r"'0\.weight' was put into memory of an earlier p\.grad"):
+        train(hook=pooled(lambda number: last if number == 0 else None))
+
+
+class Keeps(torch.optim.Optimizer):
+    """Steps along this gradient and half of the last one, of which it keeps the very tensor."""
+
+    def __init__(self, parameters, since, place):
+        super().__init__(parameters, {"lr": 0.2})
+        self.since, self.place, self.attribute, self.steps = since, place, {}, 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                kept = self.place(self, p)
+                p.sub_(p.grad + 0.5 * kept["last"].view_as(p) if "last" in kept else p.grad, alpha=group["lr"])
+                if self.steps >= self.since:
+                    kept["last"] = p.grad.view(-1) if self.place is in_a_container else p.grad
+        self.steps += 1
+
+
+def in_state(optimizer, p):
+    return optimizer.state[p]
+
+
+def in_a_container(optimizer, p):
+    return optimizer.state[p].setdefault("containers", deque([({},)]))[0][0]
+
+
+def in_an_attribute(optimizer, p):
+    return optimizer.attribute.setdefault(id(p), {})
+
+
+@pytest.mark.parametrize("place", [in_state, in_a_container, in_an_attribute])
+@pytest.mark.parametrize("since", [0, 1])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_optimizer_may_keep_gradients_from_one_step_to_the_next(policy, since, place, caplog):
+    off, reused = train(policy=POLICIES[policy], make=lambda parameters: Keeps(parameters, since, place))
+    assert off <= 1e-12
+    assert not any(reused)
+    assert not caplog.records
+
+
+def test_one_that_begins_to_keep_them_later_is_told_of(caplog):
+    """In its fifth step. What it keeps is found after the eighth, so its steps 6 to 8 use gradients of their own."""
+    with caplog.at_level(logging.WARNING, LOGGER):
+        off, reused = train(make=lambda parameters: Keeps(parameters, 4, in_state), rounds=12)
+    assert off > 1e-6
+    assert [record.getMessage() for record in caplog.records] == [
+        "Keeps keeps p.grad for later steps. This was found after 8 rounds; in those after round 4 it may have read "
+        "gradients of another round, and does so no more. To be exact from the beginning, have it keep p.grad.clone()"
+    ] * RANKS
+    assert not any(reused)
+
+
+def test_what_optimizers_inside_an_optimizer_keep_is_kept_by_it_too():
+    outer, inner = sgd([torch.zeros(1, requires_grad=True)]), sgd([torch.zeros(1, requires_grad=True)])
+    outer.inside, inner.around, inner.kept = [inner], outer, {"last": (torch.ones(2), None)}
+    assert any(tensor is inner.kept["last"][0] for tensor in kept_by(outer))
