@@ -77,9 +77,10 @@ def test_a_gradient_whose_memory_is_exchanged_on_its_way_is_refused(ranks):
             assert f"'{name}' was changed between backward() and step()" in rank["taken"][name]
 
 
-def test_gradients_that_are_kept_are_added_to_only_where_they_are_put_back_in_a_round(ranks):
+def test_gradients_that_are_kept_change_nothing_nor_where_they_are_put_back_for_any_parameter(ranks):
     for rank in ranks:
-        assert max(rank["kept"], rank["put back"]) <= 1e-12
+        assert set(rank["kept"]) == {"kept", "put_back", "put_crosswise"}
+        assert all(off <= 1e-12 for off in rank["kept"].values()), rank["kept"]
 
 
 def test_a_gradient_that_is_frozen_again_before_the_others_know_of_it_is_refused(ranks):

@@ -164,30 +164,48 @@ def taken_away(name: str) -> str:
     return refused(optimizer.step)
 
 
-def gradients_that_are_kept(*, put_back: bool) -> float:
-    """Gradients that the user has kept are those of each later round, too, who writes into them between rounds.
+def kept(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
+    """And written into between rounds, which no later round reads."""
+    for gradient in gradients:
+        gradient.fill_(float(round))
 
-    What is written counts where the user makes them gradients again within a round (zeros here), and nowhere else.
+
+def put_back(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.zero_()
+
+
+def put_crosswise(parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], round: int) -> None:
+    """Each to the next parameter of as many numbers: within a bucket and across two, as they are and as views."""
+    for parameter in parameters:
+        alike = [number for number, other in enumerate(parameters) if other.numel() == parameter.numel()]
+        following = alike[(alike.index(next(n for n in alike if parameters[n] is parameter)) + 1) % len(alike)]
+        parameter.grad = gradients[following].zero_().view(parameter.shape)
+
+
+def gradients_that_are_kept(use: Callable[[list[torch.nn.Parameter], list[torch.Tensor], int], None]) -> float:
+    """How far off a model is that is trained while ``use`` does something with the gradients of an earlier round.
+
+    Gradients that nobody puts elsewhere lie in the same memory in every round, unless they leave alone.
     """
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())
     plain = torch.optim.SGD(oracle.parameters(), lr=1e-2)
-    kept: list[torch.Tensor] = []
+    parameters, gradients = list(net.parameters()), []
     for round in range(ROUNDS):
-        for gradient in kept:
-            gradient.fill_(0.0 if put_back else float(round))
         x, y = mine(round)
         balance.batch(len(x))
-        if put_back:
-            for parameter, gradient in zip(net.parameters(), kept, strict=bool(kept)):
-                parameter.grad = gradient
+        if gradients:
+            use(parameters, gradients, round)
         functional.mse_loss(net(x), y).backward()
         optimizer.step()
         step(oracle, plain, *everybodys(round))
-        gradients = [p.grad for p in net.parameters() if p.grad is not None]
-        same = [gradient is former for gradient, former in zip(gradients, kept, strict=bool(kept))]
-        assert not kept or any(same), same  # not one that leaves alone, or whose memory somebody still uses
-        kept = kept or gradients
+        former, gradients = gradients, [p.grad for p in parameters if p.grad is not None]
+        if round > 1:  # in round 0 one bucket has no room for the table yet
+            same = [gradient is before for gradient, before in zip(gradients, former, strict=True)]
+            assert same == [
+                use is put_back or (use is kept and p is not net.get_parameter("1.weight")) for p in parameters
+            ], same
     return difference(net, oracle)
 
 
@@ -321,8 +339,7 @@ def main() -> None:
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
             "taken": {name: taken_away(name) for name in ("1.weight", "2.weight")},
-            "kept": gradients_that_are_kept(put_back=False),
-            "put back": gradients_that_are_kept(put_back=True),
+            "kept": {use.__name__: gradients_that_are_kept(use) for use in (kept, put_back, put_crosswise)},
             "frozen again": frozen_again(),
             "thawed": parts_that_freeze_and_thaw(),
             "collectives": {
