@@ -59,7 +59,7 @@ class Allreduce(Synchroniser):
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
         self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
-        self._in_use = MemoryInUse(self._arrangement, self._optimizer, names)
+        self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
         """Whether no bucket of this round will write into memory that is in use."""
         self._under_way: list[Bucket] = []
@@ -166,7 +166,8 @@ class Allreduce(Synchroniser):
             bucket.forget()
 
     def release(self) -> None:
-        """Let go of memory that is kept from round to round."""
+        """Let go of memory that is kept from round to round: no round follows."""
+        self._in_use.close()
         for bucket in self._arrangement.buckets:
             bucket.release()
 

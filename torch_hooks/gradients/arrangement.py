@@ -39,7 +39,7 @@ class Arrangement:
         workers: int,
         table_type: torch.dtype | None,
     ) -> None:
-        self._names = names
+        self.names = names
         self._prefix = prefix
         self._layouts = layouts
         self._table_length = RoundTable.length(workers)
@@ -110,7 +110,7 @@ class Arrangement:
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
         divided = buckets_of(free[::-1], self._layouts.known_rows)
-        new = [Bucket(f"{self._prefix}.gradient.{self._names[m[0].parameter]}", m) for m in divided]
+        new = [Bucket(f"{self._prefix}.gradient.{self.names[m[0].parameter]}", m) for m in divided]
         self.require_a_bucket()
         if any(g.sent is not None for g in free):  # the others of its bucket would leave twice
             self._refuse_frozen(g for g in self.gradients if g.sent is not None and not g.parameter.requires_grad)
@@ -137,7 +137,7 @@ class Arrangement:
         self._refuse_frozen(g for g in self.gradients if g.bucket is None and g.arrived and g.sent is None)
 
     def _now(self) -> bytes:
-        return bytes(map(_trained, self._names))
+        return bytes(map(_trained, self.names))
 
     def _can_carry(self, bucket: Bucket) -> bool:
         """Whether its gradients are of the table's kind."""
@@ -151,7 +151,7 @@ class Arrangement:
     def _refuse_frozen(self, gradients: Iterable[Gradient]) -> None:
         for gradient in gradients:
             raise RoundStateError(
-                f"{self._names[gradient.parameter]!r} was frozen between backward() and step(), while its gradient "
+                f"{self.names[gradient.parameter]!r} was frozen between backward() and step(), while its gradient "
                 "waited to be summed; call requires_grad_(False) before backward() or after step()"
             )
 

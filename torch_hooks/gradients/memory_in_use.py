@@ -12,6 +12,7 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -35,29 +36,38 @@ class MemoryInUse:
     """
 
     def __init__(
-        self, arrangement: Arrangement, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]
+        self, arrangement: Arrangement, optimizer: torch.optim.Optimizer, everybodys: list[Arrangement]
     ) -> None:
         self._arrangement = arrangement
         self._optimizer = optimizer
-        self._names = names
+        self._everybodys = everybodys
+        """Those of all optimizers of the loop, between whose parameters gradients may be exchanged."""
         self._rounds = 0
         self._optimizer_keeps = False
 
     def leave(self) -> None:
         """Have buckets leave memory that is in use: once in a round, before anything is written."""
+        if not self._rounds:
+            self._everybodys.append(self._arrangement)
         notes, gradients = [], []
-        for note in self._arrangement.gradients:
-            gradient = note.parameter.grad
-            if gradient is None or gradient is note.slot:
-                continue
-            if not note.arrived:
-                note.tensor = gradient  # which tells that it need not be looked at when it arrives
-            elif not gradient._version:
-                continue  # the backward pass has made it, in memory of its own
-            notes.append(note)
-            gradients.append(gradient)
+        for arrangement in self._everybodys:
+            for note in arrangement.gradients:
+                gradient = note.parameter.grad
+                if gradient is None or gradient is note.slot:
+                    continue
+                if note.arrived and not gradient._version:
+                    continue  # the backward pass has made it, in memory of its own
+                if arrangement is self._arrangement and not note.arrived:
+                    note.tensor = gradient  # which tells that it need not be looked at when it arrives
+                notes.append(note)
+                gradients.append(gradient)
         self._leave(notes, gradients)
         self._leave_what_the_optimizer_keeps()
+
+    def close(self) -> None:
+        """Look at these gradients no more: no round follows."""
+        if self._arrangement in self._everybodys:
+            self._everybodys.remove(self._arrangement)
 
     def leave_for(self, note: Gradient, gradient: torch.Tensor) -> None:
         """Have a bucket leave the memory in which this gradient lies, which is there only since."""
@@ -68,13 +78,14 @@ class MemoryInUse:
         owners = self._owners(gradients)
         for number, owner in owners:
             if owner.opened:
+                parameter = notes[number].parameter
+                name = next(each.names[parameter] for each in self._everybodys if parameter in each.names)
                 raise RoundStateError(
-                    f"the gradient of {self._names[notes[number].parameter]!r} was put into memory of an earlier "
-                    "p.grad, where gradients of this round are written by now; put it there before backward(), or "
-                    "give it a tensor of its own"
+                    f"the gradient of {name!r} was put into memory of an earlier p.grad, where gradients of this round "
+                    "are written by now; put it there before backward(), or give it a tensor of its own"
                 )
         if owners:  # who puts one back may put more, and in the middle of the backward pass, as hooks do
-            _release(self._arrangement.buckets)
+            _release(self._buckets())
 
     def _leave_what_the_optimizer_keeps(self) -> None:
         rounds, self._rounds = self._rounds, self._rounds + 1
@@ -91,11 +102,14 @@ class MemoryInUse:
                     "it keep p.grad.clone()", type(self._optimizer).__name__, rounds, rounds // 2,
                 )  # fmt: skip
 
+    def _buckets(self) -> Iterator[Bucket]:
+        return chain.from_iterable(arrangement.buckets for arrangement in self._everybodys)
+
     def _owners(self, tensors: list[torch.Tensor]) -> list[tuple[int, Bucket]]:
         """Return the numbers of those that lie in a bucket's memory, each with its bucket."""
         if not tensors:
             return []
-        buckets = sorted((b for b in self._arrangement.buckets if b.bounds), key=attrgetter("bounds"))
+        buckets = sorted((b for b in self._buckets() if b.bounds), key=attrgetter("bounds"))
         bounds = [bound for bucket in buckets for bound in bucket.bounds]
         places = map(partial(bisect, bounds), _addresses(tensors))
         return [(number, buckets[place // 2]) for number, place in enumerate(places) if place % 2]

@@ -14,6 +14,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import settings_of
+from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.parameters.parameter_norm import ParameterNorm
 from torch_hooks.wires.choice import TorchWire
 
@@ -32,6 +33,8 @@ class Trained:
     """The parameters, in the same order on every rank."""
     prefix: str
     wire: TorchWire
+    arrangements: list[Arrangement]
+    """The buckets of all optimizers of the loop; a synchroniser that has buckets adds its own."""
 
 
 class Synchroniser(ABC):

@@ -163,6 +163,39 @@ def test_also_a_large_one(bounds, put):
     assert train(200, put=put).off <= 1e-12  # 313 KiB each, several in a bucket, and weighed as they arrive
 
 
+@pytest.mark.parametrize("put", [across_buckets, lambda p, kept: across_buckets(p, [g.data for g in kept])])
+def test_also_from_one_optimizer_to_another(put):
+    x = torch.randn(ROUNDS, BATCH, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def train(model, optimizers, begin):
+        for samples in x:
+            begin()
+            functional.mse_loss(model(samples), torch.sin(samples)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    def of_rank(rank):
+        model = net(4)
+        named, balance = list(model.named_parameters()), LoadBalance("bsp", global_batch=BATCH)
+        parts = [(named[LAYERS:], balance), (named[:LAYERS], balance.also())]
+        optimizers = [DistributedOptimizer(sgd([p for _, p in part]), of, part) for part, of in parts]
+        parameters = list(model.parameters())
+
+        def begin():
+            kept = [p.grad for p in parameters]
+            balance.batch(BATCH)
+            if balance.rounds:
+                put(parameters, [gradient.zero_() for gradient in kept])
+
+        return train(model, optimizers, begin)
+
+    single = net(4)
+    optimizer = sgd(single.parameters())
+    expected = train(single, [optimizer], optimizer.zero_grad)
+    torch.testing.assert_close(run_on_threads(of_rank, 1)[0], expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("put", [None, give])
 def test_memory_is_used_again_where_nothing_is_put_back_elsewhere(policy, put):
