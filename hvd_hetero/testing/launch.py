@@ -28,6 +28,8 @@ from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.quota import remove_stale_groups
 
 _TAIL_LINES = 100
+_LONGEST_LINE = 400  # of a message: frameworks warn in paragraphs
+_TRACEBACK = "Traceback (most recent call last):"
 _POLL_S = 0.05
 
 
@@ -226,11 +228,13 @@ def _hang_message(name: str, timeout_s: float, result: LaunchResult, answers: Ma
 
 
 def _failure_message(name: str, returncode: int, result: LaunchResult, codes: Mapping[int, int]) -> str:
-    ends = [f"rank {rank} {_said(code)}" for rank, code in codes.items()]
+    """The first rank that failed comes last, next to what follows: who shows a part of a log shows its end."""
+    raised = {rank: _raised(result.stderr[rank]) for rank in codes}
+    ends = [f"rank {rank} {_said(code)}{raised[rank] and f' ({raised[rank]})'}" for rank, code in codes.items()]
     parts = [f"{name}: failed; {', then '.join(ends) or f'horovodrun {_said(returncode)}'}"]
-    parts += [_tail(f"rank {rank}, standard error", result.stderr[rank]) for rank in codes]
-    if not any(result.stderr):
+    if not any(list(raised.values())[:1]):  # it may not have come to speak, or what stands in for it has failed
         parts.append(_tail("horovodrun", result.launcher_output))
+    parts += [_tail(f"rank {rank}, standard error", result.stderr[rank]) for rank in reversed(codes)]
     return "\n".join(filter(None, parts))
 
 
@@ -238,9 +242,23 @@ def _said(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
 
 
+def _raised(stderr: str) -> str:
+    """The line below the last traceback, which names the exception."""
+    _, found, after = stderr.rpartition(_TRACEBACK)
+    told = [line for line in after.splitlines() if line and not line[0].isspace()]
+    return told[0][:_LONGEST_LINE] if found and told else ""
+
+
 def _tail(title: str, text: str) -> str:
-    lines = text.strip().splitlines()
+    """The last lines; where the last traceback is above them, as many from there on, and then the last ones."""
+    lines = [
+        line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " […]" for line in text.strip().splitlines()
+    ]
     if not lines:
         return ""
-    cut = f" (last {_TAIL_LINES} of {len(lines)} lines)" if len(lines) > _TAIL_LINES else ""
-    return "\n".join([f"--- {title}{cut}:", *lines[-_TAIL_LINES:]])
+    if len(lines) <= _TAIL_LINES:
+        return "\n".join([f"--- {title}:", *lines])
+    begins = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    above = lines[begins[-1] : -_TAIL_LINES][:_TAIL_LINES] if begins else []
+    gap = ["[…]"] if above and begins[-1] + len(above) < len(lines) - _TAIL_LINES else []
+    return "\n".join([f"--- {title} (last {_TAIL_LINES} of {len(lines)} lines):", *above, *gap, *lines[-_TAIL_LINES:]])

@@ -130,6 +130,34 @@ def test_a_rank_that_fails_is_named_with_its_code_and_the_end_of_its_error_outpu
     assert "rank 1, standard error (last 100 of 200 lines):\n100\n" in str(caught.value)
 
 
+def test_a_failure_names_what_each_rank_raised_and_ends_with_the_first_to_fail(run):
+    """Each rank warns at length before; rank 0, which fails first, is dumped by its end, as with faulthandler."""
+    with pytest.raises(RankError) as caught:
+        run(
+            """
+            print("w" * 5000, *range(300), sep="\\n", file=sys.stderr, flush=True)
+            def lost():
+                raise RuntimeError(f"of rank {rank}")
+            try:
+                lost()
+            finally:
+                sys.excepthook(*sys.exc_info())
+                if rank == 0:
+                    print(*(f"  File thread {n}" for n in range(250)), sep="\\n", file=sys.stderr, flush=True)
+                os._exit(1)
+            """
+        )
+    message = str(caught.value)
+    first, rest = message.split("\n", 1)
+    assert first.endswith(
+        "rank 0 exited with 1 (RuntimeError: of rank 0), then rank 1 exited with 1 (RuntimeError: of rank 1)"
+    )
+    assert rest.index("--- rank 1, standard error") < rest.index("--- rank 0, standard error")
+    assert rest.count("in lost\n") == 2
+    assert message.endswith("File thread 249")
+    assert max(map(len, rest.splitlines())) < 500
+
+
 def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
     with pytest.raises(RankError, match="rank 0 was ended by SIGKILL") as caught:
         run("if not rank: os.kill(os.getpid(), signal.SIGKILL)")
