@@ -2,22 +2,21 @@
 
 1. Split the edges of the base graph into M matchings (``edge_coloring``).
 2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
-3. Choose the weight alpha of W = I - alpha sum_j B_j L_j that makes rho = || E[W'W] - J || least, up to where a
-   round could make disagreement larger (``alpha``). rho < 1.
-4. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
+3. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
+4. Weight each drawn pair by the partners that its two ranks have in this round, with two numbers, alpha and beta, that
+   make rho = || E[W'W] - J || least among those under which no round makes disagreement larger (``pair_weights``).
 
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
 share of the time that D-PSGD needs on the same graph.
 
-Agreement. Drawing needs no messages. But p comes from floating-point eigenvectors. If it differs in its last digits,
-two ranks disagree about a matching in some rare draw. If processors or libraries may differ, compute ``matcha`` on one
-rank and broadcast the result: it is plain data.
+Agreement. Drawing needs no messages, and a round's weights follow from integers and from alpha and beta. But p, alpha
+and beta come from floating-point eigenvectors. If they differ in their last digits, two ranks disagree about a matching
+in some rare draw. If processors or libraries may differ, compute ``matcha`` on one rank and broadcast the result: it is
+plain data.
 
 Differences from the paper
-- The paper uses one alpha for all edges, and so does this, unless D-PSGD's weights (Metropolis-Hastings) contract
-  faster when all edges are used. They do if degrees differ by place, as in two cliques of twelve joined by a path, and
-  in about one of a thousand random graphs. L_j is then built from D-PSGD's weights in steps 2 to 4. So rho at budget 1
-  never exceeds D-PSGD's: by that choice, or because alpha = 1 is D-PSGD itself.
+- The paper has one weight, alpha, for all pairs in all rounds. Here a pair weighs more in a round in which its ranks
+  have fewer partners.
 - A disconnected graph is an error here; the paper assumes there is none.
 
 Shapes: n nodes, m edges, M matchings.
@@ -26,17 +25,19 @@ Shapes: n nodes, m edges, M matchings.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.topology.activation import most_connected
-from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
-from hvd_hetero.topology.weights import metropolis_weights, mixing_matrix, mixing_rho
+from hvd_hetero.topology.moments import moments
+from hvd_hetero.topology.pair_weights import best_weights, pair_weight
 
 _LEAST_BUDGET = (
     1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
@@ -51,12 +52,13 @@ class Matcha:
     """Number of ranks."""
     matchings: tuple[tuple[Edge, ...], ...]
     """Edges of each matching."""
-    weights: tuple[tuple[float, ...], ...]
-    """Weights of the edges of each matching; 1 as a rule (see the module)."""
     probabilities: tuple[float, ...]
     """Probability that a round uses each matching."""
     alpha: float
-    """Mixing weight."""
+    """Part of a pair's weight that no draw changes. With d_i partners of rank i in a round, a pair that is drawn has
+    the weight alpha + 2 beta / (d_i + d_j), and 1/2 if neither rank has another partner."""
+    beta: float
+    """Part of a pair's weight that its ranks share among their partners of the round."""
     rho: float
     """Factor by which a round shrinks the mean squared distance from agreement, at worst."""
     connectivity: float
@@ -78,19 +80,20 @@ class Matcha:
     def partners(self, rank: int, seed: int, round_number: int) -> tuple[tuple[int, float], ...]:
         """Return (other rank, weight) of each exchange of ``rank`` in this round; the rest of 1 is its own weight."""
         check_rank("rank", rank, self.nodes)
-        return tuple(
-            (i + j - rank, self.alpha * weight)
-            for number in np.flatnonzero(self.active(seed, round_number))
-            for (i, j), weight in zip(self.matchings[number], self.weights[number], strict=True)
-            if rank in (i, j)
-        )
+        drawn = self.pairs(seed, round_number)
+        return tuple((i + j - rank, weight) for (i, j), weight in drawn.items() if rank in (i, j))
 
     def mixing(self, seed: int, round_number: int) -> NDArray[np.float64]:
-        """Return W of this round, (n, n), symmetric with rows that sum to 1."""
+        """Return W of this round, (n, n), symmetric with rows that sum to 1 and a spectral norm of 1."""
+        drawn = self.pairs(seed, round_number)
+        return np.eye(self.nodes) - laplacian(self.nodes, list(drawn), list(drawn.values()))
+
+    def pairs(self, seed: int, round_number: int) -> dict[Edge, float]:
+        """Return the pairs that exchange in this round, each with its weight."""
         used = np.flatnonzero(self.active(seed, round_number))
-        edges = [edge for number in used for edge in self.matchings[number]]
-        weights = [weight for number in used for weight in self.weights[number]]
-        return np.eye(self.nodes) - self.alpha * laplacian(self.nodes, edges, weights)
+        drawn = [edge for number in used for edge in self.matchings[number]]
+        partners = Counter(chain.from_iterable(drawn))
+        return {(i, j): pair_weight(self.alpha, self.beta, partners[i] + partners[j]) for i, j in drawn}
 
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
@@ -102,20 +105,19 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
         )
     require_connected(graph, "MATCHA")
     if graph.nodes == 1:  # no other rank to agree with
-        return Matcha(1, (), (), (), alpha=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
+        return Matcha(1, (), (), alpha=0.0, beta=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
     matchings = matching_decomposition(graph)
-    weight_of = dict(zip(graph.edges, _weights(graph), strict=True))
-    weights = tuple(tuple(weight_of[edge] for edge in matching) for matching in matchings)
-    laplacians = np.array([laplacian(graph.nodes, m, w) for m, w in zip(matchings, weights, strict=True)])
+    laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
     activation = most_connected(laplacians, float(budget))
-    alpha, rho = best_alpha(laplacians, activation.probabilities)
+    largest = float(np.linalg.eigvalsh(laplacians.sum(axis=0))[-1])
+    alpha, beta, rho = best_weights(moments(graph.nodes, matchings, activation.probabilities), largest)
     assert rho < 1.0, f"a connected graph must contract, got rho = {rho}"
     return Matcha(
         graph.nodes,
         matchings,
-        weights,
         tuple(activation.probabilities.tolist()),
         alpha,
+        beta,
         rho,
         activation.connectivity,
         activation.bound,
@@ -133,12 +135,3 @@ def _counter(name: str, value: SupportsIndex) -> int:
     if not 0 <= number < 2**128:
         raise ValueError(f"{name} must be from 0 to 2**128 - 1, got {number}; use the same one on every rank")
     return number
-
-
-def _weights(graph: Graph) -> list[float]:
-    """Return 1 for every edge, or D-PSGD's weights if they contract faster."""
-    values = np.linalg.eigvalsh(laplacian(graph.nodes, graph.edges))
-    equal_rho = ((values[-1] - values[1]) / (values[-1] + values[1])) ** 2  # best_alpha's at budget 1
-    if equal_rho <= mixing_rho(mixing_matrix(graph)) + 1e-12:  # beyond rounding
-        return [1.0] * len(graph.edges)
-    return [float(weight) for weight in metropolis_weights(graph)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -161,6 +162,15 @@ def test_the_loss_is_that_of_models_that_differ(described, capsys):
         assert rows[name]["final_loss"] != rows["bsp"]["final_loss"]
         assert rows[name]["final_loss"] == pytest.approx(rows["bsp"]["final_loss"], rel=0.05)
         assert rows[name]["time_to_loss_s"] > 0
+
+
+def test_the_example_trains_with_neighbours(capsys):
+    """The command of docs/simulation.md, with fewer rounds: both reach the target loss, and end near BSP's loss."""
+    example = Path(__file__).parents[3] / "examples" / "cluster.toml"
+    rows = told([str(example), "--policies", "d-psgd,matcha", "--rounds", "150"], capsys)
+    for name in ("d-psgd", "matcha"):
+        assert rows[name]["time_to_loss_s"] > 0
+        assert rows[name]["final_loss"] < rows["bsp"]["final_loss"] * 1.5
 
 
 @pytest.mark.parametrize(
