@@ -206,7 +206,7 @@ class _Relay:
         self._warn(f"lost a connection; {_AND_NOW}", repr(why))
         self._drop(link)
         if link is self._upwards:
-            self._start(self._call_parent)
+            self._start(self._call_parent, _FIRST_PAUSE_S)  # a parent may turn it away again and again
         else:
             self._children_to_come += 1
 
@@ -248,7 +248,7 @@ class _Relay:
         with suppress(IndexError, OSError):  # it has just gone by itself
             self._strangers.pop(0).shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads
 
-    def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
+    def _start(self, work: Callable[..., None], *given: object) -> None:
         threading.Thread(target=work, args=given, name=f"hvd-hetero-handshake-{self._rank}", daemon=True).start()
 
     def _meet(self, stranger: socket.socket) -> None:
@@ -264,9 +264,8 @@ class _Relay:
             else:
                 self._admit(link)
 
-    def _call_parent(self) -> None:
+    def _call_parent(self, pause_s: float = 0.0) -> None:
         """Call until it answers: it may have been stopped, and listens as long as a child is missing."""
-        pause_s = 0.0
         while not self._leaving.wait(pause_s):
             for address in self._parent:
                 if self._leaving.is_set():

@@ -55,6 +55,8 @@ class Preloaded:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        with suppress(ProcessLookupError):  # workers of a loader may outlive a rank that was killed, and wait for good
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._directory.cleanup()
 
     def __enter__(self) -> Preloaded:

@@ -16,7 +16,7 @@ def outcomes(request, pool):
         yield ranks.ask
 
 
-# What no version of Keras has a part in: which samples go where, and what the ranks tell each other.
+# What is of this package far more than of Keras: which samples go where, and what the ranks tell each other.
 once = pytest.mark.parametrize("outcomes", ["Keras 3"], indirect=True)
 
 
@@ -116,7 +116,6 @@ def test_an_overflow_on_one_rank_makes_all_skip_the_step_and_halve_the_scale(out
         assert rank == {"scale": 512.0, "finite": True, "spread": 0.0, "rounds": 7}
 
 
-@once
 def test_mixed_precision_learns_and_keeps_the_ranks_together(outcomes):
     for rank in outcomes("mixed_precision"):
         assert rank["last"] < 0.8 * rank["first"]
@@ -147,7 +146,6 @@ def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outc
         assert rank["logs"][0] == rank["logs"][1]
 
 
-@once
 def test_local_updates_follow_a_schedule_at_each_ranks_own_pace(outcomes):
     for rank in outcomes("local_updates_follow_a_schedule"):
         slow, fast = rank["updates"]
@@ -167,7 +165,6 @@ def test_an_epoch_to_start_with_takes_the_samples_of_that_epoch(outcomes):
         assert rank["difference"] < 1e-6
 
 
-@once
 def test_plateaus_lower_the_rate_on_all_ranks_and_logs_are_written_on_rank_0(outcomes):
     first, second = outcomes("plateaus_and_logs")
     assert first["rates"] == second["rates"]

@@ -12,7 +12,7 @@ PER_EPOCH = 9  # rounds, the last one short
 CASES = [*POLICIES, *OTHERS]
 KERAS_3, TF_KERAS = ("Keras 3", 3), ("tf_keras", 2)
 # On tf_keras one case of each way that gradients take to the update; what a plan is, no version of Keras knows.
-OF_TF_KERAS = ["bsp", "static, one rank without data", ONE, SEVERAL, f"{ONE}, adam", f"{SEVERAL}, float32"]
+OF_TF_KERAS = ["bsp", "static, one rank without data", ONE, SEVERAL, f"{ONE}, adam", f"{SEVERAL}, adamw"]
 
 
 def label(job):

@@ -27,12 +27,18 @@ class Schemes:
             assert outcome["moved"] > 1e-2
             assert outcome["rate"] == 0.05, "averages of state leave it alone"
 
-    def test_every_sample_is_visited_once_an_epoch(self, ranks, scheme):
+    def test_every_sample_is_visited_once_an_epoch_unless_the_test_drops_some(self, ranks, scheme):
         for rank in ranks:
-            assert rank[scheme]["once"] or scheme in FEWER, "of those, some are left out by the test"
+            assert rank[scheme]["once"] == (scheme not in FEWER)
 
-    def test_ranks_that_average_with_neighbours_held_different_models(self, ranks, scheme):
-        assert ranks[0][scheme]["apart"] > 1e-4 or scheme not in NEIGHBOURS
+    def test_ranks_that_average_with_neighbours_held_different_models_and_others_did_not(self, ranks, scheme):
+        assert (ranks[0][scheme]["apart"] > 1e-4) == (scheme not in TOGETHER and scheme != FEWER[0])
+
+    def test_rounds_did_end_early_or_had_several_micro_batches_where_the_scheme_is_about_that(self, ranks, scheme):
+        outcome = ranks[0][scheme]
+        early = outcome["rounds"] > 18 and outcome["least"] < outcome["most"]  # more rounds than of whole ones
+        assert early or "non-blocking" not in scheme
+        assert outcome["most"] == 3 or not ("non-blocking" in scheme or "elastic" in scheme)
 
 
 @pytest.mark.parametrize("ranks", ["Keras 3"], indirect=True)
@@ -45,12 +51,3 @@ class TestOnKeras3(Schemes):
 @pytest.mark.parametrize("scheme", OF_TF_KERAS)
 class TestOnTfKeras(Schemes):
     pass
-
-
-@pytest.mark.parametrize("ranks", ["Keras 3"], indirect=True)
-def test_rounds_did_end_early_and_supersteps_did_differ(ranks):
-    for scheme in ("non-blocking", "non-blocking, matcha"):
-        assert ranks[0][scheme]["rounds"] > 18, "more than with whole rounds"
-        assert ranks[0][scheme]["least"] < ranks[0][scheme]["most"] == 3
-    for scheme in ("elastic-bsp", "elastic-bsp, local"):
-        assert ranks[0][scheme]["most"] == 3

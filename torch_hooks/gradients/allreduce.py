@@ -110,10 +110,11 @@ class Allreduce(Synchroniser):
         if bucket is not None:
             if not self._all_apart:
                 self._leave_memory_in_use()
-            elif gradient._version and gradient is not note.tensor:  # it was neither made just now nor there before
+            elif gradient._version and gradient is not note.tensor:  # a hook's, or the sum of several uses
                 self._in_use.leave_for(note, gradient)
             if not bucket.opened:
                 bucket.open()
+                self._in_use.opened()
             if note.at_once:
                 gradient = bucket.take(note, self._balancer.weight)
         note.note(gradient, by_value=self._first_batch)
@@ -222,6 +223,7 @@ class Allreduce(Synchroniser):
         changed += self._collect([bucket for bucket in self._under_way if bucket.under_way is not None])
         summed, self._under_way = self._under_way, []
         self._some_arrived = self._all_apart = False
+        self._in_use.round_over()
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")

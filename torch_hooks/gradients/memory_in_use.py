@@ -36,21 +36,24 @@ class MemoryInUse:
     """
 
     def __init__(
-        self, arrangement: Arrangement, optimizer: torch.optim.Optimizer, everybodys: list[Arrangement]
+        self, arrangement: Arrangement, optimizer: torch.optim.Optimizer, of_the_loop: list[Arrangement]
     ) -> None:
         self._arrangement = arrangement
         self._optimizer = optimizer
-        self._everybodys = everybodys
-        """Those of all optimizers of the loop, between whose parameters gradients may be exchanged."""
+        self._of_the_loop = of_the_loop
+        """Those of all optimizers of the loop: a gradient of one may be put back for a parameter of another."""
+        self._known: tuple[list[int], list[Bucket]] | None = None
+        """Bounds of all memories, in order, and the bucket of each; None where a bucket may have another by now."""
         self._rounds = 0
         self._optimizer_keeps = False
 
     def leave(self) -> None:
         """Have buckets leave memory that is in use: once in a round, before anything is written."""
-        if not self._rounds:
-            self._everybodys.append(self._arrangement)
+        self.opened()
+        if self._arrangement not in self._of_the_loop:
+            self._of_the_loop.append(self._arrangement)
         notes, gradients = [], []
-        for arrangement in self._everybodys:
+        for arrangement in self._of_the_loop:
             for note in arrangement.gradients:
                 gradient = note.parameter.grad
                 if gradient is None or gradient is note.slot:
@@ -66,8 +69,16 @@ class MemoryInUse:
 
     def close(self) -> None:
         """Look at these gradients no more: no round follows."""
-        if self._arrangement in self._everybodys:
-            self._everybodys.remove(self._arrangement)
+        if self._arrangement in self._of_the_loop:
+            self._of_the_loop.remove(self._arrangement)
+
+    def opened(self) -> None:
+        """A bucket may have another memory by now."""
+        self._known = None
+
+    def round_over(self) -> None:
+        """Count the round: one that runs out of memory looks twice."""
+        self._rounds += 1
 
     def leave_for(self, note: Gradient, gradient: torch.Tensor) -> None:
         """Have a bucket leave the memory in which this gradient lies, which is there only since."""
@@ -79,46 +90,48 @@ class MemoryInUse:
         for number, owner in owners:
             if owner.opened:
                 parameter = notes[number].parameter
-                name = next(each.names[parameter] for each in self._everybodys if parameter in each.names)
+                name = next(each.names[parameter] for each in self._of_the_loop if parameter in each.names)
                 raise RoundStateError(
                     f"the gradient of {name!r} was put into memory of an earlier p.grad, where gradients of this round "
                     "are written by now; put it there before backward(), or give it a tensor of its own"
                 )
-        if owners:  # who puts one back may put more, and in the middle of the backward pass, as hooks do
-            _release(self._buckets())
+        if owners:  # a hook that puts one back is likely to put back more, later in this backward pass
+            self._release(self._buckets())
 
     def _leave_what_the_optimizer_keeps(self) -> None:
-        rounds, self._rounds = self._rounds, self._rounds + 1
+        rounds = self._rounds
         if not self._optimizer_keeps and rounds & (rounds - 1):
             return
         in_use = [owner for _, owner in self._owners(list(kept_by(self._optimizer)))]
-        _release(in_use)
+        self._release(in_use)
         if in_use and not self._optimizer_keeps:
             self._optimizer_keeps = True
             if rounds > 2:
                 logger.warning(
                     "%s keeps p.grad for later steps. This was found after %d rounds; in those after round %d it may "
-                    "have read gradients of another round, and does so no more. To be exact from the beginning, have "
-                    "it keep p.grad.clone()", type(self._optimizer).__name__, rounds, rounds // 2,
+                    "have read gradients of another round; from now on it reads the right ones. To be exact from the "
+                    "beginning, have it keep p.grad.clone()", type(self._optimizer).__name__, rounds, rounds // 2,
                 )  # fmt: skip
 
+    def _release(self, buckets: Iterable[Bucket]) -> None:
+        for bucket in buckets:
+            if not bucket.opened:
+                bucket.release()
+        self._known = None
+
     def _buckets(self) -> Iterator[Bucket]:
-        return chain.from_iterable(arrangement.buckets for arrangement in self._everybodys)
+        return chain.from_iterable(arrangement.buckets for arrangement in self._of_the_loop)
 
     def _owners(self, tensors: list[torch.Tensor]) -> list[tuple[int, Bucket]]:
         """Return the numbers of those that lie in a bucket's memory, each with its bucket."""
         if not tensors:
             return []
-        buckets = sorted((b for b in self._buckets() if b.bounds), key=attrgetter("bounds"))
-        bounds = [bound for bucket in buckets for bound in bucket.bounds]
+        if self._known is None:
+            buckets = sorted((b for b in self._buckets() if b.bounds), key=attrgetter("bounds"))
+            self._known = [bound for bucket in buckets for bound in bucket.bounds], buckets
+        bounds, buckets = self._known
         places = map(partial(bisect, bounds), _addresses(tensors))
         return [(number, buckets[place // 2]) for number, place in enumerate(places) if place % 2]
-
-
-def _release(buckets: Iterable[Bucket]) -> None:
-    for bucket in buckets:
-        if not bucket.opened:
-            bucket.release()
 
 
 def kept_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -272,7 +272,8 @@ def test_one_that_begins_to_keep_them_later_is_told_of(caplog):
     assert off > 1e-6
     assert [record.getMessage() for record in caplog.records] == [
         "Keeps keeps p.grad for later steps. This was found after 8 rounds; in those after round 4 it may have read "
-        "gradients of another round, and does so no more. To be exact from the beginning, have it keep p.grad.clone()"
+        "gradients of another round; from now on it reads the right ones. To be exact from the beginning, have it keep "
+        "p.grad.clone()"
     ] * RANKS
     assert not any(reused)
 
