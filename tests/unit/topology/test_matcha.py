@@ -12,6 +12,7 @@ from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.stats import binom
 
 from hvd_hetero.topology import complete, from_edges, matcha, mixing_matrix, mixing_rho, ring
+from hvd_hetero.topology.graphs import laplacian
 
 BUDGETS = (0.05, 0.5, 0.9, 1.0)
 
@@ -52,7 +53,7 @@ def torus_edges(a, b):
 def random_graphs():
     """A ring, so that they are connected, and each other edge by chance."""
     found = []
-    for seed in range(12):
+    for seed in range(8):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(4, 65))
         edges = {(i, i + 1) for i in range(n - 1)} | {(0, n - 1)}
@@ -211,7 +212,7 @@ def test_rho_is_that_of_every_activation_summed(budget):
         assert min(rho_by_enumeration(m, *other) for other in others) >= m.rho - 1e-6
 
 
-@pytest.mark.parametrize("budget", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("budget", [0.1, 0.9])
 def test_weights_by_scipy(budget):
     """Nelder and Mead's simplex, on the sum over all outcomes, finds no lower rho."""
     for graph in [*GRAPHS[1:5], GRAPHS[6], from_edges(torus_edges(3, 3))]:
@@ -252,7 +253,7 @@ def test_no_round_makes_disagreement_larger(budget):
         m = matcha(graph, budget)
         assert m.rho < 1
         assert sum(m.probabilities) == pytest.approx(budget * len(m.matchings))
-        drawn = [m.mixing(7, number) for number in range(20)]
+        drawn = [m.mixing(7, number) for number in range(10)]
         for w in (weighted(laplacians(m).sum(axis=0), m.alpha, m.beta), *drawn):
             assert np.array_equal(w, w.T)
             assert w.sum(axis=1) == pytest.approx(1)
@@ -263,22 +264,22 @@ def test_any_weights_that_are_allowed_are_safe_on_any_edges():
     """alpha l / 2 + beta = 1 on some edges of a random graph, l the largest eigenvalue of all: a norm of at most 1."""
     rng, negative = np.random.default_rng(0), 0
     for graph in [*GRAPHS, *random_graphs()]:
-        whole = laplacians(matcha(graph, 1.0)).sum(axis=0)
+        whole = laplacian(graph.nodes, graph.edges)
         bound = 2 / np.linalg.eigvalsh(whole)[-1]
-        for keep, share in rng.uniform(size=(10, 2)):
+        for keep, share in rng.uniform(size=(5, 2)):
             kept = np.triu(rng.uniform(size=whole.shape) < keep, 1)
             drawn = whole * (kept | kept.T)
             np.fill_diagonal(drawn, -(drawn - np.diag(np.diag(drawn))).sum(axis=1))
             w = weighted(drawn, share * bound, 1 - share)
             assert np.linalg.norm(w, 2) <= 1 + 1e-12
             negative += w.min() < 0
-    assert negative > 20  # so it is not because all weights are positive
+    assert negative > 10  # so it is not because all weights are positive
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_alpha_for_all_rounds_is_never_better(budget):
     """Not under the same promise, on any graph."""
-    for graph in [*GRAPHS, *tori()]:
+    for graph in [*GRAPHS[::3], *tori()]:
         m = matcha(graph, budget)
         assert m.rho <= rho_of_one_alpha(m, 2 / largest(m)) + 1e-6
 
