@@ -151,8 +151,9 @@ def _write_table(described: Description, recorded: Replay | None, outcomes: Sequ
     console.print(table)
     if ranges:
         console.print(
-            "Ranges hold all that this run allows: it does not tell what a micro-batch costs besides its samples. For "
-            "figures record epochs whose last round is short, from the sixth round on, or more of them."
+            "This run does not tell what a micro-batch costs besides its samples. Ranges lie between the least and the "
+            "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
+            "first five rounds do not count."
         )
 
 

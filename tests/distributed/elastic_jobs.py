@@ -17,7 +17,7 @@ SAMPLES, EPOCHS, GLOBAL_BATCH = 100, 3, 24  # five rounds an epoch where rounds 
 NOTICED_S = 30  # of a rank that is gone, at the latest; less than a rank may be silent for on a busy machine
 STARTED_S = 120  # a newcomer, on a busy machine: so long the others wait for it
 CONVERGES = {"epochs": 20, "momentum": 0.5}
-INEXACT = ("elastic-bsp, local", "d-psgd")  # steps that no single process takes
+INEXACT = ("elastic-bsp, local", "d-psgd", "matcha", "non-blocking, d-psgd")  # steps that no single process takes
 # From two ranks to three; it ends twelve rounds after that, whenever the third one comes.
 JOIN = {
     "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "faults": [["join", {"at": 6}]], "samples": 500,

@@ -19,14 +19,14 @@ KERAS_3, TF_KERAS = "Keras 3", "tf_keras"
 # Commits come after every second round of an epoch, and after its last one. One policy of each kind of round: which
 # samples each of them loses is not Keras's matter, and held by the tests for PyTorch.
 KILLS = {
-    "bsp": ({"rank": 2, "at": 3}, {"policy": "bsp"}),
     "lb-bsp": ({"rank": 0, "at": 8}, {"policy": "lb-bsp"}),
     "self-adaptive, constant batch per rank": ({"rank": 1, "at": 8}, {"policy": "self-adaptive", "per_rank_batch": 8}),
     "non-blocking": ({"rank": 2, "at": 5}, {"policy": "non-blocking"}),
     "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
     "d-psgd": ({"rank": 0, "at": 6, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
+    "non-blocking, d-psgd": ({"rank": 1, "at": 5}, {"policy": "non-blocking", "sync": "d-psgd", **CONVERGES}),
 }
-OF_TF_KERAS = ("non-blocking", "d-psgd")
+OF_TF_KERAS = ("non-blocking", "d-psgd")  # on Keras 3 one job has both
 CASES = [(TF_KERAS if name in OF_TF_KERAS else KERAS_3, name) for name in KILLS]
 
 
@@ -54,7 +54,7 @@ def killed(request, jobs):
     return request.param[1], *jobs[request.param].result()
 
 
-@pytest.fixture(params=[(KERAS_3, "join")], ids=label)
+@pytest.fixture(params=[(KERAS_3, "join"), (TF_KERAS, "join")], ids=label)
 def joined(request, jobs):
     return jobs[request.param].result()
 

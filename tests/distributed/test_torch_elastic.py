@@ -26,6 +26,7 @@ KILLS = {
     "elastic-bsp": ({"rank": 0, "at": 3, "late": True}, {"policy": "elastic-bsp"}),
     "elastic-bsp, local": ({"rank": 2, "at": 3}, {"policy": "elastic-bsp, local", **CONVERGES}),
     "d-psgd": ({"rank": 0, "at": 5, "late": True}, {"policy": "lb-bsp", "sync": "d-psgd", **CONVERGES}),
+    "matcha": ({"rank": 1, "at": 5, "late": True}, {"policy": "bsp", "sync": "matcha", **CONVERGES}),
 }
 
 
