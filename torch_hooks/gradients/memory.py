@@ -6,7 +6,7 @@ are copied as soon as they are computed, while they are in the processor's cache
 rank on the way.
 
 The memory serves in every round: a gradient that somebody keeps is overwritten in the next one, as those of PyTorch's
-DDP are with ``gradient_as_bucket_view``. Who wants to keep one clones it. A bucket takes another memory where training
+DDP are with ``gradient_as_bucket_view``. To keep one, clone it. A bucket takes another memory where training
 itself still reads a former gradient (``gradients.memory_in_use``).
 """
 
