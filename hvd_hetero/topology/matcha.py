@@ -3,20 +3,20 @@
 1. Split the edges of the base graph into M matchings (``edge_coloring``).
 2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
 3. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
-4. Weight each drawn pair by the partners that its two ranks have in this round, with two numbers, alpha and beta, that
-   make rho = || E[W'W] - J || least among those under which no round makes disagreement larger (``pair_weights``).
+4. Weight each drawn pair (i, j) by the partners d that its two ranks have in this round, alpha 2 / (d_i + d_j + 2), so
+   that no round makes disagreement larger. alpha in 0 ... 1 makes rho = || E[W'W] - J || least (``alpha``). rho < 1.
 
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
 share of the time that D-PSGD needs on the same graph.
 
-Agreement. Drawing needs no messages, and a round's weights follow from integers and from alpha and beta. But p, alpha
-and beta come from floating-point eigenvectors. If they differ in their last digits, two ranks disagree about a matching
+Agreement. Drawing needs no messages, and a round's weights follow from integers and alpha. But p and alpha come from
+floating-point eigenvectors. If they differ in their last digits, two ranks disagree about a matching
 in some rare draw. If processors or libraries may differ, compute ``matcha`` on one rank and broadcast the result: it is
 plain data.
 
 Differences from the paper
-- The paper has one weight, alpha, for all pairs in all rounds. Here a pair weighs more in a round in which its ranks
-  have fewer partners.
+- The paper has one weight, alpha, for all pairs in all rounds, and no bound on single rounds. Here a pair weighs more
+  in a round in which its ranks have fewer partners.
 - A disconnected graph is an error here; the paper assumes there is none.
 
 Shapes: n nodes, m edges, M matchings.
@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.topology.activation import most_connected
+from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
-from hvd_hetero.topology.moments import moments
-from hvd_hetero.topology.pair_weights import best_weights, pair_weight
+from hvd_hetero.topology.moments import moments, pair_weight
 
 _LEAST_BUDGET = (
     1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
@@ -55,10 +55,8 @@ class Matcha:
     probabilities: tuple[float, ...]
     """Probability that a round uses each matching."""
     alpha: float
-    """Part of a pair's weight that no draw changes. With d_i partners of rank i in a round, a pair that is drawn has
-    the weight alpha + 2 beta / (d_i + d_j), and 1/2 if neither rank has another partner."""
-    beta: float
-    """Part of a pair's weight that its ranks share among their partners of the round."""
+    """Scale of the weights, the same in all rounds, at most 1. A drawn pair whose ranks have d_i and d_j partners in
+    the round weighs alpha 2 / (d_i + d_j + 2), so alpha / 2 if neither has another partner."""
     rho: float
     """Factor by which a round shrinks the mean squared distance from agreement, at worst."""
     connectivity: float
@@ -93,7 +91,7 @@ class Matcha:
         used = np.flatnonzero(self.active(seed, round_number))
         drawn = [edge for number in used for edge in self.matchings[number]]
         partners = Counter(chain.from_iterable(drawn))
-        return {(i, j): pair_weight(self.alpha, self.beta, partners[i] + partners[j]) for i, j in drawn}
+        return {(i, j): self.alpha * pair_weight(partners[i] + partners[j]) for i, j in drawn}
 
 
 def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
@@ -105,19 +103,17 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
         )
     require_connected(graph, "MATCHA")
     if graph.nodes == 1:  # no other rank to agree with
-        return Matcha(1, (), (), alpha=0.0, beta=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
+        return Matcha(1, (), (), alpha=0.0, rho=0.0, connectivity=0.0, connectivity_bound=0.0)
     matchings = matching_decomposition(graph)
     laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
     activation = most_connected(laplacians, float(budget))
-    largest = float(np.linalg.eigvalsh(laplacians.sum(axis=0))[-1])
-    alpha, beta, rho = best_weights(moments(graph.nodes, matchings, activation.probabilities), largest)
+    alpha, rho = best_alpha(*moments(graph.nodes, matchings, activation.probabilities))
     assert rho < 1.0, f"a connected graph must contract, got rho = {rho}"
     return Matcha(
         graph.nodes,
         matchings,
         tuple(activation.probabilities.tolist()),
         alpha,
-        beta,
         rho,
         activation.connectivity,
         activation.bound,

@@ -21,7 +21,7 @@ from hvd_hetero.simulation.learners import Allreduce, Local, Neighbours, learner
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.simulation.server import Scheme, ServerModel, ServerSimulation
-from hvd_hetero.topology import complete, matcha
+from hvd_hetero.topology import complete, from_edges, matcha
 from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 
 
@@ -122,6 +122,23 @@ def test_neighbours_learn_and_come_together(sync, data):
     assert learner.loss < 0.5
     mean = learner.parameters
     assert np.linalg.norm(learner._models - mean, axis=1).max() < 0.2 * np.linalg.norm(mean)
+
+
+def test_weights_leave_room_for_curvature(data):
+    """A star, whose hub has up to eight partners in a round. With weights that make rho least, the loss stays above."""
+    star = from_edges([(0, i) for i in range(1, 9)])
+    mixing = MatchaMixing(matcha(star, 0.5))
+    problem = SmallNetwork(data)
+    learner = learner_for(BSP(), problem, 0.6, mixing=mixing)
+    RoundSimulation(
+        Cluster.of_speeds([100.0] * 9),
+        BSP(),
+        72,
+        options=Options(sync=mixing),
+        data=WholeRounds(problem.samples, shuffle=True),
+        learner=learner,
+    ).run(200)
+    assert learner.loss < 0.2
 
 
 def test_local_steps_then_the_average(data):
