@@ -27,8 +27,8 @@ class LoadBalance(Face):
     Parameters
     ----------
     policy
-        A name (``"bsp"``, ``"lb-bsp"``, ``"self-adaptive"``, ``"non-blocking"``, ``"elastic-bsp"``) or a policy object
-        (``StaticAllocation([3, 7])``).
+        A name (``"bsp"``, ``"lb-bsp"``, ``"self-adaptive"``, ``"non-blocking"``, ``"lb-non-blocking"``,
+        ``"elastic-bsp"``) or a policy object (``StaticAllocation([3, 7])``).
     global_batch
         Samples per round over all ranks together: what one process would call its batch size. (Under ElasticBSP, of one
         iteration of every rank.)

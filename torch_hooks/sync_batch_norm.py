@@ -34,7 +34,7 @@ from torch_hooks.wires.choice import TorchWire
 __all__ = ["SyncBatchNorm"]
 
 # Policies under which ranks do different numbers of micro-batches, so that some would wait for ever.
-_UNEVEN = ("non-blocking", "elastic-bsp", "self-adaptive")
+_UNEVEN = ("non-blocking", "lb-non-blocking", "elastic-bsp", "self-adaptive")
 _WAY_OUT = (
     "every rank must do the same number of micro-batches, and at least one: use policy='lb-bsp' or 'bsp' without "
     "max_micro_batch, and drop_last=True in the loader; or a normalisation that needs no other rank, such as GroupNorm"

@@ -4,9 +4,20 @@ from hvd_hetero.policies.base import Policy
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.elastic_bsp import ElasticBSP
 from hvd_hetero.policies.lb_bsp import LBBSP
+from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
 from hvd_hetero.policies.non_blocking import NonBlocking
 from hvd_hetero.policies.registry import resolve_policy
 from hvd_hetero.policies.self_adaptive import SelfAdaptive
 from hvd_hetero.policies.static_allocation import StaticAllocation
 
-__all__ = ["BSP", "LBBSP", "ElasticBSP", "NonBlocking", "Policy", "SelfAdaptive", "StaticAllocation", "resolve_policy"]
+__all__ = [
+    "BSP",
+    "LBBSP",
+    "ElasticBSP",
+    "LBNonBlocking",
+    "NonBlocking",
+    "Policy",
+    "SelfAdaptive",
+    "StaticAllocation",
+    "resolve_policy",
+]

@@ -9,6 +9,7 @@ from hvd_hetero.policies.base import Policy
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.elastic_bsp import ElasticBSP
 from hvd_hetero.policies.lb_bsp import LBBSP
+from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
 from hvd_hetero.policies.non_blocking import NonBlocking
 from hvd_hetero.policies.self_adaptive import SelfAdaptive
 from hvd_hetero.policies.static_allocation import StaticAllocation
@@ -17,7 +18,7 @@ __all__ = ["resolve_policy"]
 
 # Schemes that need no argument. Static allocation is not among them: its ratio has no sensible default.
 _BY_NAME: dict[str, Callable[[], Policy]] = {
-    policy.name: policy for policy in (BSP, LBBSP, SelfAdaptive, NonBlocking, ElasticBSP)
+    policy.name: policy for policy in (BSP, LBBSP, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
 }
 
 

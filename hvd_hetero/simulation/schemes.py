@@ -12,6 +12,7 @@ from hvd_hetero.policies import (
     BSP,
     LBBSP,
     ElasticBSP,
+    LBNonBlocking,
     NonBlocking,
     Policy,
     SelfAdaptive,
@@ -25,7 +26,7 @@ from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 __all__ = ["SchemeChoice", "choose", "choose_all"]
 
 _POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, ElasticBSP)
+    cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
 } | {"best-split": BestSplit}
 _SERVER = ("asp", "ssp", "dyn-ssp")
 _STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10

@@ -47,6 +47,13 @@ def test_each_sample_of_an_epoch_is_visited_exactly_once_under_every_policy(rank
         assert visited == list(range(outcome["samples"]))
 
 
+@pytest.mark.parametrize("ranks", [3], ids=["3 ranks"], indirect=True)
+def test_shares_by_speed_that_the_first_rank_ends_are_exact_and_visit_each_sample_once(ranks):
+    test_parameters_at_the_end_are_those_of_the_single_process(ranks, "lb-non-blocking")
+    test_all_ranks_hold_the_same_bits(ranks, "lb-non-blocking")
+    test_each_sample_of_an_epoch_is_visited_exactly_once_under_every_policy(ranks, "lb-non-blocking")
+
+
 def test_the_hard_cases_did_occur(ranks):
     """Among what was compared: ranks without data, unequal micro-batches, rounds cut short, iterations that differ."""
     rounds, rank = ROUNDS, ranks[0]

@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 NEIGHBOURS = ("d-psgd", "d-psgd, every round another", "non-blocking, matcha")
 FEWER = ("fewer samples than planned", "fewer samples than planned, d-psgd")
-TOGETHER = ("non-blocking", "elastic-bsp", "elastic-bsp, local", "self-adaptive")
+TOGETHER = ("non-blocking", "lb-non-blocking", "elastic-bsp", "elastic-bsp, local", "self-adaptive")
 # On tf_keras one of each way in which ranks average.
 OF_TF_KERAS = ("non-blocking", "elastic-bsp, local", "d-psgd, every round another")
 

@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.policies import (
+    BSP,
+    LBBSP,
+    ElasticBSP,
+    LBNonBlocking,
+    NonBlocking,
+    Policy,
+    SelfAdaptive,
+    StaticAllocation,
+)
 from hvd_hetero.rounds import FinishedRound
 from tests.distributed.workers.every_round import EveryRoundAnother  # from wherever this is imported
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
@@ -92,6 +101,7 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
         "every round another": lambda: EveryRoundAnother(4),
         "self-adaptive": lambda: SelfAdaptive(total=3 * ranks),
         "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // ranks),
+        "lb-non-blocking": LBNonBlocking,
         "elastic-bsp": lambda: ElasticBSP(lookahead=4),
     }
 
@@ -145,7 +155,7 @@ def train(case: Case, rank: int, ranks: int, rounds: int, pass_s: Callable[[floa
             seen[balance.rounds] += index.tolist()
             sizes.add(len(index))
             pass_s(1e-3 * len(index) * (1 + 2 * rank))
-            if balance.policy.name == "non-blocking":
+            if balance.policy.name.endswith("non-blocking"):
                 time.sleep(pause_s * rank)
             body(net, optimizer, case.order, x[index], y[index])
     balance.close()

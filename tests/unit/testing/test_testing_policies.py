@@ -8,7 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
+from hvd_hetero.policies import (
+    BSP,
+    LBBSP,
+    ElasticBSP,
+    LBNonBlocking,
+    NonBlocking,
+    Policy,
+    SelfAdaptive,
+    StaticAllocation,
+)
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.testing.policies import PolicyConformance, run
 
@@ -46,6 +55,11 @@ class TestSelfAdaptive(PolicyConformance):
 class TestNonBlocking(PolicyConformance):
     def make(self, workers):
         return NonBlocking(micro_batches=4)
+
+
+class TestLBNonBlocking(PolicyConformance):
+    def make(self, workers):
+        return LBNonBlocking()
 
 
 class TestElasticBSP(PolicyConformance):
