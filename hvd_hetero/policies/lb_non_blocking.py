@@ -39,7 +39,7 @@ class LBNonBlocking(Policy):
     the last micro-batches of all ranks but the first end anywhere within half a micro-batch of the first rank's end
     (``measurement.anticipation``), equally likely. Then the round ends at ``E max(0, U_1 … U_{n-1})``, U uniform in
     [-1/2, 1/2], and the ranks in the mean at 0: the difference is w micro-batches. N doubles or halves where that saves
-    half a hundredth of X. It begins at 2, since each change of size tells β, and a large one must not be paid for often.
+    half a hundredth of X. It begins at 2, since each change of size tells β, and a large β must not be paid for often.
 
     Every micro-batch of a rank has one size, so that the mean size of those done says nothing of how many were done:
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that

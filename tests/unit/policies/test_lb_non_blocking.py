@@ -85,7 +85,7 @@ def test_a_round_has_the_largest_multiple_of_the_number_that_the_global_batch_ho
 
 
 def test_too_small_a_global_batch_is_refused():
-    with pytest.raises(ValueError, match="global_batch must be at least 24.*got 20"):
+    with pytest.raises(ValueError, match=r"global_batch must be at least 24.*got 20"):
         LBNonBlocking(micro_batches=8).first(3, 20)
 
 

@@ -1,0 +1,119 @@
+"""One rank of `stumbles.py`: two policies train in turns, and each is compared with one process at the end."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch.nn import functional
+
+from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.testing import report
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+
+PER_RANK, SAMPLES, FEATURES, RATE = 96, 2011, 8, 0.05
+SAMPLE_S, FIXED_S = 0.001, 0.002  # of the fastest rank
+STUMBLES, MOST = 0.1, 4.0
+
+
+class Training:
+    """A user's loop under one policy, whose computing is a sleep that stumbles."""
+
+    def __init__(self, policy: str, factor: float, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+        self.y = torch.sin(self.x.sum(1, keepdim=True))
+        self.model = torch.nn.Linear(FEATURES, 1, dtype=torch.float64)
+        self.balance = LoadBalance(policy, global_batch=PER_RANK * hvd.size())
+        self.finished: list[FinishedRound] = []
+        self.balance._session.balancer.observer = self.finished.append
+        self.seen: list[list[int]] = []
+        self.start: torch.Tensor | None = None
+        self._factor, self._chance = factor, np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
+        self._rounds = self._train()
+
+    def _train(self) -> Iterator[None]:
+        loader = BalancedLoader(range(SAMPLES), self.balance, shuffle=True, seed=0)
+        sgd = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        optimizer = DistributedOptimizer(sgd, self.balance, self.model.named_parameters())
+        for epoch in itertools.count():
+            loader.set_epoch(epoch)
+            for index in loader:
+                if self.start is None:
+                    self.start = self._flat()
+                done = self.balance.rounds
+                self.seen += [[] for _ in range(done + 1 - len(self.seen))]  # in some this rank may have had nothing
+                self.seen[done] += index.tolist()
+                optimizer.zero_grad()
+                stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
+                time.sleep(self._factor * stumble * (SAMPLE_S * len(index) + FIXED_S))
+                functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
+                optimizer.step()
+                if self.balance.rounds > done:
+                    yield
+
+    def turn(self, rounds: int) -> float:
+        """Train so many rounds and return samples per second."""
+        hvd.allreduce(torch.zeros(1), name="turn")
+        first, began = len(self.finished), time.perf_counter()
+        for _ in range(rounds):
+            next(self._rounds)
+        seconds = time.perf_counter() - began
+        return sum(finished.table.total for finished in self.finished[first:]) / seconds
+
+    def outcome(self) -> dict:
+        """Compare the parameters with those of one process on the samples really used, and count the samples."""
+        assert self.start is not None, "no round was trained"
+        self.seen += [[] for _ in range(len(self.finished) - len(self.seen))]
+        rounds = [[i for part in parts for i in part] for parts in zip(*hvd.allgather_object(self.seen), strict=True)]
+        alone = torch.nn.Linear(FEATURES, 1, dtype=torch.float64)
+        torch.nn.utils.vector_to_parameters(self.start, alone.parameters())
+        sgd = torch.optim.SGD(alone.parameters(), lr=RATE)
+        for index in rounds:
+            sgd.zero_grad()
+            functional.mse_loss(alone(self.x[index]), self.y[index]).backward()
+            sgd.step()
+        expected = torch.nn.utils.parameters_to_vector(alone.parameters()).detach()
+        of_epoch: dict[int, list[int]] = {}
+        for finished, index in zip(self.finished, rounds, strict=True):
+            of_epoch.setdefault(finished.epoch, []).extend(index)
+        whole = [sorted(visited) == list(range(SAMPLES)) for _, visited in sorted(of_epoch.items())[:-1]]
+        return {
+            "difference": float((self._flat() - expected).abs().max() / expected.abs().max()),
+            "epochs": len(whole),
+            "each_once": all(whole),
+            "micro_batches": max(self.finished[-1].plan.micro_batches),
+        }
+
+    def _flat(self) -> torch.Tensor:
+        return torch.nn.utils.parameters_to_vector(self.model.parameters()).detach().clone()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policies", nargs=2, required=True)
+    parser.add_argument("--factors", type=float, nargs="+", required=True)
+    parser.add_argument("--warm-up", type=int, required=True)
+    parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    options = parser.parse_args()
+    hvd.init()
+    torch.set_num_threads(1)
+    trainings = {name: Training(name, options.factors[hvd.rank()], options.seed) for name in options.policies}
+    for training in trainings.values():
+        training.turn(options.warm_up)
+    rates: dict[str, list[float]] = {name: [] for name in trainings}
+    for pair in range(options.pairs):
+        for name in options.policies[:: 1 if pair % 2 else -1]:
+            rates[name].append(trainings[name].turn(options.rounds))
+    report({name: training.outcome() | {"rates": rates[name]} for name, training in trainings.items()})
+
+
+if __name__ == "__main__":
+    main()

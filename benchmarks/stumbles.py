@@ -1,0 +1,73 @@
+"""Ranks that stumble at random: LB-BSP, and its shares in rounds that the first rank ends, on real ranks.
+
+    python benchmarks/stumbles.py [--write] [--pairs N] [--rounds N] [--seed N]
+
+Two ranks (the second takes twice as long) and three (1, 1.5 and 2 times as long) train a linear model. Computing is a
+sleep: 1 ms a sample and 2 ms a micro-batch on the fastest rank. Each micro-batch takes 1 to 4 times as long, uniformly,
+with probability 0.1, from a seed. The policies train in alternating blocks of one run. The ratio is the median over
+pairs of blocks. Each training is compared with one process that does the samples really used, round by round.
+
+Takes about four minutes. The machine need not be quiet, since ranks sleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+from _report import write_result
+
+from hvd_hetero.testing import launch
+
+LB, OURS = "lb-bsp", "lb-non-blocking"
+JOBS = ((1.0, 2.0), (1.0, 1.5, 2.0))
+LEAST, EXACT = 1.05, 1e-10
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
+    parser.add_argument("--pairs", type=int, default=8, help="pairs of blocks (default 8)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of a block (default 20)")
+    parser.add_argument("--warm-up", type=int, default=40, help="rounds of each policy that do not count (default 40)")
+    parser.add_argument("--seed", type=int, default=1, help="of stumbles and data (default 1)")
+    parser.add_argument("--timeout", type=float, default=400.0, help="seconds for each job (default 400)")
+    options = parser.parse_args()
+    lines = [
+        "| ranks, times as slow | LB-BSP, samples/s | first rank ends, samples/s | ratio (least, most of the pairs) "
+        "| micro-batches | off one process | each sample once |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    met = True
+    for factors in JOBS:
+        arguments = ["--policies", LB, OURS, "--factors", *factors, "--warm-up", options.warm_up]
+        arguments += ["--pairs", options.pairs, "--rounds", options.rounds, "--seed", options.seed]
+        worker = Path(__file__).with_name("_stumbles_rank.py")
+        found = launch(worker, len(factors), arguments, timeout_s=options.timeout).reports[0]
+        lb, ours = found[LB], found[OURS]
+        ratios = [b / a for a, b in zip(lb["rates"], ours["rates"], strict=True)]
+        ratio, off = statistics.median(ratios), max(lb["difference"], ours["difference"])
+        once = lb["each_once"] and ours["each_once"] and ours["epochs"] > 0
+        met = met and ratio >= LEAST and off <= EXACT and once
+        lines.append(
+            f"| {', '.join(map(str, factors))} | {statistics.median(lb['rates']):.1f} | "
+            f"{statistics.median(ours['rates']):.1f} | {ratio:.3f} ({min(ratios):.3f}, {max(ratios):.3f}) | "
+            f"{ours['micro_batches']} | {off:.1e} | {'yes' if once else 'NO'}, {ours['epochs']} epochs |"
+        )
+    lines += [
+        "",
+        f"Medians of {options.pairs} alternating pairs of blocks of {options.rounds} rounds, after {options.warm_up}. "
+        f"Target: a ratio of at least {LEAST}, parameters within {EXACT:g} of one process, each sample once: "
+        f"{'met' if met else 'MISSED'}.",
+    ]
+    text = "\n".join(lines)
+    print(text)
+    if options.write:
+        write_result("stumbles", text)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
