@@ -20,7 +20,7 @@ from alibaba import BATCH, cluster
 from hvd_hetero.policies import LBBSP, LBNonBlocking, NonBlocking, Policy
 from hvd_hetero.simulation import BestSplit, Cluster, Recorded, simulate
 
-LEAST, BEGINNING = 1.05, 20  # rounds that do not count: the number of micro-batches is found in them
+LEAST, BEGINNING = 1.05, 40  # rounds that do not count: the number of micro-batches is found in them
 CHOSEN = "LB-BSP's shares, ended by the first, N chosen"
 
 
@@ -29,7 +29,7 @@ def policies() -> dict[str, Policy]:
         "LB-BSP": LBBSP(),
         "best split": BestSplit(),
         "non-blocking, N = 16": NonBlocking(16),
-        **{f"LB-BSP's shares, ended by the first, N = {k}": LBNonBlocking(micro_batches=k) for k in (8, 16)},
+        **{f"LB-BSP's shares, ended by the first, N = {k}": LBNonBlocking(micro_batches=k) for k in (8, 16, 32)},
         CHOSEN: LBNonBlocking(),
     }
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.policies.base import Policy
@@ -19,7 +21,9 @@ __all__ = ["LBNonBlocking"]
 _FIRST = 2  # micro-batches: few, so that a large fixed cost is found before it is paid often (arbitrary)
 _WORTH = 0.005  # of a round, which another number of micro-batches must save (arbitrary)
 _LEAST_SIZE = 2  # samples of a rank's mean micro-batch (arbitrary)
-_RISES_AFTER, _FALLS_AFTER = 4, 2  # rounds with one number; a fall mends a loss, so it comes sooner (arbitrary)
+_LEAST_COST_S = 0.0005  # of a micro-batch: a loop's body, hooks and small kernels (arbitrary)
+_REMEMBERED = 32  # R
+_RISES_AFTER, _FALLS_AFTER = 8, 2  # rounds with one number; a fall mends a loss, so it comes sooner (arbitrary)
 
 
 class LBNonBlocking(Policy):
@@ -33,13 +37,22 @@ class LBNonBlocking(Policy):
 
     **The number of micro-batches.** In samples of X, a round loses
 
-        f(N) = N B + w X / N,        B = sum_i β_i,        w = 1/2 - (1 - 2^-n) / n
+        f(N) = N B + w X / N,        B = sum_i β_i
 
-    N B is what the micro-batches cost besides their samples (``measurement.fixed_cost``). The rest is idle time. Let
-    the last micro-batches of all ranks but the first end anywhere within half a micro-batch of the first rank's end
-    (``measurement.anticipation``), equally likely. Then the round ends at ``E max(0, U_1 … U_{n-1})``, U uniform in
-    [-1/2, 1/2], and the ranks in the mean at 0: the difference is w micro-batches. N doubles or halves where that saves
-    half a hundredth of X. It begins at 2, since each change of size tells β, and a large β must not be paid for often.
+    N B is what the micro-batches cost besides their samples (``measurement.fixed_cost``). The rest is idle time, w
+    micro-batches in the mean over the ranks. It begins as that of ranks that do not stumble: let the last micro-batches
+    of all but the first rank end anywhere within half a micro-batch of its end (``measurement.anticipation``), equally
+    likely. Then the round ends at ``E max(0, U_1 … U_{n-1})``, U uniform in [-1/2, 1/2], the ranks in the mean at 0:
+
+        w_0 = 1/2 - (1 - 2^-n) / n
+
+    What was measured follows, with t_i the seconds that rank i was at work: over R rounds or fewer, the mean of
+
+        w = N (1 - mean_i t_i / max_i t_i)
+
+    N doubles or halves where that saves half a hundredth of X. It begins at 2, since each change of size tells β, and a
+    large β must not be paid for often. Times that scatter hide a small β, so half a millisecond counts at least: with
+    the 0 that such ranks tell, N rose to where micro-batches of 3 ms cost 0.5 ms more each. R = 32 is arbitrary.
 
     Every micro-batch of a rank has one size, so that the mean size of those done says nothing of how many were done:
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
@@ -71,6 +84,7 @@ class LBNonBlocking(Policy):
         self._shares = LBBSP(predictor, tolerance=tolerance)
         self._workers = self._global_batch = self._most = self._number = 1  # n, X, the largest N, N
         self._rounds = 0  # done with N micro-batches
+        self._idle, self._measured = 0.0, 0  # w, and the rounds that it is the mean of
         self._reference = 1.0  # samples of the micro-batches that speeds are told of
 
     def predictor(self) -> Predictor:
@@ -91,6 +105,7 @@ class LBNonBlocking(Policy):
         self._workers, self._global_batch = workers, global_batch
         self._most = fixed or max(global_batch // (_LEAST_SIZE * workers), 1)
         self._begin(fixed or min(_FIRST, self._most))
+        self._idle, self._measured = 0.5 - (1.0 - 0.5**workers) / workers, 0
         part = self._shares.first(workers, self._of_a_part)
         self._reference = part.typical_size
         return self._whole(part)
@@ -101,6 +116,7 @@ class LBNonBlocking(Policy):
         part = self._shares.next(self._part(plan), replace(finished, table=table))
         if finished.plan.ends == "first" and any(k and k % self._number == 0 for k in finished.plan.micro_batches):
             self._rounds += 1
+            self._measure_idle(finished.table)
         if self.micro_batches is None and (number := self._better(table)) != self._number:
             self._begin(number)
             part = self._part(part)
@@ -112,19 +128,21 @@ class LBNonBlocking(Policy):
         return self._whole(self._shares.renegotiate(self._part(plan), speeds))
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of micro-batches, and for how many rounds it has been that."""
-        return {"number": self._number, "rounds": self._rounds}
+        """The number of micro-batches, for how many rounds it has been that, and the idle time."""
+        return {"number": self._number, "rounds": self._rounds, "idle": self._idle, "measured": self._measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with that number."""
         number, rounds = int(state["number"]), int(state["rounds"])
-        if not 1 <= number <= self._most or rounds < 0 or self.micro_batches not in (None, number):
+        idle, measured = float(state["idle"]), int(state["measured"])
+        own = 1 <= number <= self._most and self.micro_batches in (None, number)
+        if not own or min(rounds, measured) < 0 or not 0.0 <= idle < math.inf:
             raise ValueError(
-                f"state: number must be in 1 … {self._most}, or what micro_batches says, and rounds 0 or more, got "
+                f"state: number must be in 1 … {self._most}, or what micro_batches says, and the others 0 or more, got "
                 f"{dict(state)}; resume with the ranks, global_batch and micro_batches that saved it"
             )
         self._begin(number)
-        self._rounds = rounds
+        self._rounds, self._idle, self._measured = rounds, idle, measured
         self._shares.first(self._workers, self._of_a_part)
 
     @property
@@ -150,13 +168,21 @@ class LBNonBlocking(Policy):
         speeds = table.column("samples_per_s") * ((1.0 + fixed / self._reference) / (1.0 + fixed / size))
         return table.replaced("samples_per_s", speeds.tolist())
 
+    def _measure_idle(self, table: RoundTable) -> None:
+        busy_s = table.busy_s
+        if ((busy_s > 0.0) & (busy_s < math.inf)).all():
+            idle = self._number * (1.0 - math.fsum(busy_s.tolist()) / len(busy_s) / float(busy_s.max()))
+            self._measured = min(self._measured + 1, _REMEMBERED)
+            self._idle += (idle - self._idle) / (self._measured + 1)
+
     def _better(self, table: RoundTable) -> int:
         """N, or twice or half of it where that saves enough. The same bits everywhere, by correctly rounded steps."""
-        n, total = self._workers, self._global_batch
-        fixed, idle = math.fsum(table.figures("fixed_samples")), 0.5 - (1.0 - 0.5**n) / n
+        total, speeds = self._global_batch, table.column("samples_per_s")
+        least = np.where(np.isfinite(speeds) & (speeds > 0.0), _LEAST_COST_S * speeds, 0.0)
+        fixed = math.fsum(np.maximum(table.column("fixed_samples"), least).tolist())
 
         def saves(number: int) -> bool:
-            now, then = (k * fixed + idle * total / k for k in (self._number, number))
+            now, then = (k * fixed + self._idle * total / k for k in (self._number, number))
             return then < now - _WORTH * total
 
         more, fewer = 2 * self._number, self._number // 2
