@@ -101,7 +101,7 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
         "every round another": lambda: EveryRoundAnother(4),
         "self-adaptive": lambda: SelfAdaptive(total=3 * ranks),
         "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // ranks),
-        "lb-non-blocking": LBNonBlocking,
+        "lb-non-blocking": lambda: LBNonBlocking(micro_batches=2),
         "elastic-bsp": lambda: ElasticBSP(lookahead=4),
     }
 
