@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Predictor, Reverting
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting
 
 
 class Following(LBBSP):
@@ -24,6 +24,11 @@ def members(*others: Predictor) -> Mixture:
 def narx() -> NARX:
     """As a simulation needs it."""
     return NARX(background=False)
+
+
+def informed() -> Reverting:
+    """The one that reads the CPU."""
+    return Reverting(drivers=True)
 
 
 BASE, WITH_DRIVERS = "LB-BSP as it comes", "with drivers"
@@ -45,16 +50,14 @@ VARIANTS: dict[str, Variant] = {
     "memoryless, without Steady": (Following, Memoryless),
 }
 DRIVEN: dict[str, Variant] = {
-    WITH_DRIVERS: (LBBSP, lambda: Mixture(drivers=True, background=False)),
-    "with drivers, without Steady": (Following, lambda: Mixture(drivers=True, background=False)),
-    "with drivers, without Carried": (LBBSP, lambda: members(Reverting(), narx())),
-    "with drivers, without NARX": (LBBSP, lambda: members(Carried())),
-    "with drivers, Carried alone": (LBBSP, Carried),
-    "with drivers, Carried of EMA 0.5": (LBBSP, lambda: Carried(EMA(0.5))),
-    "with drivers, Carried of EMA 0.2": (LBBSP, lambda: Carried(EMA())),
+    WITH_DRIVERS: (LBBSP, lambda: Mixture(drivers=True)),
+    "with drivers, without Steady": (Following, lambda: Mixture(drivers=True)),
+    "with drivers, NARX for Reverting": (LBBSP, lambda: members(narx(), EMA(0.2))),
+    "with drivers, and NARX": (LBBSP, lambda: members(informed(), EMA(0.2), narx())),
+    "with drivers, Reverting alone": (LBBSP, informed),
+    "with drivers, Reverting alone, without Steady": (Following, informed),
     "with drivers, NARX alone": (LBBSP, narx),
-    "with drivers, NARX alone, without Steady": (Following, narx),
-}  # fmt: skip
+}
 
 
 def policy(name: str) -> LBBSP:

@@ -13,12 +13,17 @@ new kernels) that simulated ranks do not pay.
 `Plausibility` has a bound of its own: a speed that cannot be leaves the shares as they are. Two jobs show what its
 absence costs there: a rank that reports a thousand times its speed, and one whose clock jumps.
 
-What the table of November 2026 says: no part leaves yet. Without `Steady`, rates fall by 0.25 % at most where no driver
-is known and by 1.6 % where one is, and new splits are more frequent by a third and by an eighth. `Reverting` alone has
-the higher mean (1.002), loses 1.01 % in one case, and forecasts up to 10 % worse than the best single predictor on the
-Alibaba series (results/prediction.md), where `prediction.py` allows the mixture 2 %. With drivers, `Carried` alone is
-within one per cent everywhere (0.9905, mean 1.0005), but forecasts up to 14 % worse than NARX on recorded series. The
-mixture without NARX is within one per cent, too (0.9915, 1.0003); whether it forecasts within 2 % was not measured.
+What the table of November 2026 says. It was made while the mixture with drivers had two more parts, and decided both.
+NARX as a member: in the place of the `Reverting` that reads the CPU ("Reverting by CPU") it loses 2.4 % in one case.
+`Carried`, which followed jumps of the CPU: without it rates are 0.9919 of those with it at least, 1.0011 in the mean,
+and the mixture forecasts within 4 % of the best single predictor on every recorded series. So it left. The same
+`Reverting` alone is within one per cent, too (0.9965, 1.0001), but is up to 6 % behind the best single predictor on the
+Alibaba series, which have no driver. `Reverting` alone without drivers has the higher mean (1.002), loses 1.01 % in
+one case, and forecasts up to 10 % worse there, where `prediction.py` allows the mixture 2 %.
+
+`Steady` moves simulated rates by less than one per cent with drivers (0.9935 at least, 1.0006 in the mean) and without
+(0.9975, 1.0007), so they alone would let it go. It stays for what they do not count: new splits are more frequent by a
+third without it, by an eighth with drivers, until real ranks have shown that those cost nothing.
 
 On real ranks: ``python benchmarks/speed_torch.py --only half switching --variant "without Steady"``.
 """

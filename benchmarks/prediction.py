@@ -7,7 +7,7 @@ sources:
 
 - the recorded traces of this project (tests/data/traces: speed, CPU and memory per round). NARX starts from
   parameters fitted on the *other* half of the series (even numbers judge what odd ones taught, and the other way
-  round), then learns online; it and the mixture that contains it never see a round before forecasting it.
+  round), then learns online; no predictor sees a round before forecasting it.
 - with --traces, `alibaba_pai_job_*.csv`: time per mini-batch of each worker, normalised; speed is 1000 / time. There
   are no drivers, so NARX is EMA there. Google series in the same folder have no speeds: they steer the recorder, and
   cannot be judged here.
@@ -15,8 +15,9 @@ sources:
 Training runs inside `update` here, so the table is the same on every machine, however busy; what a round costs is
 measured by `benchmarks/prediction_cost.py`.
 
-Targets: NARX <= 0.61 of EMA's RMSE on every series with drivers; the mixture <= 1.02 of the best single predictor (its
-own members included) on every series. One that is missed anywhere makes the command exit with 1.
+Targets: NARX <= 0.61 of EMA's RMSE on every series with drivers; the mixture <= 1.02 of the best single predictor that
+knows speeds alone, and the mixture with drivers <= 1.05 of the best of all (their own members included) on every
+series. One that is missed anywhere makes the command exit with 1.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from hvd_hetero.prediction import (
     EMA,
     LSTM,
     NARX,
-    Carried,
     Memoryless,
     Mixture,
     Predictor,
@@ -64,21 +64,19 @@ CONFIGURATION = {
     "SimpleRNN": "look-back = 2",
     "LSTM": "look-back = 2",
     "NARX": "look-back = 2",
-    "Carried": "not in the paper; member of the mixture",
-    "Mixture": "memoryless, EMA 0.5, carried, NARX (without drivers: reverting, EMA 0.2)",
+    "Reverting, CPU": "not in the paper; member of the mixture with drivers",
+    "Mixture": "memoryless, EMA 0.5, EMA 0.2, reverting",
+    "Mixture, CPU": "memoryless, EMA 0.5, EMA 0.2, reverting with drivers",
 }
-NARX_TARGET, MIXTURE_TARGET = 0.61, 1.02
+KNOWING = ("NARX", "Reverting, CPU")  # which read drivers
+NARX_TARGET, MIXTURE_TARGET, DRIVEN_TARGET = 0.61, 1.02, 1.05
 
 
 def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
     """Return every predictor of the table, untrained."""
-
-    def narx() -> NARX:
-        return NARX(warm_start=warm, background=False)
-
-    mixture = Mixture([Memoryless(), EMA(0.5), Carried(), narx()])
-    members = [Memoryless(), EMA(), EMA(0.5), Reverting(), ARIMA(), SimpleRNN(), LSTM(), narx(), Carried(), mixture]
-    return dict(zip(CONFIGURATION, members, strict=True))
+    narx = NARX(warm_start=warm, background=False)
+    singles = [Memoryless(), EMA(), EMA(0.5), Reverting(), ARIMA(), SimpleRNN(), LSTM(), narx, Reverting(drivers=True)]
+    return dict(zip(CONFIGURATION, [*singles, Mixture(), Mixture(drivers=True)], strict=True))
 
 
 def rmse(predictor: Predictor, series: Series) -> float:
@@ -109,13 +107,12 @@ def alibaba(folder: Path) -> dict[str, Series]:
 def table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list[str]:
     """Return a line per series: the RMSE of each predictor, and the two ratios that are judged."""
     lines = [
-        "| series | " + " | ".join(names) + " | NARX / EMA | Mixture / best single |",
-        "|---" * (len(names) + 3) + "|",
+        "| series | " + " | ".join(names) + " | NARX / EMA | Mixture / best single | with drivers |",
+        "|---" * (len(names) + 4) + "|",
     ]
     for series, errors in rows.items():
-        best = best_single(errors)
         cells = [f"{errors[name]:.4g}" for name in names]
-        ratios = f"{errors['NARX'] / errors['EMA']:.3f} | {errors['Mixture'] / best:.3f}"
+        ratios = f"{errors['NARX'] / errors['EMA']:.3f} | {blind(errors):.3f} | {driven(errors):.3f}"
         lines.append(f"| {series} | " + " | ".join(cells) + f" | {ratios} |")
     return lines
 
@@ -127,9 +124,15 @@ def paper_table(rows: dict[str, dict[str, float]], names: Sequence[str]) -> list
     return lines + [f"| {n} | {CONFIGURATION[n]} | {mean[n]:.4g} | {mean[n] / mean['EMA']:.3f} |" for n in names]
 
 
-def best_single(errors: dict[str, float]) -> float:
-    """Return the least RMSE of any predictor except the mixture; NaN if any is NaN."""
-    return float(np.min([value for name, value in errors.items() if name != "Mixture"]))
+def blind(errors: dict[str, float]) -> float:
+    """Return the mixture's RMSE over the least of any single predictor that knows speeds alone; NaN if any is NaN."""
+    alone = [value for name, value in errors.items() if not name.startswith("Mixture") and name not in KNOWING]
+    return errors["Mixture"] / float(np.min(alone))
+
+
+def driven(errors: dict[str, float]) -> float:
+    """Return the RMSE of the mixture with drivers over the least of any single predictor; NaN if any is NaN."""
+    return errors["Mixture, CPU"] / float(np.min([v for name, v in errors.items() if not name.startswith("Mixture")]))
 
 
 def verdict(label: str, target: float, ratios: dict[str, float]) -> tuple[str, bool]:
@@ -153,11 +156,12 @@ def judge(
     names = list(CONFIGURATION)
     lines = [f"## {source}", "", *paper_table(rows, names), "", *table(rows, names), ""]
     verdicts = [
-        verdict("Mixture / best single", MIXTURE_TARGET, {s: e["Mixture"] / best_single(e) for s, e in rows.items()})
+        verdict("Mixture / best single by speeds", MIXTURE_TARGET, {s: blind(e) for s, e in rows.items()}),
+        verdict("Mixture with drivers / best single", DRIVEN_TARGET, {s: driven(e) for s, e in rows.items()}),
     ]
-    driven = [name for name, series in all_series.items() if any(not np.isnan(cpu) for _, cpu, _ in series)]
-    if driven:
-        verdicts.append(verdict("NARX / EMA", NARX_TARGET, {s: rows[s]["NARX"] / rows[s]["EMA"] for s in driven}))
+    known = [name for name, series in all_series.items() if any(not np.isnan(cpu) for _, cpu, _ in series)]
+    if known:
+        verdicts.append(verdict("NARX / EMA", NARX_TARGET, {s: rows[s]["NARX"] / rows[s]["EMA"] for s in known}))
     return [*lines, *(line for line, _ in verdicts), ""], all(met for _, met in verdicts)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from train_narx import TRACES, Series, read
 
-from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Predictor, Reverting
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting
 from hvd_hetero.prediction.narx import network
 
 COST_TARGET_US, WAIT_TARGET_US, LEAST_TRAININGS, ROUNDS = 50.0, 1000.0, 5, 1500
@@ -75,12 +75,11 @@ MAKERS: dict[str, Callable[[], Predictor]] = {
     "Memoryless": Memoryless,
     "EMA": EMA,
     "Reverting": Reverting,
-    "Carried": Carried,
+    "Reverting with drivers": lambda: Reverting(drivers=True),
     "Mixture": Mixture,
     "NARX": NARX,
     "NARX, never training": untrained,
-    "Mixture with NARX": lambda: Mixture(drivers=True),
-    "Mixture with NARX, never training": lambda: Mixture([Memoryless(), EMA(0.5), Carried(), untrained()]),
+    "Mixture with drivers": lambda: Mixture(drivers=True),
 }
 
 
@@ -98,7 +97,7 @@ def report(series: Series) -> tuple[list[str], bool]:
         met = costs[name].median_us <= COST_TARGET_US
         lines.append(f"- {name} <= {COST_TARGET_US:.0f} µs (median): {'met' if met else 'MISSED'}")
         all_met = all_met and met
-    for name in ("NARX", "Mixture with NARX"):
+    for name in ("NARX",):
         c, still = costs[name], costs[f"{name}, never training"]
         excess, enough = c.high_us - still.high_us, c.trainings >= LEAST_TRAININGS
         met = enough and excess <= WAIT_TARGET_US

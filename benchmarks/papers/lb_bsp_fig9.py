@@ -31,7 +31,7 @@ def main() -> int:
     kinds: dict[str, tuple[Callable[[], Policy], Callable[[], Predictor] | None]] = {
         "BSP": (BSP, None),
         SPEEDS: (lambda: LBBSP(tolerance=0.0), Mixture),
-        DRIVERS: (lambda: LBBSP(tolerance=0.0), lambda: Mixture(drivers=True, background=False)),
+        DRIVERS: (lambda: LBBSP(tolerance=0.0), lambda: Mixture(drivers=True)),
         "best split": (BestSplit, None),
     }
     with Progress(transient=True) as progress:

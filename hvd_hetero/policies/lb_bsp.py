@@ -38,8 +38,8 @@ class LBBSP(Policy):
     ----------
     predictor
         The name of a predictor, or an object; every rank is a process of its own and has its own. With
-        ``Mixture(drivers=True)`` the CPU and memory that are available are read before every round, and a change that
-        they tell is in the plan of its first round; where plans are fixed some rounds ahead (``num_workers`` of the
+        ``Mixture(drivers=True)`` the CPU that is available is read before every round, and a change that it tells is in
+        the plan of its first round; where plans are fixed some rounds ahead (``num_workers`` of the
         loader, ``prefetch`` in Keras), it comes as many rounds later.
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.

@@ -6,7 +6,6 @@ from hvd_hetero.prediction.baselines.lstm import LSTM
 from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.carried import Carried
 from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting
 from hvd_hetero.prediction.narx.narx import NARX
@@ -19,7 +18,6 @@ __all__ = [
     "LSTM",
     "NARX",
     "PREDICTORS",
-    "Carried",
     "Memoryless",
     "Mixture",
     "Predictor",

@@ -8,6 +8,7 @@ not grow with the number of ranks (lb-bsp trains all models on one server; see `
 Contract, checked by the conformance suite for every member of the family:
 
 - ``predict`` is ``nan`` before the first valid measurement, finite and positive afterwards;
+- whatever the drivers say, a forecast is between the slowest measured speed / `MARGIN` and `MARGIN` times the fastest;
 - a speed that is NaN, zero, negative or infinite is no measurement: it is ignored, and the history keeps its last;
 - two predictors that were built alike and fed alike predict alike;
 - ``state_dict`` is plain data that survives JSON, and carries a name and a version. It holds what was learnt, not how
@@ -17,11 +18,14 @@ Contract, checked by the conformance suite for every member of the family:
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 NAN = math.nan
+_LARGEST = sys.float_info.max
+MARGIN = 2.0  # arbitrary: a CPU that has doubled since the first round is believed, one that has grown tenfold in part
 
 
 class Predictor(ABC):
@@ -29,13 +33,14 @@ class Predictor(ABC):
 
     name: ClassVar[str]
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
-    version: ClassVar[int] = 1  # of the layout of state_dict
+    version: ClassVar[int] = 2  # of the layout of state_dict
     uncertainty: float = 0.0  # the share by which the latest forecast may be off by chance; 0: take it as it is
 
     def __init__(self) -> None:
         self.rounds = 0  # valid measurements seen
         self.rejected = 0  # forecasts that were not finite and positive, answered by the last measurement instead
         self._last = NAN
+        self._slowest, self._fastest = math.inf, 0.0
 
     def update(self, speed: float, cpu: float | None = None, memory: float | None = None) -> None:
         """Learn the measured speed of a round, with the drivers read before it (``None`` or NaN: not known)."""
@@ -45,6 +50,7 @@ class Predictor(ABC):
             return
         self._observe(speed, cpu_known, memory_known)
         self._last = speed
+        self._slowest, self._fastest = min(self._slowest, speed), max(self._fastest, speed)
         self.rounds += 1
 
     def predict(self, cpu: float | None = None, memory: float | None = None) -> float:
@@ -54,17 +60,23 @@ class Predictor(ABC):
             return NAN
         try:
             forecast = self._forecast(cpu_known, memory_known)
-        except OverflowError:  # math.exp, of a margin above a speed near 1e308
+        except OverflowError:  # math.exp
             forecast = math.inf
         if usable(forecast):
-            return forecast
+            return min(max(forecast, self._slowest / MARGIN), MARGIN * self._fastest, _LARGEST)
         self.rejected += 1
         return self._last
 
     def state_dict(self) -> dict[str, Any]:
         """All that a successor needs, as versioned plain data (JSON-able)."""
-        last = None if self.rounds == 0 else self._last
-        return {"predictor": self.name, "version": self.version, "rounds": self.rounds, "last": last, **self._state()}
+        speeds = [self._last, self._slowest, self._fastest] if self.rounds else None
+        return {
+            "predictor": self.name,
+            "version": self.version,
+            "rounds": self.rounds,
+            "measured": speeds,
+            **self._state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the predictor that wrote ``state`` stopped."""
@@ -74,11 +86,16 @@ class Predictor(ABC):
                     f"state: {key} must be {mine!r} to load into {type(self).__name__}, got "
                     f"{state.get(key)!r}; load it into the predictor that saved it, or start without a state"
                 )
-        rounds, last = int(state["rounds"]), state["last"]
-        if (last is None) != (rounds == 0) or (last is not None and not usable(float(last))):
-            raise ValueError(f"state: last must be a positive speed after {rounds} rounds, got {last!r}")
+        rounds, speeds = int(state["rounds"]), state["measured"]
+        last, slowest, fastest = (NAN, math.inf, 0.0) if speeds is None else map(float, speeds)
+        known = usable(slowest) and usable(fastest) and slowest <= last <= fastest
+        if known != (rounds > 0):
+            raise ValueError(
+                f"state: measured must be the last, slowest and fastest speed after {rounds} rounds, got {speeds!r}; "
+                "load the whole state that state_dict() returned, or start without a state"
+            )
         self._restore(state)
-        self.rounds, self._last = rounds, NAN if last is None else float(last)
+        self.rounds, self._last, self._slowest, self._fastest = rounds, last, slowest, fastest
 
     @abstractmethod
     def _observe(self, speed: float, cpu: float, memory: float) -> None:

@@ -15,13 +15,12 @@ from hvd_hetero.prediction.baselines.lstm import LSTM
 from hvd_hetero.prediction.baselines.simple_rnn import SimpleRNN
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.carried import Carried
 from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting
 from hvd_hetero.prediction.narx.narx import NARX
 
 PREDICTORS: dict[str, type[Predictor]] = {
-    cls.name: cls for cls in (Memoryless, EMA, Reverting, Carried, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
+    cls.name: cls for cls in (Memoryless, EMA, Reverting, ARIMA, SimpleRNN, LSTM, NARX, Mixture)
 }
 
 

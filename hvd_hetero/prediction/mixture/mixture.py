@@ -4,14 +4,15 @@ The members' forecasts and the measurement are taken as logarithms of speeds (so
 positive speeds is positive) and weighed by `ExpertWeights`, which states the bound.
 
 Members: memoryless, EMA 0.5, EMA 0.2 and `Reverting`: a grid over how much of the last change is believed, and one
-that learns it. With ``drivers``, NARX takes the place of EMA 0.2, and `Carried` that of `Reverting`, which they are
-themselves while the CPU is not known.
+that learns it. With ``drivers``, the last one reads the CPU, and learns how far to follow it.
 
-The prior π is uniform; but where the CPU is known from the start, the members that use it share 0.8, and `Carried`
-counts for three fifths of NARX: a change of the CPU is the one thing that hurts the others much, and comes before
-anything could be learnt about it. Chosen in view of the recorded series, on which the mixture is at most 1.3 % behind
-its best member. Rejected: weights of their own for rounds in which the CPU jumps. On simulated clusters they gained
-0.8 % in samples per second at most (``benchmarks/results/ablation.md``), and lost as much on others.
+The prior π is uniform; but where the CPU is known from the start, the member that uses it has 0.95: a change of the CPU
+is the one thing that hurts the others much, and comes before anything could be learnt about it.
+
+Rejected, since rates on simulated clusters came within one per cent without them (``benchmarks/results/ablation.md``):
+NARX as a member, which is led far away by what it has seldom seen and trains in the background; a forecast that is
+carried along by jumps of the CPU alone, told from its scatter, which is better where the CPU jumps every hundred
+rounds and worse where it moves often; weights of their own for rounds in which the CPU jumps.
 
 On independent noise the forecast scatters more than that of EMA 0.2 at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much). A prior that starts
@@ -30,31 +31,26 @@ from typing import Any, ClassVar
 from hvd_hetero.prediction.base import Predictor
 from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
-from hvd_hetero.prediction.mixture.carried import Carried
 from hvd_hetero.prediction.mixture.expert_weights import SHARE, ExpertWeights
 from hvd_hetero.prediction.mixture.reverting import Reverting
-from hvd_hetero.prediction.narx.narx import NARX
 
-_TRUST = 0.8  # what members that use drivers share
-_CARRIED = 0.6  # for one part of NARX
+_TRUST = 0.95  # what members that use drivers share
 
 
 class Mixture(Predictor):
     """Predicts by the weighted geometric mean of its members.
 
-    ``drivers`` makes NARX a member, trained in the background or, without ``background``, inside ``update``, and
-    `Carried`; ``members`` replaces them all; ``share`` is α, 0 for the best member of all time.
+    ``drivers`` lets `Reverting` read the CPU; ``members`` replaces them all; ``share`` is α, 0 for the best of all.
     """
 
     name = "mixture"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     def __init__(
         self,
         members: Sequence[Predictor] | None = None,
         *,
         drivers: bool = False,
-        background: bool = True,
         share: float = SHARE,
     ) -> None:
         super().__init__()
@@ -63,8 +59,7 @@ class Mixture(Predictor):
         if members is not None and drivers:
             raise ValueError("drivers: chooses among the default members, so it cannot be given together with members")
         if members is None:
-            others = (Carried(), NARX(background=background)) if drivers else (Reverting(), EMA(0.2))
-            members = (Memoryless(), EMA(0.5), *others)
+            members = (Memoryless(), EMA(0.5), Reverting(drivers=drivers), EMA(0.2))
         self.members = tuple(members)
         if not self.members or any(not isinstance(m, Predictor) for m in self.members):
             raise ValueError(f"members: must be one predictor or more, got {members!r}")
@@ -127,8 +122,8 @@ class Mixture(Predictor):
 
 def _prior(members: Sequence[Predictor], trust: float) -> tuple[float, ...]:
     """Uniform, but for a share that goes to members that use drivers, if there are such and others."""
-    parts = [(_CARRIED if isinstance(m, Carried) else 1.0) if m.uses_drivers else 0.0 for m in members]
-    others = parts.count(0.0)
-    if trust == 0.0 or others in (0, len(parts)):
-        return (1.0 / len(parts),) * len(parts)
-    return tuple(trust * part / sum(parts) if part else (1.0 - trust) / others for part in parts)
+    users = sum(m.uses_drivers for m in members)
+    others = len(members) - users
+    if trust == 0.0 or 0 in (users, others):
+        return (1.0 / len(members),) * len(members)
+    return tuple(trust / users if m.uses_drivers else (1.0 - trust) / others for m in members)

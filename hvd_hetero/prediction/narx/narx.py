@@ -1,12 +1,12 @@
-"""NARX: the speed from its past and from the CPU and memory available now (lb-bsp Eq. 4, sections 3.2.1 and 4.2).
+"""NARX: the speed from its past and from the CPU available now (lb-bsp Eq. 4, sections 3.2.1 and 4.2).
 
-    v̂^k = F(v^{k-1}, v^{k-2}, c^k, c^{k-1}, m^k, m^{k-1})
+    v̂^k = F(v^{k-1}, v^{k-2}, c^k, c^{k-1})
 
-F is the network of `network` (17 parameters) on logarithms relative to running means (``V``, ``C``, ``M``:
-exponential moving averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
+F is the network of `network` (13 parameters) on logarithms relative to running means (``V``, ``C``: exponential moving
+averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
 
-    u = (log v^{k-1} - V, log v^{k-2} - V, log c^k - C, log c^{k-1} - C, log m^k - M, log m^{k-1} - M)
-    v̂^k = exp(V + f(u))            kept within a factor 2 of the slowest and fastest speed seen (arbitrary)
+    u = (log v^{k-1} - V, log v^{k-2} - V, log c^k - C, log c^{k-1} - C)
+    v̂^k = exp(V + f(u))
 
 So f = 0 is a slow EMA, f = log c^k - C is that EMA carried along by what the CPU has done since, and the past speeds
 say how much of the latest deviation to believe. 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little
@@ -25,7 +25,10 @@ whose CPU was never known stays with EMA.
 
 Cost: O(1) per round, some 10 microseconds. State: about 100 kB at most (the window travels with it).
 
-Differences from the paper: look-back 2 is read as two values of each series; logarithms relative to running means;
+Differences from the paper: the memory available (Eq. 4's m) is read and not used. Memory does not slow a step until
+there is none, and then no longer in proportion: a network that was trained while there was enough learns noise by it,
+and says five times the true speed when a reading leaves what it has seen (``benchmarks/prediction_worlds.py`` has the
+worlds where memory runs low). Look-back 2 is read as two values of each series; logarithms relative to running means;
 Levenberg-Marquardt for Keras; one predictor per rank in its own process, not all on one server; the check on the newest
 fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorded traces of this project.
 """
@@ -50,7 +53,6 @@ from hvd_hetero.prediction.narx.warm import NAME, VERSION, checked, start_of
 log = logging.getLogger(__name__)
 
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
-_MARGIN = math.log(2.0)
 _RATE = 0.05  # of the running means
 _ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
 # ρ of network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
@@ -102,11 +104,10 @@ class NARX(Predictor):
         self._train_at = (rounds_from_scratch if self._parameters is None else max(20, retrain_every)) + offset
         self._rows: deque[tuple[float, ...]] = deque(maxlen=window)
         self._log_v = deque[float](maxlen=2)  # newest first
-        self._log_c = self._log_m = math.nan  # as last known
-        self._mean_v = self._mean_c = self._mean_m = 0.0
-        self._known_c = self._known_m = 0
+        self._log_c = math.nan  # as last known
+        self._mean_v = self._mean_c = 0.0
+        self._known_c = 0
         self._ema = 0.0
-        self._lowest, self._highest = math.inf, -math.inf
         self._trainer, self._warned = 0, False  # process whose trainer owes a result; 0: none does
         self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None is "keep what you have"
 
@@ -117,42 +118,35 @@ class NARX(Predictor):
 
     @property
     def examples(self) -> list[tuple[float, ...]]:
-        """The window that it learns from: per round the six inputs, the target, and what EMA would have said."""
+        """The window that it learns from: per round the four inputs, the target, and what EMA would have said."""
         return list(self._rows)
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        log_v, log_c, log_m = math.log(speed), _log_driver(cpu, self._log_c), _log_driver(memory, self._log_m)
+        log_v, log_c = math.log(speed), _log_driver(cpu, self._log_c)
         if len(self._log_v) == 2:
-            inputs = self._inputs(log_c, log_m)
+            inputs = self._inputs(log_c)
             if inputs is not None:
                 self._rows.append((*inputs, log_v - self._mean_v, math.log(self._ema) - self._mean_v))
         self._ema = speed if self.rounds == 0 else self._ema + _ALPHA * (speed - self._ema)
         self._log_v.appendleft(log_v)
-        self._lowest, self._highest = min(self._lowest, log_v), max(self._highest, log_v)
         self._mean_v += (log_v - self._mean_v) * max(1.0 / (self.rounds + 1), _RATE)
         if not math.isnan(log_c):
             self._known_c, self._log_c = self._known_c + 1, log_c
             self._mean_c += (log_c - self._mean_c) * max(1.0 / self._known_c, _RATE)
-        if not math.isnan(log_m):
-            self._known_m, self._log_m = self._known_m + 1, log_m
-            self._mean_m += (log_m - self._mean_m) * max(1.0 / self._known_m, _RATE)
         self._learn()
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        inputs = self._inputs(_log_driver(cpu, self._log_c), _log_driver(memory, self._log_m)) if self.trained else None
+        inputs = self._inputs(_log_driver(cpu, self._log_c)) if self.trained else None
         if inputs is None or self._parameters is None:
             return self._ema
-        log_forecast = self._mean_v + network.forward(self._parameters, inputs)
-        return math.exp(min(max(log_forecast, self._lowest - _MARGIN), self._highest + _MARGIN))
+        return math.exp(self._mean_v + network.forward(self._parameters, inputs))
 
-    def _inputs(self, log_c: float, log_m: float) -> tuple[float, ...] | None:
-        """``u`` for a round with these drivers; None where the CPU was never known or two speeds are not there yet."""
+    def _inputs(self, log_c: float) -> tuple[float, ...] | None:
+        """``u`` for a round with this CPU; None where the CPU was never known or two speeds are not there yet."""
         if len(self._log_v) < 2 or math.isnan(self._log_c):
             return None
-        # Memory that was never known is neutral: at its mean.
-        now_m, past_m = (0.0, 0.0) if math.isnan(self._log_m) else (log_m - self._mean_m, self._log_m - self._mean_m)
         v1, v2 = self._log_v
-        return (v1 - self._mean_v, v2 - self._mean_v, log_c - self._mean_c, self._log_c - self._mean_c, now_m, past_m)
+        return (v1 - self._mean_v, v2 - self._mean_v, log_c - self._mean_c, self._log_c - self._mean_c)
 
     def _learn(self) -> None:
         if self._results:
@@ -191,11 +185,9 @@ class NARX(Predictor):
             "train_at": self._train_at,
             "rows": [list(row) for row in self._rows],
             "log_v": list(self._log_v),
-            "drivers": [None if math.isnan(x) else x for x in (self._log_c, self._log_m)],
-            "means": [self._mean_v, self._mean_c, self._mean_m],
-            "known": [self._known_c, self._known_m],
+            "cpu": [self._log_c, self._mean_c, self._known_c] if self._known_c else None,
+            "mean": self._mean_v,
             "ema": self._ema,
-            "range": [self._lowest, self._highest] if self.rounds else None,
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -207,11 +199,9 @@ class NARX(Predictor):
         self._train_at = int(state["train_at"])
         self._rows = deque(rows, maxlen=self._window)
         self._log_v = deque(map(float, state["log_v"]), maxlen=2)
-        self._log_c, self._log_m = (math.nan if x is None else float(x) for x in state["drivers"])
-        self._mean_v, self._mean_c, self._mean_m = map(float, state["means"])
-        self._known_c, self._known_m = map(int, state["known"])
-        self._ema = float(state["ema"])
-        self._lowest, self._highest = map(float, state["range"] or (math.inf, -math.inf))
+        log_c, mean_c, known_c = state["cpu"] or (math.nan, 0.0, 0)
+        self._log_c, self._mean_c, self._known_c = float(log_c), float(mean_c), int(known_c)
+        self._mean_v, self._ema = float(state["mean"]), float(state["ema"])
         self._trainer, self._results = 0, deque()  # a training under way is of the former life
 
 

@@ -1,6 +1,6 @@
 """The small network inside NARX, and how it is fitted. No state, no threads: arrays in, arrays out.
 
-Legend: W rows (rounds) of the window, I = 6 inputs, H = 2 hidden units, P = H (I + 2) + 1 = 17 parameters (lb-bsp
+Legend: W rows (rounds) of the window, I = 4 inputs, H = 2 hidden units, P = H (I + 2) + 1 = 13 parameters (lb-bsp
 section 3.2.1 asks for one hidden layer and fewer than 20).
 
     f(u; θ) = β + Σ_h ω_h tanh(b_h + Σ_i A_hi u_i),        θ = (A row by row, b, ω, β)
@@ -13,7 +13,7 @@ targets, held near the start θ0:
 until a step lowers L by less than 1e-4 of itself (section 4.2), or after ``max_steps``. O(W P² + P³) per step, well
 under a millisecond at W = 500.
 
-Differences from the paper: Keras and (presumably) a gradient method there; with 17 parameters second-order steps need
+Differences from the paper: Keras and (presumably) a gradient method there; with 13 parameters second-order steps need
 tens of steps rather than thousands, so that training costs milliseconds and numpy is enough. The pull ρ towards the
 start is ours: a warm start is then a prior that data overrules, not just a first guess.
 """
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-INPUTS = 6
+INPUTS = 4
 HIDDEN = 2
 PARAMETERS = HIDDEN * (INPUTS + 2) + 1
 EARLY_STOP_FALL = 1e-4  # lb-bsp section 4.2

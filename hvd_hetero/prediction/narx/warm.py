@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from hvd_hetero.prediction.narx import network
 
-NAME, VERSION = "narx", 1  # of the state that parameters are taken from
+NAME, VERSION = "narx", 2  # of the state that parameters are taken from
 
 
 @functools.cache

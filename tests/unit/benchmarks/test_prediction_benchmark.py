@@ -30,14 +30,16 @@ def test_nan_misses_a_target_and_every_series_that_misses_is_named(benchmark):
 
 
 def test_every_member_of_the_mixture_is_a_single_and_the_mixture_is_none(benchmark):
-    assert benchmark.best_single({"EMA": 2.0, "EMA, 0.5": 1.0, "Mixture": 0.1}) == 1.0
-    assert math.isnan(benchmark.best_single({"EMA": math.nan, "EMA, 0.5": 1.0}))
+    errors = {"EMA": 2.0, "EMA, 0.5": 1.0, "NARX": 0.5, "Mixture": 1.1, "Mixture, CPU": 0.6}
+    assert benchmark.blind(errors) == pytest.approx(1.1)
+    assert benchmark.driven(errors) == pytest.approx(1.2)
+    assert math.isnan(benchmark.blind(errors | {"EMA": math.nan}))
     assert "EMA, 0.5" in benchmark.CONFIGURATION
 
 
 def test_narx_is_judged_on_each_series_that_has_drivers(benchmark, monkeypatch):
     """One series without drivers must not excuse the others; its own ratio is not judged."""
-    told = {"EMA": 1.0, "NARX": 0.9, "Mixture": 0.9}
+    told = {"EMA": 1.0, "NARX": 0.9, "Mixture": 0.9, "Mixture, CPU": 0.9}
     monkeypatch.setattr(benchmark, "predictors", lambda warm: {n: told.get(n, 0.95) for n in benchmark.CONFIGURATION})
     monkeypatch.setattr(benchmark, "rmse", lambda error, series: error)
     series = {"plain": [(1.0, math.nan, math.nan)], "driven": [(1.0, 0.5, 0.5)]}
@@ -50,7 +52,7 @@ def test_too_few_trainings_are_a_miss_that_says_so(cost, monkeypatch):
     monkeypatch.setattr(cost, "cost", lambda make, series: cost.Cost(1.0, 2.0, 3.0, 2))
     lines, met = cost.report([])
     assert not met
-    assert sum("only 2 trainings finished" in line for line in lines) == 2
+    assert sum("only 2 trainings finished" in line for line in lines) == 1
 
 
 def test_a_slow_mixture_is_a_miss(cost, monkeypatch):
@@ -88,3 +90,26 @@ def test_every_kind_of_made_up_series_has_its_length_and_is_judged_by_hand_compu
     assert found.members[0] == pytest.approx(30.0)  # memoryless said 120
     assert found.members[3] == pytest.approx(14.0)  # EMA 0.2 said 104
     assert found.over_best == pytest.approx(found.mixture / min(found.members))
+
+
+def test_worlds_are_the_same_for_the_same_seed_and_memory_runs_low_in_every_second(monkeypatch, tmp_path):
+    worlds = load("prediction_worlds", "benchmarks")
+    rng = np.random.default_rng(0)
+    used = [(float(c), float(m)) for c, m in zip(rng.uniform(0.2, 1, 4000), rng.uniform(0, 0.3, 4000), strict=True)]
+    monkeypatch.setattr(worlds, "schedule", lambda path, rounds, seed: used[:rounds])
+    found = [worlds.world(tmp_path, 3, number) for number in range(4)]
+    assert found[1] == worlds.world(tmp_path, 3, 1)
+    assert found[1] != worlds.world(tmp_path, 4, 1)
+    least = [min(memory for _, _, memory in rounds) for rounds in found]
+    assert [low < 0.01 for low in least] == [False, True, False, True]
+    assert all(v > 0 and 0 < c <= 1 and 0 < m <= 1 for rounds in found for v, c, m in rounds)
+
+
+def test_worlds_that_miss_are_counted_and_the_worst_is_told():
+    worlds = load("prediction_worlds", "benchmarks")
+    good = {"Mixture": 1.0, "Mixture, drivers": 1.0}
+    assert worlds.judge([good] * 3)[1]
+    lines, met = worlds.judge([good, good | {"Mixture, drivers": 1.1}, good])
+    assert not met
+    assert "MISSED in 1 of 3 worlds" in lines[1]
+    assert "number 1" in lines[1]

@@ -16,7 +16,6 @@ from hvd_hetero.prediction import (
     LSTM,
     NARX,
     PREDICTORS,
-    Carried,
     Memoryless,
     Mixture,
     Predictor,
@@ -30,13 +29,12 @@ MAKERS = {
     "memoryless": Memoryless,
     "ema": EMA,
     "reverting": Reverting,
-    "carried": Carried,
     "arima": lambda: ARIMA(window=60, refit_every=30),
     "simple_rnn": lambda: SimpleRNN(window=40, retrain_every=20, steps=5),
     "lstm": lambda: LSTM(window=40, retrain_every=20, steps=5),
     "narx": lambda: NARX(warm_start=None, rounds_from_scratch=30, retrain_every=20, window=60, background=False),
     "mixture": lambda: Mixture(
-        [Memoryless(), EMA(0.5), Carried(), NARX(retrain_every=20, window=60, background=False)]
+        [Memoryless(), EMA(0.5), Reverting(drivers=True), NARX(retrain_every=20, window=60, background=False)]
     ),
 }
 NEEDS = {"arima": "statsmodels", "simple_rnn": "torch", "lstm": "torch"}
@@ -149,7 +147,9 @@ def test_state_survives_json_and_the_successor_goes_on_as_the_first_would(name, 
 
 
 @every
-@pytest.mark.parametrize(("key", "value"), [("predictor", "oracle"), ("version", 99), ("last", -1.0), ("rounds", 0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("predictor", "oracle"), ("version", 99), ("measured", [-1.0, -1.0, -1.0]), ("rounds", 0)]
+)
 def test_a_foreign_state_is_refused(name, key, value):
     p = MAKERS[name]()
     feed(p, walk(5))
@@ -170,7 +170,30 @@ def test_any_speeds_give_finite_positive_forecasts(name, speeds):
         assert forecast > 0
 
 
-@pytest.mark.parametrize("name", ["memoryless", "ema", "reverting", "carried", "narx", "mixture"])
+@every
+def test_a_forecast_stays_near_the_speeds_that_were_measured_whatever_is_read(name):
+    """Within a factor of two, also for readings that were never seen in training: none, all, a thousandth."""
+    p = MAKERS[name]()
+    measured = [v for v, _, _ in walk(80)]
+    for k, (speed, cpu, _) in enumerate(walk(80)):
+        p.update(speed, cpu, (0.6, 0.001)[k % 10 == 0])
+        for now, memory in ((0.0, 1.0), (1.0, 0.001), (0.001, 0.6), (cpu, 0.0)):
+            assert min(measured[: k + 1]) / 2 <= p.predict(now, memory) <= 2 * max(measured[: k + 1])
+
+
+def test_a_forecast_far_from_all_that_was_measured_is_brought_back():
+    class Wild(Memoryless):
+        def _forecast(self, cpu, memory):
+            return 1e6 * cpu
+
+    p = Wild()
+    for speed in (40.0, 70.0):
+        p.update(speed)
+    assert (p.predict(1.0), p.predict(1e-6)) == (140.0, 20.0)
+    assert p.predict(60e-6) == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("name", ["memoryless", "ema", "reverting", "narx", "mixture"])
 def test_the_largest_speeds_there_are_give_finite_forecasts(name):
     """The baselines are left out: numpy warns of their sums."""
     p = MAKERS[name]()
@@ -217,7 +240,7 @@ def test_the_registry_builds_it_by_name_by_class_and_leaves_an_object_alone(name
 
 
 def test_a_typo_is_an_error_that_offers_the_nearest_name():
-    with pytest.raises(ValueError, match=r"'narks'; did you mean 'narx'\? known are arima, carried, ema"):
+    with pytest.raises(ValueError, match=r"'narks'; did you mean 'narx'\? known are arima, ema"):
         predictor("narks")
     with pytest.raises(ValueError, match="known are") as caught:
         predictor("qqqqqqq")

