@@ -4,9 +4,10 @@
 
 As in the paper: 4 workers, a fixed batch for each, SSP with s = 3, the same number of epochs for all, learning rate
 alike: that of an update with the mean gradient of all, so that a push of ASP or SSP, by one worker, has a quarter of
-it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` is the
-paper's (every iteration updates), "accumulate" one exact step per superstep. The tolerance of this project's policy is
-off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it on.
+it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` has an
+update in every iteration, as the paper seems to, "accumulate" one exact step per superstep. The tolerance of this
+project's policy is off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it
+on.
 
 Assumed, since the paper says only that stragglers occur: speeds 1 : 0.87 : 0.71 : 0.55, 3 % scatter per iteration,
 and a synchronisation that takes a quarter of the fastest's iteration, as for a model with large layers ("downsized
