@@ -151,8 +151,8 @@ def judge(found: dict[tuple[str, tuple[int, ...]], list[Run]]) -> tuple[list[str
         "",
         f"Epochs: the latest of {len(every) // len(found)} runs; the rest of each line is the first of them. Steady:",
         "from then on no count differs from the last. A worker s times as fast as the n - 1 others can save",
-        "(s - 1) / (n - 1 + s) of an epoch of equal amounts. With two workers a third takes s = 2, a half s = 3; assumed",
-        "are 1.2 to 1.6.",
+        "(s - 1) / (n - 1 + s) of an epoch of equal amounts. With two workers a third takes s = 2, a half s = 3;",
+        "assumed are 1.2 to 1.6.",
     ]
     return lines, verdicts
 
