@@ -93,19 +93,20 @@ def cluster(seed: int) -> Cluster:
     return Cluster(workers, Network(message_bytes=1e6, bandwidth=1.5e6 / (0.25 * ITERATION_S)), seed)
 
 
-def train(policy: Policy | Scheme, seed: int) -> Run:
+def train(policy: Policy | Scheme, seed: int, machines: Cluster | None = None) -> Run:
+    machines = machines or cluster(seed)
     problem = SmallNetwork(digits(seed))
     data, samples = WholeRounds(problem.samples, shuffle=True, seed=seed), EPOCHS * problem.samples
     decisions_s: list[float] = []
     if isinstance(policy, Scheme):
         # At η / n, so that n pushes move as far as one update of BSP.
         model = ServerModel(problem, RATE / len(SPEEDS), seed)
-        server = ServerSimulation(cluster(seed), policy, BATCH, data=data, model=model)
+        server = ServerSimulation(machines, policy, BATCH, data=data, model=model)
         result, step, trained = server.result, (lambda: server.run(4)), model
     else:
         decisions_s = timed(policy)
         learner = learner_for(policy, problem, RATE, seed)
-        rounds = RoundSimulation(cluster(seed), policy, BATCH * len(SPEEDS), data=data, learner=learner)
+        rounds = RoundSimulation(machines, policy, BATCH * len(SPEEDS), data=data, learner=learner)
         result, step, trained = rounds.result, rounds.step, learner
     curve: list[tuple[float, int, float]] = []
     seen = judged = 0

@@ -68,7 +68,9 @@ def rates(slower: float) -> dict[str, float]:
     sample_s, _, megabytes = MODELS["ResNet18"]
     workers = tuple(Worker(Compute(sample_s * (slower if i == 0 else 1.0), 4e-3)) for i in range(WORKERS))
     ring = Cluster(workers, Network(message_bytes=megabytes * 1e6, bandwidth=1.25e8))
-    server = Cluster(workers, Network("server", message_bytes=megabytes * 1e6, bandwidth=1.25e8, server_bandwidth=1.25e8))
+    server = Cluster(
+        workers, Network("server", message_bytes=megabytes * 1e6, bandwidth=1.25e8, server_bandwidth=1.25e8)
+    )
     batch = MICRO_BATCH * WORKERS
     return {
         "parameter server": simulate(server, BSP(), batch, 60).rate(20),
@@ -92,7 +94,9 @@ def main() -> int:
         base, label = each["AllReduce"], f"Fig. 12, workers 1 : {s:g}"
         limit = (1 + s) / 2
         gain = base / each["self-adaptive"]
-        verdicts.check(f"{label}: self-adaptive sooner than AllReduce, of the {limit:g} possible", gain / limit, least=0.9)
+        verdicts.check(
+            f"{label}: self-adaptive sooner than AllReduce, of the {limit:g} possible", gain / limit, least=0.9
+        )
         for n in names[2:]:
             what = f"{label}: {n}, time over AllReduce's (paper: almost 1)"
             verdicts.check(what, each[n] / base, least=0.9, most=1.1)
@@ -115,8 +119,8 @@ def main() -> int:
         )  # fmt: skip
     bounds = ", ".join(f"{(s * (WORKERS - 1) + 1) / WORKERS:g} at {s:g}" for s in STRAGGLERS)
     lines += [
-        f"With the same samples per aggregation, balance alone gains at most (s (n - 1) + 1) / n over AllReduce: {bounds}",
-        "times slower. The rest of the last line is communication that happens a fifth as often.",
+        "With the same samples per aggregation, balance alone gains at most (s (n - 1) + 1) / n over AllReduce:",
+        f"{bounds} times slower. The rest of the last line is communication that happens a fifth as often.",
     ]
     _pictures.store(draw(curves, found), "self_adaptive_fig12_13", options.write)
     return _tables.finish("self_adaptive_fig12_13", lines, verdicts, options.write)

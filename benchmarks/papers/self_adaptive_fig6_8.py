@@ -100,12 +100,16 @@ def main() -> int:
         headings = ["s per epoch", *(f"{a}:{b}" for a, b in ratios)]
         lines += [f"{name}:", "", *_tables.table(headings, rows), ""]
         spread = min(max(each.values()) / min(each.values()) for each in times[name].values())
-        verdicts.check(f"{name}: slowest ratio's epoch over the fastest's, any model (paper: differ)", spread, least=1.1)
+        verdicts.check(
+            f"{name}: slowest ratio's epoch over the fastest's, any model (paper: differ)", spread, least=1.1
+        )
     # Of 5:5, 6:4, 3:7 and 7:3 the equal one is nearest to 1 : 1.3; of Figure 8's, 12:8 is nearest to 1.4 and above.
     far = [model for model, (_, faster, _) in MODELS.items() if faster >= 1.4]
     for model in far:
         share = best(times["Fig. 8"][model])[0] / 20
-        verdicts.check(f"Fig. 8, {model}: the V100's share in the best of the four ratios", share, least=0.55, most=0.65)
+        verdicts.check(
+            f"Fig. 8, {model}: the V100's share in the best of the four ratios", share, least=0.55, most=0.65
+        )
     near = best(times["Fig. 7"]["ResNet18"])[1] / 10
     verdicts.check("Fig. 7: the 2080 Ti's share in the best of the four ratios (similar cards)", near, most=0.55)
 

@@ -231,6 +231,34 @@ def test_the_exit_code_says_whether_all_was_met(name, arguments, smaller, monkey
     assert "All targets met" in said if code == 0 else "Not all targets met" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "smaller", "claims"),
+    [
+        ("self_adaptive_fig6_8", [], {"EPOCHS": 2, "TARGET": 0.9, "SETTLED": 2}, 10),
+        ("self_adaptive_fig12_13", [], {"EPOCHS": 2, "COPIES": 2}, 10),
+        ("nonblocking_fig2", [], {"EPOCHS": 5, "COPIES": 1}, 6),
+        ("elastic_fig4b", ["--seeds", "1"], {}, 7),
+    ],
+)
+def test_each_figure_is_judged_and_drawn(name, arguments, smaller, claims, monkeypatch, capsys, tmp_path):
+    """Each script from end to end, on a part of its work: a verdict per claim, and a picture beside the table."""
+    script = module(name)
+    monkeypatch.setattr(module("elastic_fig4"), "EPOCHS", 3)
+    for constant, value in smaller.items():
+        monkeypatch.setattr(script, constant, value)
+    monkeypatch.setattr(module("_pictures"), "FOLDER", tmp_path)
+    monkeypatch.setattr(
+        module("_tables"), "write_result", lambda name, text: tmp_path.joinpath("table").write_text(text)
+    )
+    monkeypatch.setattr("sys.argv", [name, "--write", *arguments])
+    code = script.main()
+    said = capsys.readouterr().out
+    assert code == ("MISSED" in said)
+    assert said.count("): met") + said.count("): MISSED") == claims
+    assert tmp_path.joinpath("table").read_text() in said
+    assert tmp_path.joinpath(f"{name}.png").stat().st_size > 10_000
+
+
 def test_nan_misses():
     """The verdicts' own."""
     verdicts = module("_tables").Verdicts()
