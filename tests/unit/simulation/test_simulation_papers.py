@@ -237,7 +237,9 @@ def test_the_exit_code_says_whether_all_was_met(name, arguments, smaller, monkey
         ("self_adaptive_fig6_8", [], {"EPOCHS": 2, "TARGET": 0.9, "SETTLED": 2}, 10),
         ("self_adaptive_fig12_13", [], {"EPOCHS": 2, "COPIES": 2}, 10),
         ("nonblocking_fig2", [], {"EPOCHS": 5, "COPIES": 1}, 6),
+        ("nonblocking_theorem6", [], {"ROUNDS": (20, 40, 80), "LEAST_RUN": 100}, 5),
         ("elastic_fig4b", ["--seeds", "1"], {}, 7),
+        ("lb_bsp_fig11", [], {"ROUNDS": 250}, 4),
     ],
 )
 def test_each_figure_is_judged_and_drawn(name, arguments, smaller, claims, monkeypatch, capsys, tmp_path):
