@@ -138,7 +138,7 @@ def draw(second: dict[str, dict[str, Curve]], third: dict[str, Curve]) -> object
     axes[0].set_xlabel("epochs")
     axes[0].set_ylabel("test accuracy")
     for axis in axes:
-        axis.set_ylim(0.3 if axis is axes[0] else 0.8, 1.0)
+        axis.set_ylim(0.8, 1.0)
         axis.legend(fontsize=7, loc="lower right")
     return figure
 

@@ -116,9 +116,12 @@ def draw(found: dict[tuple[int, int], tuple[float, float]]) -> object:
     for colour, p in zip(_pictures.COLOURS, WORKERS, strict=False):
         axis.loglog(ROUNDS, [found[p, k][0] for k in ROUNDS], "o-", color=colour, label=f"P = {p}")
         axis.loglog(ROUNDS, [found[p, k][1] for k in ROUNDS], "--", color=colour, label=f"bound, P = {p}")
+    axis.set_xticks(ROUNDS, [f"{k:,}" for k in ROUNDS])
+    axis.minorticks_off()
+    axis.set_ylim(top=100)
     axis.set_xlabel("rounds K")
     axis.set_ylabel("mean of squared gradients")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncols=3, loc="upper center")
     return figure
 
 
