@@ -7,7 +7,8 @@ Figure 2: every worker holds a fixed part of the data; a straggler abandons the 
 of the model will be worse". Here an epoch is ``D / (P B)`` rounds on fixed parts, four of the eight workers are half as
 fast, and the samples come sorted by class within a part, or in any order; abandoned ones are lost. Beside it is this
 project's queue, under which each sample is visited once (``data/cutter.py``). Here each digit is there once, because
-copies of an abandoned sample would train in its place.
+copies of an abandoned sample would train in its place. Parts are whole batches, 1,024 samples in all; the queue has
+all 1,438, so its accuracy is no match for theirs.
 
 Figure 3 (and 4, which shows the same on CIFAR-100): D-PSGD and MATCHA at a budget of 0.5, each with and without
 non-blocking, other nodes slow in every round: as ``nonblocking_table1``, which judges accuracy and time.
