@@ -6,6 +6,9 @@
 equal batches; here worker i's k-th batch of x samples takes x / x_equal of its k-th recorded time, that is, time is
 taken to be proportional to the batch (a fixed cost is not in the data). There are no drivers, so NARX is EMA. A
 recording is shorter than a training, so it is played ``--repeat`` times.
+
+A job's workers have records at the same time stamps, but one may begin late, end early, or have two at a stamp. Rounds
+are the stamps that all workers have; of two records at a stamp the first counts.
 """
 
 from __future__ import annotations
@@ -29,17 +32,20 @@ BATCH = 100
 
 def cluster(path: Path) -> tuple[Cluster, int]:
     """Return the machines of a job, and the number of recorded rounds."""
-    times: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    times: dict[int, dict[int, float]] = defaultdict(dict)
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            times[int(row["worker"])].append((int(row["time"]), float(row["batch_time_norm"])))
-    workers, shortest = [], min(len(each) for each in times.values())
+            times[int(row["worker"])].setdefault(int(row["time"]), float(row["batch_time_norm"]))
+    stamps = sorted(set.intersection(*(set(each) for each in times.values())))
+    if not stamps:
+        raise ValueError(f"{path} must have time stamps that all {len(times)} workers share, and has none")
+    workers = []
     for _, each in sorted(times.items()):
-        seconds = np.array([max(value, 1.0) for _, value in sorted(each)[:shortest]]) / 1000.0
+        seconds = np.array([max(each[stamp], 1.0) for stamp in stamps]) / 1000.0
         typical_s = float(np.median(seconds))
         variation = (Recorded("round", tuple((seconds / typical_s).tolist())),)
         workers.append(Worker(Compute.at_speed(BATCH / typical_s), variation=variation, drivers=Drivers(known=False)))
-    return Cluster(tuple(workers)), shortest
+    return Cluster(tuple(workers)), len(stamps)
 
 
 def main() -> int:

@@ -4,9 +4,10 @@
 
 As in the paper: 4 workers, a fixed batch for each, SSP with s = 3, the same number of epochs for all, learning rate
 alike: that of an update with the mean gradient of all, so that a push of ASP or SSP, by one worker, has a quarter of
-it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` is the
-paper's (every iteration updates), "accumulate" one exact step per superstep. The tolerance of this project's policy is
-off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it on.
+it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` has an
+update in every iteration, as the paper seems to, "accumulate" one exact step per superstep. The tolerance of this
+project's policy is off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it
+on.
 
 Assumed, since the paper says only that stragglers occur: speeds 1 : 0.87 : 0.71 : 0.55, 3 % scatter per iteration,
 and a synchronisation that takes a quarter of the fastest's iteration, as for a model with large layers ("downsized
@@ -92,19 +93,20 @@ def cluster(seed: int) -> Cluster:
     return Cluster(workers, Network(message_bytes=1e6, bandwidth=1.5e6 / (0.25 * ITERATION_S)), seed)
 
 
-def train(policy: Policy | Scheme, seed: int) -> Run:
+def train(policy: Policy | Scheme, seed: int, machines: Cluster | None = None) -> Run:
+    machines = machines or cluster(seed)
     problem = SmallNetwork(digits(seed))
     data, samples = WholeRounds(problem.samples, shuffle=True, seed=seed), EPOCHS * problem.samples
     decisions_s: list[float] = []
     if isinstance(policy, Scheme):
         # At η / n, so that n pushes move as far as one update of BSP.
         model = ServerModel(problem, RATE / len(SPEEDS), seed)
-        server = ServerSimulation(cluster(seed), policy, BATCH, data=data, model=model)
+        server = ServerSimulation(machines, policy, BATCH, data=data, model=model)
         result, step, trained = server.result, (lambda: server.run(4)), model
     else:
         decisions_s = timed(policy)
         learner = learner_for(policy, problem, RATE, seed)
-        rounds = RoundSimulation(cluster(seed), policy, BATCH * len(SPEEDS), data=data, learner=learner)
+        rounds = RoundSimulation(machines, policy, BATCH * len(SPEEDS), data=data, learner=learner)
         result, step, trained = rounds.result, rounds.step, learner
     curve: list[tuple[float, int, float]] = []
     seen = judged = 0

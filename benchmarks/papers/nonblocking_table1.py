@@ -41,6 +41,7 @@ SCENARIOS = {
     1: "one of the eight half as fast",
     4: "four of the eight half as fast",
 }
+CLAIMED = (0, 1)  # the setting of the experiments (section 6.1), and that of the claim about them (6.2)
 PAPER = {"D-PSGD": ("0.925 → 0.928", "0.783 → 0.792"), "MATCHA": ("0.931 → 0.935", "0.794 → 0.791")}
 
 
@@ -136,8 +137,8 @@ def main() -> int:
                         float(np.median(runs[:, 3] / base[:, 3])),
                     ]
                 )
-                if slow == 1 and name == "unbiased":
-                    what = f"{kind}: time to the same loss, times sooner, the slowest half as fast (paper: about 2)"
+                if name == "unbiased" and slow in CLAIMED:
+                    what = f"{kind}: time to the same loss, times sooner, {SCENARIOS[slow]} (paper: up to 2)"
                     verdicts.check(what, ratio, least=1.7)
         lines += [f"Time to a training loss of {LOSS}, {title}:", ""]
         lines += _tables.table(["", "s", "times sooner than the baseline", "samples/s, times the baseline's"], rows)

@@ -32,9 +32,9 @@ class ElasticBSP(Policy):
     all its samples: exactly the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
     varies, from X = global_batch to R X, and with it the number of steps of an epoch.
 
-    ``updates="local"``: each rank updates its own parameters after every iteration, as in the paper's Algorithm 1, and
-    the barrier averages parameters and optimizer state, weighted by samples: with x_i the parameters of rank i after
-    its tau_i steps and S_i its samples, ``x <- sum_i (S_i / S) x_i``. State (momentum, second moments) is averaged
+    ``updates="local"``: each rank updates its own parameters after every iteration, and the barrier averages parameters
+    and optimizer state, weighted by samples: with x_i the parameters of rank i after its tau_i steps and S_i its
+    samples, ``x <- sum_i (S_i / S) x_i``. State (momentum, second moments) is averaged
     likewise, step counts included where they are floating-point numbers, so that all ranks go on alike and rank 0's
     checkpoint is everybody's. State of other types stays each rank's own.
 
@@ -52,8 +52,10 @@ class ElasticBSP(Policy):
         these the earliest is taken. Without it the noise of a measurement decides between a superstep of one iteration
         and one of R.
 
-    Differences from the paper: the server, and its push and pull, are gone; ends are predicted from each rank's own
-    predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
+    Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
+    updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
+    a tau of each worker's own; "local" is that. The server, and its push and pull, are gone; ends are predicted from
+    each rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
     """
 
     name: ClassVar[str] = "elastic-bsp"

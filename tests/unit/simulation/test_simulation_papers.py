@@ -37,7 +37,7 @@ def adaptive():
 def adapted(adaptive, **changes):
     """A case of two starts that come to the same point in the second epoch, and of which one differs."""
     good = adaptive.Run(
-        [(10, 10)] + [(12, 8)] * 9, [20.0, 17.0] + [16.5] * 8, [1.5] + [1.05] * 9, [False] * 3 + [True] * 7, 16.0
+        [(10, 10)] + [(12, 8)] * 9, [26.0, 17.0] + [16.5] * 8, [1.5] + [1.05] * 9, [False] * 3 + [True] * 7, 16.0
     )
     other = replace(good, allocations=[(2, 18)] + [(12, 8)] * 9)
     return {("M", (10, 10)): [good], ("M", (2, 18)): [replace(other, **changes)]}
@@ -64,6 +64,16 @@ def test_self_adaptive_is_met_where_all_is_as_in_the_paper(adaptive):
 def test_each_claim_about_self_adaptive_can_be_missed(adaptive, changes, word):
     """One run of one case is enough."""
     assert one_missed(adaptive.judge(adapted(adaptive, **changes)), word)
+
+
+@pytest.mark.parametrize(("first_s", "misses"), [(26.0, 0), (22.0, 1), (19.0, 2)])
+def test_the_headline_of_self_adaptive_is_judged_by_the_epochs_of_equal_amounts(adaptive, first_s, misses):
+    """A third or more is saved, a quarter, a seventh; the other start saves a third in any case."""
+    found = adapted(adaptive)
+    found["M", (10, 10)] = [replace(found["M", (10, 10)][0], seconds=[first_s, 17.0] + [16.5] * 8)]
+    lines = missed(adaptive.judge(found)[1])
+    assert len(lines) == misses
+    assert all("share of an epoch saved" in line for line in lines)
 
 
 def test_a_self_adaptive_training_is_told_epoch_by_epoch(adaptive):
@@ -219,6 +229,36 @@ def test_the_exit_code_says_whether_all_was_met(name, arguments, smaller, monkey
     assert code == ("MISSED" in said)
     assert said.count(": met") + said.count("): MISSED") >= 7
     assert "All targets met" in said if code == 0 else "Not all targets met" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "smaller", "claims"),
+    [
+        ("self_adaptive_fig6_8", [], {"EPOCHS": 2, "TARGET": 0.9, "SETTLED": 2}, 10),
+        ("self_adaptive_fig12_13", [], {"EPOCHS": 2, "COPIES": 2}, 10),
+        ("nonblocking_fig2", [], {"EPOCHS": 5, "COPIES": 1}, 6),
+        ("nonblocking_theorem6", [], {"ROUNDS": (20, 40, 80), "LEAST_RUN": 100}, 5),
+        ("elastic_fig4b", ["--seeds", "1"], {}, 7),
+        ("lb_bsp_fig11", [], {"ROUNDS": 250}, 4),
+    ],
+)
+def test_each_figure_is_judged_and_drawn(name, arguments, smaller, claims, monkeypatch, capsys, tmp_path):
+    """Each script from end to end, on a part of its work: a verdict per claim, and a picture beside the table."""
+    script = module(name)
+    monkeypatch.setattr(module("elastic_fig4"), "EPOCHS", 3)
+    for constant, value in smaller.items():
+        monkeypatch.setattr(script, constant, value)
+    monkeypatch.setattr(module("_pictures"), "FOLDER", tmp_path)
+    monkeypatch.setattr(
+        module("_tables"), "write_result", lambda name, text: tmp_path.joinpath("table").write_text(text)
+    )
+    monkeypatch.setattr("sys.argv", [name, "--write", *arguments])
+    code = script.main()
+    said = capsys.readouterr().out
+    assert code == ("MISSED" in said)
+    assert said.count("): met") + said.count("): MISSED") == claims
+    assert tmp_path.joinpath("table").read_text() in said
+    assert tmp_path.joinpath(f"{name}.png").stat().st_size > 10_000
 
 
 def test_nan_misses():
