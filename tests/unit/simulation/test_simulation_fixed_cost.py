@@ -12,7 +12,7 @@ import pytest
 from hvd_hetero.cli import commands as cli
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
-from hvd_hetero.simulation.micro_batch_cost import fixed_samples
+from hvd_hetero.simulation.micro_batch_cost import Fixed, fixed_samples
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.replay import WARM_UP_ROUNDS, replay
 from hvd_hetero.telemetry import TelemetryWriter, read_run
@@ -53,10 +53,10 @@ def test_the_fixed_cost_is_found_among_noise_outliers_and_drift(slope_ms, fixed_
         factors[dice.random(160) < 0.05] *= 3
         seconds = factors * (slope_ms * samples + fixed_ms)
         paired = np.arange(159) % 8 < 7
-        found = fixed_samples(samples, seconds, paired)
+        found = fixed_samples(samples, np.ones(160), seconds, paired)
         truth = fixed_ms / slope_ms
-        held += found.least <= truth <= found.most
-        missed.append((found.likely - truth) / (32 + truth))  # as a share of a micro-batch
+        held += found.least.micro_batch <= truth <= found.most.micro_batch
+        missed.append((found.likely.micro_batch - truth) / (32 + truth))  # as a share of a micro-batch
     assert held >= 26
     assert abs(np.median(missed)) < 0.01
     assert np.quantile(np.abs(missed), 0.9) < 0.05
@@ -66,9 +66,9 @@ def test_the_median_of_three_pairs_is_what_they_say():
     """By hand: 20 samples in 50 ms and 10 in 30 ms make 2 ms a sample and 10 ms; one pair says something else."""
     sizes = np.array([20.0, 10.0] * 4)
     seconds = np.array([50.0, 30.0] * 3 + [50.0, 90.0])
-    found = fixed_samples(sizes, seconds, np.arange(7) % 2 == 0)
-    assert found.likely == pytest.approx(5.0, rel=0.02)
-    assert found.least <= 5.0 <= found.most < 6.0
+    found = fixed_samples(sizes, np.ones(8), seconds, np.arange(7) % 2 == 0)
+    assert found.likely.micro_batch == pytest.approx(5.0, rel=0.02)
+    assert found.least.micro_batch <= 5.0 <= found.most.micro_batch < 6.0
 
 
 @pytest.mark.parametrize("pairs", [0, 2])
@@ -76,9 +76,9 @@ def test_one_size_or_two_pairs_do_not_tell_it(pairs):
     """Then all is possible, up to micro-batches that cost the same whatever they hold."""
     sizes = np.full(40, 20.0)
     sizes[5 : 5 + 10 * pairs : 10] = 10.0
-    found = fixed_samples(sizes, 2 * sizes + 10, (np.arange(39) % 10) < 5)
-    assert (found.least, found.likely) == (0.0, 0.0)
-    assert found.most == pytest.approx(99 * 20.0)
+    found = fixed_samples(sizes, np.ones(40), 2 * sizes + 10, (np.arange(39) % 10) < 5)
+    assert (found.least, found.likely) == (Fixed(0.0), Fixed(0.0))
+    assert found.most.micro_batch == pytest.approx(99 * 20.0)
 
 
 @functools.cache
