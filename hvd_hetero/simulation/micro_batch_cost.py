@@ -62,9 +62,9 @@ class Fixed:
     """Fixed costs, in samples that take as long."""
 
     micro_batch: float
-    """β"""
+    """Samples that take as long as the fixed cost of a micro-batch."""
     round: float = 0.0
-    """γ"""
+    """The same of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,7 @@ def fixed_samples(samples: Floats, micro_batches: Floats, seconds: Floats, paire
     likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     within = np.flatnonzero(against <= against.min() + _WITHIN)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
-    least, chosen, most = (
-        Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last)
-    )
+    least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
 
 

@@ -89,8 +89,8 @@ def replay(run: Run) -> Replay:
     keep = _usable(run)
     if len(keep) < 2:
         raise ValueError(
-            f"the run must hold at least {WARM_UP_ROUNDS + 2} rounds to be replayed, {WARM_UP_ROUNDS} of which count "
-            f"as start-up; it has {len(run.round)}: record a longer one"
+            f"the run must hold at least 2 rounds after the start-up ({WARM_UP_ROUNDS} rounds) besides the short last "
+            f"rounds of epochs; it has {len(keep)}, of {len(run.round)} in all: record a longer one"
         )
     busy_s = run.compute_s + run.input_s
     busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
@@ -126,7 +126,8 @@ def replay(run: Run) -> Replay:
     first = run.epoch == run.epoch[0]
     dataset = None if first.all() else max(int(run.samples[first].sum()), 1)
     full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
-    return Replay(run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, tuple(zip(*figures, strict=True)))
+    fixed_s = tuple(zip(*figures, strict=True))
+    return Replay(run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s)
 
 
 def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:

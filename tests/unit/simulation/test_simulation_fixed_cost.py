@@ -194,3 +194,40 @@ def _written(folder, lines):
     path = folder / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
     return path
+
+
+def test_a_round_that_costs_is_no_micro_batch_that_costs():
+    """By hand, 2 ms a sample, 6 a micro-batch, 20 a round: 3 and 10 samples. A round of few seems dear otherwise."""
+    samples, counts = np.where(np.arange(80) % 8 == 7, [[10.0], [2.0]], [[40.0], [10.0]])
+    found = fixed_samples(samples, counts, 2 * samples + 6 * counts + 20, np.arange(79) % 8 < 7)
+    assert found.least.micro_batch <= 3.0 <= found.most.micro_batch
+    assert found.likely.micro_batch == pytest.approx(3.0, rel=0.1)
+    assert found.likely.round == pytest.approx(10.0, rel=0.3)
+
+
+def test_what_a_rank_paid_once_is_no_cost_of_a_micro_batch(tmp_path):
+    """5 ms of each round are the update, as the rank reports; 10 are the micro-batch's."""
+    lines = []
+    for k in range(90):
+        x = 12 if k % 9 == 8 else 32
+        seconds = [0.002 * x + 0.015, 0.004 * x + 0.015]
+        lines.append(_line(k, [x, x], seconds, epoch=k // 9) | {"once_s": [0.005, 0.005]})
+    found = replay(read_run(_written(tmp_path, lines)))
+    for least, likely, most in found.fixed_s:
+        assert likely == pytest.approx(0.010, rel=0.02)
+        assert 0.009 < least <= 0.010 <= most < 0.011
+
+
+def test_a_run_of_long_rounds_is_simulated_for_as_many_samples(tmp_path, capsys):
+    """ElasticBSP's twelve rounds hold five global batches each; a simulation of twelve batches is over too soon."""
+    run = _written(tmp_path, [_line(k, [160, 160], [0.32, 0.32]) for k in range(12)])
+    found = replay(read_run(run))
+    assert (found.rounds, found.full_rounds) == (7, 35)
+    assert simulated(run, capsys)["rounds"] == 35
+
+
+def test_rounds_that_do_not_count_are_told(tmp_path):
+    """Seven rounds, one of them short: one is left, and the message says so."""
+    lines = [_line(k, [32, 32], [0.1, 0.2]) for k in range(6)] + [_line(6, [4, 4], [0.1, 0.2])]
+    with pytest.raises(ValueError, match=r"at least 2 rounds after the start-up .* it has 1, of 7 in all"):
+        replay(read_run(_written(tmp_path, lines)))
