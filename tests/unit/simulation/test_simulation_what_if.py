@@ -79,7 +79,7 @@ def test_a_change_gives_the_rates_of_the_changed_machines(options, bsp, best, de
     """By hand: BSP is n times the slowest, the best split the sum; four latencies of 100 ms add 0.4 s to a round."""
     found = rates(capsys, described, *options)
     assert found["bsp"] == pytest.approx(bsp, rel=0.01)
-    assert found["best-split"] == pytest.approx(best, rel=0.01)
+    assert found["best-split"] == pytest.approx(best, rel=0.025)  # samples are whole
 
 
 def test_machines_of_a_recorded_run_change_alike(recorded, capsys):
@@ -126,12 +126,13 @@ def test_an_exported_run_gives_the_same_answer(policy, length, tmp_path, capsys)
     ranges = 0
     for there, here in zip(before["schemes"], after["schemes"], strict=True):
         for name in ("samples_per_s", "times_bsp", "waiting_share", "error"):
-            assert here[name] == pytest.approx(there[name], rel=1e-5, abs=1e-6), (there["scheme"], name)
+            same = here[name] == there[name] is None or here[name] == pytest.approx(there[name], rel=1e-5, abs=1e-6)
+            assert same, (there["scheme"], name)
         assert set(here["between"]) == set(there["between"])
         for name, ends in there["between"].items():
             ranges += 1
             assert here["between"][name] == pytest.approx(ends, rel=1e-5, abs=1e-6)
-    assert (ranges > 0) == (policy is NonBlocking)
+    assert ranges > 0 or policy is BSP
 
 
 @pytest.mark.parametrize("name", ["cluster.json", "nowhere/cluster.toml"])
@@ -146,7 +147,8 @@ def test_other_machines_that_may_be_are_ranges(described, tmp_path, capsys):
     described.write_text('between = ["slow.toml"]\n' + DESCRIBED)
     rows = {row["scheme"]: row for row in asked(capsys, described)["schemes"]}
     assert rows["lb-bsp"]["between"]["samples_per_s"] == pytest.approx([400, 600], rel=0.01)
-    assert rows["bsp"]["between"] == {"of_best": pytest.approx([0.5, 0.75], rel=0.01)}
+    assert rows["bsp"]["between"]["of_best"] == pytest.approx([0.5, 0.75], rel=0.01)
+    assert rows["bsp"]["samples_per_s"] == pytest.approx(300, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +213,7 @@ def test_the_documented_questions_can_be_asked(command, recorded, tmp_path, monk
 
     monkeypatch.chdir(tmp_path)
     assert cli.main(["simulate", "--quiet", *shlex.split(command)]) == 0
-    assert "of bsp" in capsys.readouterr().out
+    assert "nothing else is better by more than its error" in capsys.readouterr().out
 
 
 def test_each_option_has_an_example():
