@@ -20,6 +20,8 @@ Gaussian noise of known τ 98 % of such ranges hold the truth, and fewer where �
 its own best ψ. Where κ never changes, b and c cannot
 be told apart, and c is 0.
 
+y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
+
 τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more; and at
 least 0.005, for what a line does not say of a real step.
 
@@ -30,7 +32,7 @@ micro-batches have one size and all rounds one number of them.
 ``measurement.fixed_cost`` tells the same while training goes on. It must act, and so takes 0 until the odds are ten to
 one; a replay may say what it does not know.
 
-ν = 4, 0.005, 3 and the grid of ψ are arbitrary.
+ν = 4, 0.005, 3, four and the grid of ψ are arbitrary.
 
 Shapes: K rounds.
 """
