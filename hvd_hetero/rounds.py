@@ -208,6 +208,9 @@ class RoundReport:
     fixed_samples: float = 0.0
     """what a micro-batch costs besides its samples, in samples that would take as long; 0 where it is not known. The
     speed is then that of a micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)"""
+    once_s: float = 0.0
+    """of ``compute_s`` and ``input_s``, what comes once a round: the update before it, and waiting for its first
+    micro-batch; 0 where it is not known"""
     ended: float = 0.0
     """1 where the rank reads a part of the data alone, and that ends with this round"""
 

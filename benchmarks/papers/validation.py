@@ -44,7 +44,8 @@ def record(ranks: int, options: argparse.Namespace, folder: Path, progress: Prog
     arguments = ["--policies", *POLICIES, "--blocks", options.blocks, "--rounds", options.rounds, "--out", folder]
     arguments += ["--global-batch", options.global_batch, "--shares", *JOBS[ranks], *(["--pin"] if ranks == 2 else [])]
     worker = Path(__file__).with_name("_validation_rank.py")
-    launch(worker, ranks, arguments, timeout_s=options.timeout, env=KEEP_MEMORY, on_line=on_line)
+    env = KEEP_MEMORY | ({"HOROVOD_CYCLE_TIME": f"{options.cycle_ms:g}"} if options.cycle_ms else {})
+    launch(worker, ranks, arguments, timeout_s=options.timeout, env=env, on_line=on_line)
 
 
 def measured(run: Run) -> float:
@@ -63,6 +64,8 @@ def main() -> int:
         parser.add_argument("--global-batch", type=int, default=128)
         parser.add_argument("--timeout", type=float, default=400.0, help="seconds for each job (default 400)")
         parser.add_argument("--keep", type=Path, help="folder to keep the telemetry in")
+        parser.add_argument("--ranks", type=int, choices=JOBS, nargs="+", default=[*JOBS])
+        parser.add_argument("--cycle-ms", type=float, help="Horovod's cycle, in which idle ranks ask for news")
 
     options = _tables.options(__doc__ or "", extend)
     if not quota_available():
@@ -70,7 +73,8 @@ def main() -> int:
         return 1
     verdicts, rows = _tables.Verdicts(), []
     with tempfile.TemporaryDirectory() as temporary:
-        for ranks, shares in JOBS.items():
+        for ranks in options.ranks:
+            shares = JOBS[ranks]
             folder = (options.keep or Path(temporary)) / f"{ranks}-ranks"
             folder.mkdir(parents=True, exist_ok=True)
             with Progress(transient=True) as progress:

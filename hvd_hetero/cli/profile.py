@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvd_hetero.allocation import Gamma
     from hvd_hetero.measurement.device_curve import DeviceCurve, Measured
 
 __all__ = ["add_arguments", "run"]
@@ -44,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code is 1 if the times follow no curve."""
     from hvd_hetero.measurement.device_curve import profile_step
+
+    for name in ("smallest", "largest", "longest", "repeats"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise ValueError(f"--{name} must be positive and finite, got {getattr(args, name)}; leave it out")
 
     step = _function(args.step)
     with _progress(args.quiet or args.json) as progress:
@@ -141,6 +147,16 @@ def _write(curve: DeviceCurve, name: str) -> None:
         console.print(f"Memory did not end: {curve.largest} samples fit.")
     else:
         console.print(f"Memory: {curve.largest} samples fit, {failure} do not.")
+    console.print("For a description that hvd-hetero simulate reads:\n")
+    console.print("\n".join(_as_worker(gamma)), markup=False)
+
+
+def _as_worker(gamma: Gamma) -> list[str]:
+    """Return the lines of a description that hold this curve."""
+    lines = ["[[workers]]", f"slope_ms = {gamma.slope_s * 1e3:.6g}"]
+    lines += [f"fixed_ms = {gamma.intercept_s * 1e3:.6g}"] if gamma.intercept_s > 0 else []  # none may be below 0
+    lines += [f"saturation = {gamma.saturation:.6g}"] if gamma.saturation > 1 else []
+    return lines + ([f"memory_limit = {gamma.out_of_memory}"] if gamma.out_of_memory is not None else [])
 
 
 @contextmanager

@@ -221,6 +221,7 @@ class SpeedMeter:
             "limit": self.limit,
             "uncertainty": min(max(doubt, 0.0), 1.0) if math.isfinite(doubt) else 0.0,
             "timed_samples": known.samples if known.teaches else 0,
+            "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,
         }
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation.best import BestSplit
-from hvd_hetero.simulation.cluster import Cluster
 from hvd_hetero.simulation.description import Description
 from hvd_hetero.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.simulation.learners import learner_for
@@ -25,6 +25,7 @@ from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["Outcome", "compare", "compare_between", "problem_named"]
 
+_BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
 _WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
 _ALIKE = 0.05  # by which a figure may be off and still be told as one; as far as a replay is to be trusted anyway
 _SHARES = ("waiting_share", "transfer_share")
@@ -46,6 +47,10 @@ class Outcome:
     final_loss: float | None
     times_bsp: float = math.nan
     of_best: float = math.nan
+    error: float = math.nan
+    """By how much ``times_bsp`` may be off: what a recorded run leaves open, and two standard errors."""
+    usable: bool = True
+    """Whether production has this scheme."""
     between: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Least and most of each figure that a recorded run does not tell."""
 
@@ -76,7 +81,7 @@ def compare(
     problem = problem_named(described.problem, described.cluster.seed)
     asked = list(described.schemes)
     labels = {scheme.label for scheme in asked}
-    references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit)]
+    references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
     schemes = [reference for reference in references if reference.label not in labels] + asked
     found: list[tuple[Outcome, Simulated]] = []
     for scheme in schemes:
@@ -85,21 +90,30 @@ def compare(
             result = _simulate(described, scheme, problem, progress)
         found.append((_outcome(scheme.label, result, described), result))
     rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
-    return [(_with_ratios(outcome, rates["bsp"], rates["best-split"]), result) for outcome, result in found]
+    bsp = next(result for outcome, result in found if outcome.scheme == "bsp")
+    usable = {scheme.label: scheme.usable for scheme in schemes}
+
+    def completed(outcome: Outcome, result: Simulated) -> Outcome:
+        ratios = {
+            "times_bsp": outcome.samples_per_s / rates["bsp"],
+            "of_best": outcome.samples_per_s / rates["best-split"],
+        }
+        return replace(outcome, error=_scatter(result, bsp), usable=usable[outcome.scheme], **ratios)
+
+    return [(completed(outcome, result), result) for outcome, result in found]
 
 
 def compare_between(
     described: Description,
-    extremes: Sequence[Cluster],
     progress: Callable[[str, float], None] = lambda label, share: None,
 ) -> list[tuple[Outcome, Simulated]]:
-    """Compare on the described cluster, and on others that it may be as well.
+    """Compare on the described cluster, and on those between which it lies.
 
     A figure that differs between these by more than a twentieth has a range.
     """
     found = compare(described, progress)
-    others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in extremes]
-    compared = [compare(other, progress) for other in others if other != described]
+    others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]
+    compared = [compare(other, progress) for other in others if other.cluster != described.cluster]
     of_each = zip(*([outcome for outcome, _ in each] for each in (found, *compared)), strict=True)
     return [(_ranged(outcomes), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
 
@@ -110,7 +124,8 @@ def _ranged(outcomes: Sequence[Outcome]) -> Outcome:
     ranges = {name: (min(values), max(values)) for name, values in figures.items()}
     scales = {name: 1.0 if name in _SHARES else least for name, (least, _) in ranges.items()}
     between = {name: (least, most) for name, (least, most) in ranges.items() if most - least > _ALIKE * scales[name]}
-    return replace(outcomes[0], between=between)
+    ratios = figures["times_bsp"]
+    return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
 
 
 def _simulate(
@@ -169,5 +184,16 @@ def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
     )
 
 
-def _with_ratios(outcome: Outcome, bsp: float, best: float) -> Outcome:
-    return replace(outcome, times_bsp=outcome.samples_per_s / bsp, of_best=outcome.samples_per_s / best)
+def _scatter(result: Simulated, bsp: Simulated) -> float:
+    """Return two standard errors of the ratio of rates, from blocks of equally many samples."""
+    blocks = min(_BLOCKS, min(len(result.samples), len(bsp.samples)) // 2)
+    if blocks < 2:
+        return math.inf
+    total = min(sum(result.samples), sum(bsp.samples))
+    edges = np.linspace(_WARM_UP * total, total, blocks + 1)
+
+    def block_s(of: Simulated) -> NDArray[np.float64]:
+        return np.diff(np.interp(edges, np.append(0, np.cumsum(of.samples)), np.append(0.0, np.cumsum(of.elapsed_s))))
+
+    ratios = block_s(bsp) / block_s(result)
+    return float(2.0 * ratios.std(ddof=1) / math.sqrt(blocks))

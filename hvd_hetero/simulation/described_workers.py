@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 from hvd_hetero.simulation import limits
 from hvd_hetero.simulation.availability import ALWAYS, Availability
@@ -30,6 +31,7 @@ _SHARE = Range(
     limits.MOST_RATIO,
     "a share; a worker that stops for good would never finish: use a small one",
 )
+_KNOWN_SHARE = Range(0, 1, "a share")
 _FACTOR = Range(1 / limits.MOST_RATIO, limits.MOST_RATIO, "a factor; 2 is twice")
 _OF_WORKERS = f"the workers of this kind; a cluster may have {limits.MOST_WORKERS}"
 
@@ -84,6 +86,15 @@ def _worker(settings: Settings, series: Series) -> Worker:
 def _drivers(settings: Settings | None, series: Series) -> Drivers:
     if settings is None:
         return Drivers()
+    if "file" in settings:
+        series_of = {name: settings.take(f"{name}_column", str) for name in ("cpu", "memory")}
+        file = settings.take("file", str)
+        shares = {
+            name: series.column(Settings({"file": file, "column": column}, settings.where), _KNOWN_SHARE, unknown=True)
+            for name, column in series_of.items()
+        }
+        settings.finish()
+        return Drivers(recorded=tuple(map(Resources, shares["cpu"], shares["memory"])))
     drivers = Drivers(
         settings.take("known", bool, True),
         settings.number("lag_s", Range(0, limits.LONGEST_S, "seconds"), 0.0),

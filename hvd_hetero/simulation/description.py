@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from hvd_hetero.policies import SelfAdaptive
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES
 from hvd_hetero.simulation import limits
 from hvd_hetero.simulation.cluster import Cluster
-from hvd_hetero.simulation.described_workers import BANDWIDTH, BYTES_PER_MBIT, MILLISECONDS, read_workers
+from hvd_hetero.simulation.described_network import read_network
+from hvd_hetero.simulation.described_workers import MILLISECONDS, read_workers
 from hvd_hetero.simulation.engine import mixing_on
-from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.schemes import SchemeChoice, choose
 from hvd_hetero.simulation.strict import Range, Settings, shown
 from hvd_hetero.telemetry.files import named, read_text
@@ -43,6 +42,8 @@ class Description:
     problem: str | None = None
     learning_rate: float = 0.5
     target_loss: float | None = None
+    between: tuple[Cluster, ...] = ()
+    """Other machines that these may be as well."""
 
 
 def read_description(path: str | Path) -> Description:
@@ -56,7 +57,7 @@ def read_description(path: str | Path) -> Description:
     described = Description(
         cluster=Cluster(
             workers,
-            _network(top.table("network") or Settings({}, f"{top.where}.network")),
+            read_network(top.table("network") or Settings({}, f"{top.where}.network"), file.parent),
             top.whole("seed", SEED, 0),
             top.number("measurement_noise", Range(0, 0.99, "a relative error; 0.01 is 1 %"), 0.0),
         ),
@@ -70,10 +71,28 @@ def read_description(path: str | Path) -> Description:
         learning_rate=training.number("learning_rate", Range(1e-9, 1e9, "the rate of an update of BSP"), 0.5),
         target_loss=training.number("target_loss", Range(0, 1e9, "a training loss to reach"), None),
     )
+    between = top.take("between", list, [])
     training.finish()
     top.finish()
+    described = replace(described, between=tuple(_other(name, file, described.cluster, top.where) for name in between))
     check(described, top.where)
     return described
+
+
+def _other(name: Any, file: Path, cluster: Cluster, where: str) -> Cluster:
+    """Return the cluster of another description, which may name no further ones."""
+    if not isinstance(name, str) or Path(name).name != name or name == file.name:
+        raise ValueError(
+            f'{where}: between must hold names of other files in its folder, got {shown(name)}; write ["other.toml"]'
+        )
+    if "between" in _toml(file.parent / name):
+        raise ValueError(f"{named(name)} must not have between: only the first description has; leave it out there")
+    other = read_description(file.parent / name).cluster
+    if len(other.workers) != len(cluster.workers):
+        raise ValueError(
+            f"{named(name)} must describe as many workers as {where}, {len(cluster.workers)}, got {len(other.workers)}"
+        )
+    return replace(other, seed=cluster.seed)
 
 
 def _toml(file: Path) -> dict[str, Any]:
@@ -173,16 +192,3 @@ def _check_length(described: Description, where: str) -> None:
             f"{work} times that a worker computes (at most {limits.MOST_WORKER_ROUNDS}), and {records} records (at "
             f"most {limits.MOST_RECORDS})"
         )
-
-
-def _network(settings: Settings) -> Network:
-    kind = settings.choice("kind", ("ring", "server"), "ring")
-    network = Network(
-        "server" if kind == "server" else "ring",
-        latency_s=settings.number("latency_ms", MILLISECONDS, 0.0) / 1e3,
-        message_bytes=settings.number("message_mb", Range(0, 1e9, "megabytes of gradients"), 0.0) * 1e6,
-        bandwidth=settings.number("bandwidth_mbps", BANDWIDTH, math.inf) * BYTES_PER_MBIT,
-        server_bandwidth=settings.number("server_bandwidth_mbps", BANDWIDTH, math.inf) * BYTES_PER_MBIT,
-    )
-    settings.finish()
-    return network

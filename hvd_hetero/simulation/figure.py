@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ __all__ = ["check_picture", "comparison_figure"]
 
 # Okabe and Ito's palette, which people who confuse red and green can tell apart, and two greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888", "#B8B800")
+_STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)), (0, (8, 4)))
+_HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # as many; with the colours, 63 looks for 64 schemes
+_WIDEST, _NARROWEST = 5.0, 1.4  # of lines: each next one is narrower, so lines that coincide show as a band of colours
 _WINDOWS = 60  # points of the curve of throughput
 
 
@@ -43,14 +46,18 @@ def _figure(inches: tuple[float, float]) -> Figure:
     return Figure(figsize=inches, layout="constrained")
 
 
-def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "") -> Figure:
+def comparison_figure(
+    found: Sequence[tuple[Outcome, Simulated]], title: str = "", target_loss: float | None = None
+) -> Figure:
     """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
-    figure = _figure((11.0, 0.45 * len(found) + 3.0))
+    figure = _figure((12.5, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     heights = np.arange(len(found))[::-1]
     colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(found))]
     rates = [o.between.get("samples_per_s", (0.0, o.samples_per_s))[1] for o, _ in found]
-    bars.barh(heights, rates, color=colours, height=0.65)
+    kinds = [i // len(_COLOURS) % len(_STYLES) for i in range(len(found))]
+    hatches = [_HATCHES[kind] for kind in kinds]
+    bars.barh(heights, rates, color=colours, height=0.65, hatch=hatches, edgecolor="white", linewidth=0)
     for height, rate, (outcome, _) in zip(heights, rates, found, strict=True):
         text = f"{outcome.shown('samples_per_s', ',.0f')}   {outcome.shown('times_bsp', '.2f')} times BSP, "
         text += f"waits {outcome.shown('waiting_share', '.0%')}"
@@ -63,8 +70,10 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     bars.set_xlabel("samples per second")
 
     losses = any(result.loss for _, result in found)
-    for colour, (outcome, result) in zip(colours, found, strict=True):
-        style = {"color": colour, "label": outcome.scheme, "linewidth": 1.6}
+    widths = np.linspace(_WIDEST, _NARROWEST, len(found)).tolist()
+    for colour, kind, width, (outcome, result) in zip(colours, kinds, widths, found, strict=True):
+        style: dict[str, Any] = {"color": colour, "label": outcome.scheme, "linewidth": width}
+        style["linestyle"] = _STYLES[kind]
         if losses:
             curves.plot([t for t, _, _ in result.loss], [value for _, _, value in result.loss], **style)
         else:
@@ -77,7 +86,9 @@ def comparison_figure(found: Sequence[tuple[Outcome, Simulated]], title: str = "
     curves.set_yscale("log" if losses else "linear")
     if not losses:
         curves.set_ylim(bottom=0)
-    for text in curves.legend(fontsize=8, loc="best").get_texts():
+    if losses and target_loss:
+        curves.axhline(target_loss, color="black", linewidth=1.0, linestyle=(0, (2, 2)), label="target loss")
+    for text in figure.legend(fontsize=8, loc="outside right upper").get_texts():  # beside the data, never on it
         text.set_parse_math(False)
     bars.grid(alpha=0.3, axis="x")
     bars.set_axisbelow(True)

@@ -1,32 +1,38 @@
-r"""What a micro-batch costs besides its samples, found in a recorded run of one rank.
+r"""What a micro-batch and a round cost besides their samples, found in a recorded run of one rank.
 
 Round k takes x_k samples in κ_k micro-batches t_k seconds:
 
-    t_k = f_k (m x_k + b κ_k),        m, b >= 0,  f_k > 0 the rank's own ups and downs
+    t_k = f_k (m x_k + b κ_k + c),        m, b, c >= 0,  f_k > 0 the rank's own ups and downs
 
-With s_k = x_k / κ_k, y_k = log(t_k / κ_k) and β = b / m, two rounds in a row that differ in the size s tell β, because
-m cancels and f mostly stays:
+c is paid once: the update, the wait for the first micro-batch, the start of the transfer. With s_k = x_k / κ_k,
+y_k = log(t_k / κ_k), β = b / m and γ = c / m, two rounds in a row tell β and γ, because m cancels and f mostly stays:
 
-    e_k(β) = (y_{k+1} - y_k) - log((s_{k+1} + β) / (s_k + β)) = log(f_{k+1} / f_k)
+    e_k(β, γ) = (y_{k+1} - y_k) - log((s_{k+1} + β + γ / κ_{k+1}) / (s_k + β + γ / κ_k)) = log(f_{k+1} / f_k)
 
-The estimate minimises twice the negative logarithm of a Student likelihood, in which one strange pair does not outweigh
-two good ones, over the fixed share φ of a micro-batch of the median size r, β = r φ / (1 - φ):
+With r the median size of a micro-batch, φ = β / (r + β) its fixed share, and ψ = γ / (r + β) the cost of a round in
+micro-batches, the likelihood is Student's, in which one strange pair does not outweigh two good ones:
 
-    L(φ) = sum over pairs of (ν + 1) log(1 + e_k(β)² / (ν τ²)),        φ in {0, 0.001, …, 0.99}
+    L(φ, ψ) = sum over pairs of (ν + 1) log(1 + e_k² / (ν τ²)),        L(φ) = min over ψ of L(φ, ψ)
 
-τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| at the φ where that is least, if it is more;
-and at least 0.005, for what a line does not say of a real step. ``least`` and ``most`` bound the φ with
-L(φ) <= min L + 4: with Gaussian noise 95 % of such ranges hold the truth.
+for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights exp(-L(φ) / 2), because
+the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with L(φ) <= min L + 6: with
+Gaussian noise of known τ 98 % of such ranges hold the truth, and fewer where τ is found from few pairs. Each comes with
+its own best ψ. Where κ never changes, b and c cannot
+be told apart, and c is 0.
 
-Pairs count whose sizes differ by a tenth at least: a plan that follows a slow drift changes sizes as well, just as the
-pace changes. Fewer than three of them tell nothing, since one may be an accident. Then β is not identified: the
-estimate is 0, and the range is all of φ in [0, 0.99]. So it is where all micro-batches have one size, for then t_k is
-(m s + b) κ_k.
+y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
+
+τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more; and at
+least 0.005, for what a line does not say of a real step.
+
+Which pairs may be compared is the caller's to know. Fewer than three of them that differ tell nothing, since one may be
+an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. So it is where all
+micro-batches have one size and all rounds one number of them.
 
 ``measurement.fixed_cost`` tells the same while training goes on. It must act, and so takes 0 until the odds are ten to
 one; a replay may say what it does not know.
 
-ν = 4, 0.1, 0.005 and 3 are arbitrary.
+ν = 4, 0.005, 3, four and the grid of ψ are arbitrary.
 
 Shapes: K rounds.
 """
@@ -39,49 +45,88 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FixedSamples", "fixed_samples"]
+__all__ = ["Fixed", "FixedSamples", "fixed_samples"]
 
 Floats = NDArray[np.float64]
 
 _SHARES = np.linspace(0.0, 0.99, 991)  # φ
+_PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # ψ
 _TAILS = 4.0  # ν
-_LEAST_CHANGE = 0.1  # of log s
 _LEAST_NOISE = 0.005
 _LEAST_PAIRS = 3
-_WITHIN = 4.0  # of min L
+_BEFORE = 3
+_WITHIN = 6.0  # of min L
 _MOST_ERRORS = 2**20  # at once
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """Fixed costs, in samples that take as long."""
+
+    micro_batch: float
+    """Samples that take as long as the fixed cost of a micro-batch."""
+    round: float = 0.0
+    """The same of a round."""
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSamples:
-    """β, in samples that take as long as the fixed cost of a micro-batch."""
+    """The fixed costs of a rank: those of the least, the likely and the most β."""
 
-    least: float
-    likely: float
-    most: float
+    least: Fixed
+    likely: Fixed
+    most: Fixed
 
 
-def fixed_samples(sizes: Floats, seconds: Floats, paired: NDArray[np.bool_]) -> FixedSamples:
-    """Find β from the mean size of each round's micro-batches and the mean seconds of each; (K,), all positive.
+def fixed_samples(samples: Floats, micro_batches: Floats, seconds: Floats, paired: NDArray[np.bool_]) -> FixedSamples:
+    """Find β and γ from the samples, micro-batches and seconds of each round; (K,), all positive.
 
     ``paired[k]`` says that rounds k and k + 1 may be compared, (K - 1,).
     """
-    betas = float(np.median(sizes)) * _SHARES / (1.0 - _SHARES)
-    change_s, change = np.diff(np.log(seconds)), np.abs(np.diff(np.log(sizes)))
-    told = paired & (change >= _LEAST_CHANGE)
+    sizes = samples / micro_batches
+    typical = float(np.median(sizes))
+    betas = typical * _SHARES / (1.0 - _SHARES)
+    alike = (np.diff(sizes) == 0) & (np.diff(micro_batches) == 0)
+    each_s = np.log(seconds / micro_batches)
+    change_s = each_s[1:] - _recent(each_s, paired & alike)[:-1]
+    told = paired & ~alike
     if told.sum() < _LEAST_PAIRS:
-        return FixedSamples(0.0, 0.0, float(betas[-1]))
+        return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
     before, after = sizes[:-1][told], sizes[1:][told]
+    once_before, once_after = 1.0 / micro_batches[:-1][told], 1.0 / micro_batches[1:][told]
+    per_round = np.array(_PER_ROUND if (once_before != once_after).any() else _PER_ROUND[:1])
 
     def of_each(figure: Callable[[Floats], Floats]) -> Floats:
-        """Return a figure of e(β), for every β; some at a time, so that memory holds the errors of long runs."""
-        blocks = np.array_split(betas[:, None], 1 + len(betas) * len(before) // _MOST_ERRORS)
-        return np.concatenate([figure(change_s[told] - np.log((after + b) / (before + b))) for b in blocks])
+        """Return a figure of e(φ, ψ), (φ, ψ); some at a time, so that memory holds the errors of long runs."""
 
-    alike = np.abs(change_s[paired & (change == 0.0)])
-    scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=1)).min())
-    noise = max(1.4826 * max(scatter, float(np.median(alike)) if len(alike) else 0.0), _LEAST_NOISE)
-    against = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=1))
+        def errors(some: Floats) -> Floats:
+            beta = some[:, None, None]
+            gamma = per_round[:, None] * (typical + beta)
+            return change_s[told] - np.log((after + beta + gamma * once_after) / (before + beta + gamma * once_before))
+
+        parts = 1 + len(betas) * len(per_round) * len(before) // _MOST_ERRORS
+        return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
+
+    same = np.abs(change_s[paired & alike])
+    scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=-1)).min())
+    noise = max(1.4826 * max(scatter, float(np.median(same)) if len(same) else 0.0), _LEAST_NOISE)
+    both = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=-1))
+    against, best = both.min(axis=1), per_round[both.argmin(axis=1)]
+    weights = np.exp(-0.5 * (against - against.min()))
+    likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     within = np.flatnonzero(against <= against.min() + _WITHIN)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
-    return FixedSamples(float(betas[first]), float(betas[against.argmin()]), float(betas[last]))
+    least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
+    return FixedSamples(least, chosen, most)
+
+
+def _recent(figures: Floats, goes_on: NDArray[np.bool_]) -> Floats:
+    """Return the mean of each figure and of up to ``_BEFORE`` before it that go on to it; (K,) and (K - 1,)."""
+    total, count = figures.copy(), np.ones(len(figures))
+    reached = np.ones(len(figures), dtype=np.bool_)
+    for back in range(1, min(_BEFORE, len(figures) - 1) + 1):
+        reached[:back] = False
+        reached[back:] &= goes_on[: len(figures) - back]
+        total[back:] += np.where(reached[back:], figures[:-back], 0.0)
+        count += reached
+    return np.asarray(total / count)

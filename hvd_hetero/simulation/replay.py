@@ -40,7 +40,7 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.limits import MOST_SPEED
-from hvd_hetero.simulation.micro_batch_cost import FixedSamples, fixed_samples
+from hvd_hetero.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.variation import Recorded
 from hvd_hetero.telemetry import Run
@@ -52,6 +52,8 @@ Ints = NDArray[np.int64]
 
 _LONGEST_ROUND_S = 1e9  # thirty years
 _SAME_DRIVER = 0.05
+_COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
+_LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
 WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
 
 
@@ -63,6 +65,8 @@ class Replay:
     cluster: Cluster
     rounds: int
     """rounds that were usable"""
+    full_rounds: int
+    """Rounds of the global batch that hold the samples of these rounds, one at least."""
     measured_rate: float
     """samples per second, in those rounds"""
     dataset: int | None
@@ -85,56 +89,68 @@ def replay(run: Run) -> Replay:
     keep = _usable(run)
     if len(keep) < 2:
         raise ValueError(
-            f"the run must hold at least {WARM_UP_ROUNDS + 2} rounds to be replayed, {WARM_UP_ROUNDS} of which count "
-            f"as start-up; it has {len(run.round)}: record a longer one"
+            f"the run must hold at least 2 rounds after the start-up ({WARM_UP_ROUNDS} rounds) besides the short last "
+            f"rounds of epochs; it has {len(keep)}, of {len(run.round)} in all: record a longer one"
         )
     busy_s = run.compute_s + run.input_s
     busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
+    busy_s = np.where((run.once_s > 0) & (run.once_s < busy_s), busy_s - run.once_s, busy_s)
     known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
-    rest_s = np.maximum(run.elapsed_s[keep] - busy_s[keep].max(axis=1), 0.0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record a run anew")
-    network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
-    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in range(run.workers)]
+    ranks = range(run.workers)
+    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
     for rank in np.flatnonzero(~known[keep].any(axis=0)).tolist():
         raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
-    betas = [_fixed(run, busy_s, cut, known, rank) for rank in range(run.workers)]
+    found = [_fixed(run, busy_s, cut, known, rank) for rank in range(run.workers)]
 
-    def cluster(beta: Callable[[FixedSamples], float]) -> Cluster:
-        return Cluster(tuple(worker(rank, beta(betas[rank])) for rank in range(run.workers)), network)
+    def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
+        amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
+        with_round = amounts + [fixed(each).round for each in found]
+        work_s = busy_s[keep] * amounts / with_round
+        rest_s = np.maximum(run.elapsed_s[keep] - work_s.max(axis=1), 0.0)
+        network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
+        return Cluster(tuple(worker(i, fixed(found[i]).micro_batch, amounts, work_s) for i in ranks), network)
 
-    def worker(rank: int, beta: float) -> Worker:
-        amount = run.samples[keep, rank] + beta * cut[keep, rank]
-        paces = _filled(amount, busy_s[keep, rank], known[keep, rank])
+    def worker(rank: int, beta: float, amounts: Floats, work_s: Floats) -> Worker:
+        paces = _filled(amounts[:, rank], work_s[:, rank], known[keep, rank])
         pace = float(np.median(paces))
         variation = (Recorded("round", tuple((pace / paces).tolist())),)
         return Worker(Compute.at_speed(pace, beta / pace), variation=variation, drivers=drivers[rank])
 
-    likely = cluster(lambda beta: beta.likely)
-    extremes = cluster(lambda beta: beta.least), cluster(lambda beta: beta.most)
+    likely = cluster(lambda fixed: fixed.likely)
+    extremes = cluster(lambda fixed: fixed.least), cluster(lambda fixed: fixed.most)
     figures = [[worker.compute.intercept_s for worker in c.workers] for c in (extremes[0], likely, extremes[1])]
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
     first = run.epoch == run.epoch[0]
     dataset = None if first.all() else max(int(run.samples[first].sum()), 1)
-    return Replay(run.policy, likely, len(keep), measured, dataset, extremes, tuple(zip(*figures, strict=True)))
+    full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
+    fixed_s = tuple(zip(*figures, strict=True))
+    return Replay(run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s)
 
 
 def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
-    """β of a rank, from all rounds after the start-up."""
+    """β and γ of a rank, from all rounds after the start-up."""
+    samples, counts = run.samples[:, rank], cut[:, rank]
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
-    whole: NDArray[np.bool_] = known[:, rank] & (run.samples[:, rank] == run.plan[:, rank])
+    whole: NDArray[np.bool_] = samples == run.plan[:, rank]
+    even: NDArray[np.bool_] = samples % counts == 0
     last = np.append(run.epoch[2:] != run.epoch[1:-1], np.True_)
     short = last & (np.diff(run.plan.sum(axis=1)) < 0)
     drivers = np.stack([run.cpu[:, rank], run.memory[:, rank]])
     # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
     foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
-    paired = follows & whole[1:] & whole[:-1] & (short | ~foreseen)
-    usable, later = known[:, rank], slice(WARM_UP_ROUNDS, None)
-    sizes = run.samples[:, rank] / cut[:, rank]
-    sizes = np.where(usable, sizes, np.median(sizes[usable]))
-    seconds = np.where(usable, busy_s[:, rank] / cut[:, rank], 1.0)
-    return fixed_samples(sizes[later], seconds[later], paired[later])
+    sizes = np.log(np.maximum(samples, 1) / counts)
+    alike = np.diff(samples * 1.0 / counts) == 0
+    drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
+    planned = short | (~foreseen & ~drifts & whole[:-1])
+    paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
+    usable, later = known[:, rank], slice(_COLD_ROUNDS, None)
+    seconds = np.where(usable, busy_s[:, rank], 1.0)
+    return fixed_samples(
+        np.where(usable, samples, 1.0)[later], np.where(usable, counts, 1.0)[later], seconds[later], paired[later]
+    )
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _POLICIES: dict[str, type[Policy]] = {
 _SERVER = ("asp", "ssp", "dyn-ssp")
 _STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10
 _BOUND = Range(0, 1e9, "the iterations that a worker may be ahead of the slowest")
+_OPTION = "--policies"
 _LONGEST_LABEL = 60  # of a line of the table
 
 
@@ -44,6 +46,10 @@ class SchemeChoice:
     server: Scheme | None = None
     sync: str = ALLREDUCE
     """whom each worker averages with, as production calls it (``hvd_hetero.topology.mixing``)"""
+    usable: bool = True
+    """Whether production has it, too."""
+    written: str = ""
+    """As a description has it."""
 
 
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
@@ -78,7 +84,7 @@ def choose(entry: Any, where: str) -> SchemeChoice:
             f"no scheme's name, got {shown(label)}; give another, or none"
         )
     if name in _SERVER:
-        return _with_server(name, label, settings.rest(), f"{where}.policies, {name}")
+        return _with_server(name, label, settings.rest(), f"{where}.policies, {name}", _written(entry))
     mixes = name in MIXING_NAMES
     sync = name if mixes else settings.choice("sync", [ALLREDUCE, *MIXING_NAMES], ALLREDUCE)
     options = settings.rest()
@@ -86,10 +92,11 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     takes = {} if kind.__init__ is object.__init__ else dict(inspect.signature(kind).parameters)
     _refuse_unknown(options, [*takes] if mixes else [*takes, "sync"], f"{where}.policies, {name}")
     for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
-        raise ValueError(
-            f'{where}.policies, {name}: it needs {needed}, and has none; write {{ name = "{name}", {needed} = … }}, on '
-            f"the command line --policies '[{{ name = \"{name}\", {needed} = … }}]'"
-        )
+        written = f'{{ name = "{name}", {needed} = … }}'
+        place, way_out = f"{where}.policies, {name}: it", written
+        if where == _OPTION:
+            place, way_out = f"{where}: {name}", f"{where} '[{written}]'"
+        raise ValueError(f"{place} needs {needed}, and has none; write {way_out}")
 
     def make() -> Policy:
         return kind(**options)
@@ -99,15 +106,24 @@ def choose(entry: Any, where: str) -> SchemeChoice:
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}.policies, {name}: {error}") from None
     words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
-    return SchemeChoice(label or " ".join(words)[:_LONGEST_LABEL], make, sync=sync)
+    label = label or " ".join(words)[:_LONGEST_LABEL]
+    return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit, written=_written(entry))
 
 
-def _with_server(name: str, label: str, options: dict[str, Any], where: str) -> SchemeChoice:
+def _with_server(name: str, label: str, options: dict[str, Any], where: str, written: str) -> SchemeChoice:
     settings = Settings(options, where)
     allowed = {} if name == "asp" else {"bound": settings.number("bound", _BOUND, _STALENESS)}
     settings.finish()
     scheme = Scheme(name, **allowed)  # type: ignore[arg-type]
-    return SchemeChoice(label or name + (f" {scheme.bound:g}" if allowed else ""), None, scheme)
+    label = label or name + (f" {scheme.bound:g}" if allowed else "")
+    return SchemeChoice(label, None, scheme, usable=False, written=written)
+
+
+def _written(entry: Any) -> str:
+    """Return an entry as TOML has it; of names, numbers and lists, JSON's form is TOML's, too."""
+    if isinstance(entry, str):
+        return json.dumps(entry)
+    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + " }"
 
 
 def _table(entry: Any, where: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,11 @@ class Series:
         self._folder = folder
         self._characters = self._values = 0  # read so far
 
-    def column(self, settings: Settings, within: Range) -> list[float]:
+    def column(self, settings: Settings, within: Range, *, unknown: bool = False) -> list[float]:
         """Return the numbers of one column, gzipped or not, those of one series where the file holds several.
 
-        ``file``, ``column``, ``where`` and ``equals`` are settings; each number is within a range.
+        ``file``, ``column``, ``where`` and ``equals`` are settings. Each number is within a range; with ``unknown`` it
+        may be NaN.
         """
         name, column = settings.take("file", str), settings.take("column", str)
         only, value = settings.take("where", str, None), settings.take("equals", str, None)
@@ -45,7 +47,8 @@ class Series:
         if not numbers:
             where = "" if only is None else f" where {shown(only)} is {shown(value)}"
             raise ValueError(f"{source} has no rows{where}; name a column that has numbers")
-        if beyond := [number for number in numbers if not within.least <= number <= within.most]:
+        known = [number for number in numbers if not (unknown and math.isnan(number))]
+        if beyond := [number for number in known if not within.least <= number <= within.most]:
             raise ValueError(
                 f"{source}: {shown(column)} must hold numbers of at least {within.least:g} and at most "
                 f"{within.most:g}, got {beyond[0]:g}; mend or leave out that row"

@@ -10,6 +10,7 @@ import pytest
 
 from hvd_hetero.cli import commands as cli
 from hvd_hetero.measurement.device_curve import profile_step
+from hvd_hetero.simulation.description import read_description
 from hvd_hetero.testing import DeviceModel
 
 
@@ -174,3 +175,23 @@ def test_the_help_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_printed_workers_table_is_one_of_a_description(here, capsys):
+    """Pasted under [training], it describes the measured device: slope, saturation and memory."""
+    assert cli.main(["profile", "mine_to_profile:step", "--smallest", "8", "--repeats", "1", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    path = here / "cluster.toml"
+    path.write_text("[training]\nglobal_batch = 60\n" + said[said.index("[[workers]]") :])
+    (worker,) = read_description(path).cluster.workers
+    assert worker.compute.slope_s == pytest.approx(1e-3, rel=0.6)
+    assert worker.compute.memory_limit == 60
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("longest", "-1"), ("longest", "nan"), ("longest", "inf"), ("repeats", "0"), ("smallest", "0")],
+)
+def test_an_impossible_option_is_told_by_its_name(option, value, here, capsys):
+    assert cli.main(["profile", "mine_to_profile:step", f"--{option}", value]) == 2
+    assert f"--{option} must be positive and finite" in capsys.readouterr().err

@@ -13,7 +13,9 @@ import pytest
 from hvd_hetero.cli import commands as cli
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker, simulate
+from hvd_hetero.simulation.compare import compare
 from hvd_hetero.simulation.description import read_description
+from hvd_hetero.simulation.figure import comparison_figure
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.replay import replay
 from hvd_hetero.telemetry import TelemetryWriter, read_run
@@ -240,3 +242,31 @@ def test_time_to_loss_is_told_or_never(described, capsys):
     assert all(row["time_to_loss_s"] > 0 for row in reached)
     never = simulated([described(("rounds = 40", base + "0.0001"))], capsys)["schemes"]
     assert all(row["time_to_loss_s"] is None for row in never)
+
+
+def test_a_picture_tells_many_schemes_apart(described):
+    """A dozen equal schemes: no two look alike, curves that coincide differ in width, and the legend is outside."""
+    again = ", ".join(f'{{ name = "lb-bsp", label = "again {i}" }}' for i in range(11))
+    training = "rounds = 40\nproblem = 'digits-softmax'\ntarget_loss = 1.5"
+    path = described(('"asp"', again), ("rounds = 40", training))
+    found = compare(read_description(path))
+    figure = comparison_figure(found, "many", 1.5)
+    figure.canvas.draw()
+    bars, curves = figure.axes
+    lines = [line for line in curves.get_lines() if line.get_label() != "target loss"]
+    looks = [(line.get_color(), str(line.get_linestyle())) for line in lines]
+    assert len(set(looks)) == len(found) == 14
+    patches = [(patch.get_facecolor(), patch.get_hatch()) for patch in bars.patches]
+    assert len(set(patches)) == 14
+    widths = [line.get_linewidth() for line in lines]
+    assert all(a > b for a, b in itertools.pairwise(widths))
+    (target,) = [line for line in curves.get_lines() if line.get_label() == "target loss"]
+    assert set(target.get_ydata()) == {1.5}
+    legend = figure.legends[0].get_window_extent()
+    assert not any(legend.overlaps(axis.get_window_extent()) for axis in (bars, curves))
+
+
+def test_a_policy_that_needs_an_option_is_told_as_it_is_written(described, capsys):
+    assert cli.main(["simulate", str(described()), "--policies", "static"]) == 2
+    said = "--policies: static needs weights, and has none; write --policies '[{ name = \"static\", weights = … }]'"
+    assert said in capsys.readouterr().err

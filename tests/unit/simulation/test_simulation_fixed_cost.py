@@ -12,7 +12,7 @@ import pytest
 from hvd_hetero.cli import commands as cli
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, SelfAdaptive
 from hvd_hetero.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
-from hvd_hetero.simulation.micro_batch_cost import fixed_samples
+from hvd_hetero.simulation.micro_batch_cost import Fixed, fixed_samples
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.replay import WARM_UP_ROUNDS, replay
 from hvd_hetero.telemetry import TelemetryWriter, read_run
@@ -53,10 +53,10 @@ def test_the_fixed_cost_is_found_among_noise_outliers_and_drift(slope_ms, fixed_
         factors[dice.random(160) < 0.05] *= 3
         seconds = factors * (slope_ms * samples + fixed_ms)
         paired = np.arange(159) % 8 < 7
-        found = fixed_samples(samples, seconds, paired)
+        found = fixed_samples(samples, np.ones(160), seconds, paired)
         truth = fixed_ms / slope_ms
-        held += found.least <= truth <= found.most
-        missed.append((found.likely - truth) / (32 + truth))  # as a share of a micro-batch
+        held += found.least.micro_batch <= truth <= found.most.micro_batch
+        missed.append((found.likely.micro_batch - truth) / (32 + truth))  # as a share of a micro-batch
     assert held >= 26
     assert abs(np.median(missed)) < 0.01
     assert np.quantile(np.abs(missed), 0.9) < 0.05
@@ -66,9 +66,9 @@ def test_the_median_of_three_pairs_is_what_they_say():
     """By hand: 20 samples in 50 ms and 10 in 30 ms make 2 ms a sample and 10 ms; one pair says something else."""
     sizes = np.array([20.0, 10.0] * 4)
     seconds = np.array([50.0, 30.0] * 3 + [50.0, 90.0])
-    found = fixed_samples(sizes, seconds, np.arange(7) % 2 == 0)
-    assert found.likely == pytest.approx(5.0, rel=0.02)
-    assert found.least <= 5.0 <= found.most < 6.0
+    found = fixed_samples(sizes, np.ones(8), seconds, np.arange(7) % 2 == 0)
+    assert found.likely.micro_batch == pytest.approx(5.0, rel=0.02)
+    assert found.least.micro_batch <= 5.0 <= found.most.micro_batch < 6.0
 
 
 @pytest.mark.parametrize("pairs", [0, 2])
@@ -76,9 +76,9 @@ def test_one_size_or_two_pairs_do_not_tell_it(pairs):
     """Then all is possible, up to micro-batches that cost the same whatever they hold."""
     sizes = np.full(40, 20.0)
     sizes[5 : 5 + 10 * pairs : 10] = 10.0
-    found = fixed_samples(sizes, 2 * sizes + 10, (np.arange(39) % 10) < 5)
-    assert (found.least, found.likely) == (0.0, 0.0)
-    assert found.most == pytest.approx(99 * 20.0)
+    found = fixed_samples(sizes, np.ones(40), 2 * sizes + 10, (np.arange(39) % 10) < 5)
+    assert (found.least, found.likely) == (Fixed(0.0), Fixed(0.0))
+    assert found.most.micro_batch == pytest.approx(99 * 20.0)
 
 
 @functools.cache
@@ -194,3 +194,41 @@ def _written(folder, lines):
     path = folder / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
     return path
+
+
+def test_a_round_that_costs_is_no_micro_batch_that_costs():
+    """By hand, 2 ms a sample, 6 a micro-batch, 4 a round: 3 and 2 samples. A round of few seems dear otherwise."""
+    shape = np.array([(40.0, 10.0)] * 7 + [(10.0, 2.0)] + [(40.0, 10.0)] * 7 + [(8.0, 4.0)])
+    samples, counts = np.tile(shape, (5, 1)).T
+    found = fixed_samples(samples, counts, 2 * samples + 6 * counts + 4, np.arange(79) % 8 < 7)
+    assert found.least.micro_batch <= 3.0 <= found.most.micro_batch
+    assert found.likely.micro_batch == pytest.approx(3.0, rel=0.1)
+    assert found.likely.round == pytest.approx(2.0, rel=0.3)
+
+
+def test_what_a_rank_paid_once_is_no_cost_of_a_micro_batch(tmp_path):
+    """5 ms of each round are the update, as the rank reports; 10 are the micro-batch's."""
+    lines = []
+    for k in range(90):
+        x = 12 if k % 9 == 8 else 32
+        seconds = [0.002 * x + 0.015, 0.004 * x + 0.015]
+        lines.append(_line(k, [x, x], seconds, epoch=k // 9) | {"once_s": [0.005, 0.005]})
+    found = replay(read_run(_written(tmp_path, lines)))
+    for least, likely, most in found.fixed_s:
+        assert likely == pytest.approx(0.010, rel=0.02)
+        assert 0.009 < least <= 0.010 <= most < 0.011
+
+
+def test_a_run_of_long_rounds_is_simulated_for_as_many_samples(tmp_path, capsys):
+    """ElasticBSP's twelve rounds hold five global batches each; a simulation of twelve batches is over too soon."""
+    run = _written(tmp_path, [_line(k, [160, 160], [0.32, 0.32]) for k in range(12)])
+    found = replay(read_run(run))
+    assert (found.rounds, found.full_rounds) == (7, 35)
+    assert simulated(run, capsys)["rounds"] == 35
+
+
+def test_rounds_that_do_not_count_are_told(tmp_path):
+    """Seven rounds, one of them short: one is left, and the message says so."""
+    lines = [_line(k, [32, 32], [0.1, 0.2]) for k in range(6)] + [_line(6, [4, 4], [0.1, 0.2])]
+    with pytest.raises(ValueError, match=r"at least 2 rounds after the start-up .* it has 1, of 7 in all"):
+        replay(read_run(_written(tmp_path, lines)))

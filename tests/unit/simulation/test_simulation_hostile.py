@@ -254,7 +254,7 @@ def test_errors_name_table_key_rule_value_and_way_out(folder, capsys):
     (folder / "cluster.toml").write_text(written(DESCRIPTION))
     for option, value, said in [
         ("--policies", "", "--policies must name at least one scheme"),
-        ("--policies", "static", "static: it needs weights, and has none; write"),
+        ("--policies", "static", "static needs weights, and has none; write"),
         ("--rounds", "0", "--rounds must be at least 1"),
         ("--seed", "-1", "--seed must be at least 0"),
     ]:

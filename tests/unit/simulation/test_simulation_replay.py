@@ -87,7 +87,9 @@ def test_predictors_learn_from_a_replayed_run_what_they_learnt_in_it(policy, tmp
         # The first round of either teaches nothing.
         assert len(here.learnt) == machines.rounds - 1
         learnt = np.array(there.learnt[WARM_UP_ROUNDS:])
-        assert np.array(here.learnt) == pytest.approx(learnt, rel=1e-6, nan_ok=True)
+        # The plan of the first round differs from the recorded one, so its time is known as well as the fixed cost.
+        assert np.array(here.learnt[0]) == pytest.approx(learnt[0], rel=5e-3, nan_ok=True)
+        assert np.array(here.learnt[1:]) == pytest.approx(learnt[1:], rel=1e-6, nan_ok=True)
         # The last forecast is for a round after the last one, where a replay begins again.
         asked = np.array(there.asked[WARM_UP_ROUNDS:-1])
         assert np.array(here.asked[:-1]) == pytest.approx(asked, rel=1e-6, nan_ok=True)
