@@ -17,7 +17,6 @@ micro-batches of a rank differ in size by one sample at most.
 
 from __future__ import annotations
 
-import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -276,13 +275,12 @@ class RoundTable:
     @property
     def total(self) -> int:
         """Samples really used in the round by all ranks together."""
-        return int(sum(self.figures("samples")))
+        return int(self.column("samples").sum())
 
     @property
     def transfer_s(self) -> float:
         """Seconds of transfers alone in the round before, in layers, too: the wait of who came last. NaN: not known."""
-        waits = self.figures("wait_s")
-        return math.nan if any(map(math.isnan, waits)) else min(waits)
+        return float(self.column("wait_s").min())
 
     @property
     def busy_s(self) -> npt.NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """What simulated ranks measure, learn and report: by production's own meters, or by a bank that does the same at once.
 
 A bank is used where all ranks have the same predictor, of a kind that has one (``prediction.banks``), and no profile of
-a device. It costs the fortieth part at 1,000 ranks, and the plans are the same (a test compares them).
+a device. It costs a thirtieth at 1,000 ranks, and the plans are the same (a test compares them).
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Together:
     def _read(self, which: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """The drivers as ``Meter`` reads them; those that scatter or are recorded, by itself."""
         seen_s = self._now - self._lag_s
-        cpu = np.where(self._cpu_known, self._cpu.at(seen_s), np.nan)
-        memory = np.where(self._memory_known, self._memory.at(seen_s), np.nan)
+        cpu = np.where(self._cpu_known, np.clip(self._cpu.at(seen_s), 0.0, 1.0), np.nan)
+        memory = np.where(self._memory_known, np.clip(self._memory.at(seen_s), 0.0, 1.0), np.nan)
         for rank, meter in self._one_by_one.items():
             if which[rank]:
                 reading = meter.read()
