@@ -103,7 +103,7 @@ class RoundPlan:
     @property
     def typical_size(self) -> float:
         """Samples of a micro-batch in the mean over the ranks."""
-        return self.total / max(sum(self.micro_batches), 1)
+        return self.total / max(int(self.cuts.sum()), 1)
 
     def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
         """Samples of each micro-batch of a rank, the smaller ones first; ``held``: of so many, where its data end.

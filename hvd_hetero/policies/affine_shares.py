@@ -70,7 +70,7 @@ class AffineCosts:
     def _level(self, total: int, heads: Floats) -> tuple[float, float]:
         """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
         rates, least = self._rates, self._minimum
-        level_s = (total + _sum(heads)) / self._pace
+        level_s = (total + (_sum(heads) if np.count_nonzero(heads) else 0.0)) / self._pace
         free = rates * level_s - heads >= least
         if free.all():
             return level_s, 0.0
