@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_hetero.prediction.bank import At, Bank, Floats, among
 from hvd_hetero.prediction.mixture.expert_weights import _FLOOR, _FORGET, _LIMIT, _NOTHING, _RATE
@@ -48,7 +49,7 @@ class Revertings(Bank):
         self._level[at] = level + kappa * (y - level) / np.minimum(self.rounds[at] + 1, _LEVEL_ROUNDS)
         self._lowest[at], self._highest[at] = np.minimum(self._lowest[at], y), np.maximum(self._highest[at], y)
 
-    def _learn(self, f: Floats, g: Floats, z: Floats, counts: np.typing.NDArray[np.bool_], at: At) -> None:
+    def _learn(self, f: Floats, g: Floats, z: Floats, counts: npt.NDArray[np.bool_], at: At) -> None:
         a, b = self._coefficients[:, at]
         errors = _KEEP * self._errors[at] + (z - a * f - b * g) ** 2
         weight = _KEEP * self._weight[at] + counts
@@ -66,7 +67,7 @@ class Revertings(Bank):
     def _forecast(self, at: At) -> Floats:
         latest, (a, b) = self._y[at], self._coefficients[:, at]
         y = latest + a * (self._earlier[at] - latest) + b * (self._level[at] - latest)
-        return np.exp(np.minimum(np.maximum(y, self._lowest[at] - _MARGIN), self._highest[at] + _MARGIN))
+        return np.asarray(np.exp(np.minimum(np.maximum(y, self._lowest[at] - _MARGIN), self._highest[at] + _MARGIN)))
 
 
 class Mixtures(Bank):
@@ -92,7 +93,7 @@ class Mixtures(Bank):
             said[at] = np.log(member.expected[at])
 
     def _forecast(self, at: At) -> Floats:
-        return np.exp((self._weights(at) * self._said[:, at]).sum(axis=0))
+        return np.asarray(np.exp((self._weights(at) * self._said[:, at]).sum(axis=0)))
 
     def _learn(self, outcome: Floats, at: At) -> None:
         """One round of the recurrences of `expert_weights`, for its weights alone."""
