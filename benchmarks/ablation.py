@@ -51,6 +51,7 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation import Cluster, Compute, Jitter, Recorded, RoundSimulation, Worker
+from hvd_hetero.simulation.meters import OneByOne
 
 Found = tuple[float, float]  # samples per second, new splits in a hundred rounds
 ONE_PERCENT = 0.01
@@ -131,7 +132,8 @@ def implausible(kind: str, *, believes: bool) -> float:
     if believes:
         simulation.planner._plausibility = None
     simulation.run(40)
-    meter = simulation._meters[2]
+    assert isinstance(simulation.meters, OneByOne)
+    meter = simulation.meters.each[2]
     row, done = meter.row, meter.done
 
     def lies() -> dict[str, float]:

@@ -82,8 +82,7 @@ class Planner:
             short = self.is_short(finished.plan)
             believed = replace(finished, table=self._plausibility(self.rounds, finished.table, short=short))
         plan = self.policy.next(self._plans[-1], believed)
-        if any(limits := finished.table.figures("limit")):
-            plan = plan.within([int(limit) for limit in limits])
+        plan = plan.within(finished.table.column("limit"))
         self._plans.append(plan)
         self._plans.popleft()
         if self.anticipation is not None and finished.plan.ends == "first":

@@ -14,12 +14,17 @@ frozen is slow, and its predictor's affair.
 
 All ranks decide alike, from the same table by correctly rounded operations. What was kept up is not saved: a training
 that goes on from a checkpoint has no bound above until it has measured three rounds, as a new one.
+
+Cost: some 30 operations on arrays of n.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
+
+import numpy as np
 
 from hvd_hetero.rounds import RoundTable
 
@@ -39,58 +44,52 @@ class Plausibility:
     def __init__(self, workers: int, typical_size: float, *, logs: bool = True) -> None:
         self._typical_size = typical_size
         self._logs = logs
-        self._bounds = [math.inf] * workers  # K s, once there is one
-        self._latest = [0.0] * workers  # m
-        self._measured = [0] * workers
-        self._known = [False] * workers
-        self._doubted: set[int] = set()
+        self._bounds = np.full(workers, sys.float_info.max)  # K s, once there is one
+        self._latest = np.zeros(workers)  # m
+        self._measured = np.zeros(workers, dtype=np.int64)  # rounds
+        self._known = np.zeros(workers, dtype=np.bool_)  # has been believed before
+        self._doubted = np.zeros(workers, dtype=np.bool_)
 
     def __call__(self, round: int, table: RoundTable, *, short: bool = False) -> RoundTable:
         """The table of a round with incredible speeds taken out; the very same, where there are none."""
         if not short:
             self._measure(table)
-        told = table.figures("samples_per_s")
-        credible = True
-        for rank, (v, bound) in enumerate(zip(told, self._bounds, strict=True)):
-            if 0.0 < v <= bound and v != math.inf:
-                self._known[rank] = True
-                if self._doubted and rank in self._doubted:
-                    self._believe(round, rank)
-            elif self._known[rank] or not math.isnan(v):  # NaN is what a rank says before its first measurement
-                credible = False
-                self._doubt(round, rank, v)
-        if credible:
+        told = table.column("samples_per_s")
+        credible = (told > 0.0) & (told <= self._bounds)
+        if np.count_nonzero(credible) == len(told) and not np.count_nonzero(self._doubted):
+            self._known = credible
             return table
-        return table.replaced("samples_per_s", [math.nan if r in self._doubted else v for r, v in enumerate(told)])
+        # NaN is what a rank says before its first measurement.
+        doubtful = ~credible & (self._known | ~np.isnan(told))
+        before, self._doubted = self._doubted, (self._doubted & ~credible) | doubtful
+        self._known |= credible
+        if self._logs:
+            for rank in np.flatnonzero(before & ~self._doubted).tolist():
+                logger.warning("round %d: what rank %d says of its speed is credible again", round, rank)
+            for rank in np.flatnonzero(self._doubted & ~before).tolist():
+                self._say(round, rank, float(told[rank]))
+        if not doubtful.any():
+            return table
+        return table.replaced("samples_per_s", np.where(self._doubted, math.nan, told))
 
     def _measure(self, table: RoundTable) -> None:
-        names = ("samples", "micro_batches", "compute_s", "input_s", "fixed_samples")
-        figures = zip(*(table.figures(name) for name in names), strict=True)
-        for rank, (samples, micro_batches, compute_s, input_s, fixed) in enumerate(figures):
-            busy_s = compute_s + input_s
-            if samples and 0.0 < busy_s < math.inf:
-                now, before = samples / busy_s, self._latest[rank]
-                if fixed:
-                    now *= (1.0 + micro_batches * fixed / samples) / (1.0 + fixed / self._typical_size)
-                self._latest[rank] = now
-                kept_up = _TIMES * (now if now < before else before)
-                count = self._measured[rank] = self._measured[rank] + 1
-                if count == _ROUNDS or (count > _ROUNDS and kept_up > self._bounds[rank]):
-                    self._bounds[rank] = kept_up
+        samples, fixed = table.column("samples"), table.column("fixed_samples")
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # such are no measurement
+            now = samples / table.busy_s
+            if np.count_nonzero(fixed):
+                now *= (1.0 + table.column("micro_batches") * fixed / samples) / (1.0 + fixed / self._typical_size)
+        measured = (now > 0.0) & (now < math.inf)
+        self._measured += measured
+        kept_up = _TIMES * np.minimum(now, self._latest)
+        np.copyto(self._latest, now, where=measured)
+        np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS))
+        np.maximum(self._bounds, kept_up, out=self._bounds, where=measured & (self._measured >= _ROUNDS))
 
-    def _doubt(self, round: int, rank: int, v: float) -> None:
-        if rank not in self._doubted:
-            self._doubted.add(rank)
-            if self._logs:
-                cannot_be = "which is no speed"
-                if 0.0 < v < math.inf:  # beyond a bound, as it is not believed
-                    cannot_be = f"more than {_TIMES:g} times the {self._bounds[rank] / _TIMES:.4g} that it has kept up"
-                logger.warning(
-                    "round %d: rank %d says that it will do %g samples/s, %s; it keeps its share until it says "
-                    "something credible", round, rank, v, cannot_be,
-                )  # fmt: skip
-
-    def _believe(self, round: int, rank: int) -> None:
-        self._doubted.discard(rank)
-        if self._logs:
-            logger.warning("round %d: what rank %d says of its speed is credible again", round, rank)
+    def _say(self, round: int, rank: int, v: float) -> None:
+        cannot_be = "which is no speed"
+        if 0.0 < v < math.inf:  # beyond a bound, as it is not believed
+            cannot_be = f"more than {_TIMES:g} times the {self._bounds[rank] / _TIMES:.4g} that it has kept up"
+        logger.warning(
+            "round %d: rank %d says that it will do %g samples/s, %s; it keeps its share until it says "
+            "something credible", round, rank, v, cannot_be,
+        )  # fmt: skip

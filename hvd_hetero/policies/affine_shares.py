@@ -16,7 +16,7 @@ Every operation is correctly rounded and every sum exact, so all ranks find the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ class AffineCosts:
         as late.
         """
         heads = self._heads(plan)
-        work = np.asarray(plan.samples) + heads
+        work = plan.shares + heads
         latest_s = float((work / self._rates * (1.0 - np.maximum(doubts, tolerance))).max())
         with_one_more_s = float(((work + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
@@ -61,16 +61,16 @@ class AffineCosts:
         """Whether a rank has less than this share of what the best split would give it."""
         heads = self._heads(plan)
         level_s, _ = self._level(plan.total, heads)
-        return bool((np.asarray(plan.samples) < share * (self._rates * level_s - heads)).any())
+        return bool((plan.shares < share * (self._rates * level_s - heads)).any())
 
     def _heads(self, plan: RoundPlan) -> Floats:
         """h, of the micro-batches that a plan has; one of a rank without samples."""
-        return self._fixed * np.maximum(plan.micro_batches, 1)
+        return self._fixed * np.maximum(plan.cuts, 1)
 
     def _level(self, total: int, heads: Floats) -> tuple[float, float]:
         """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
         rates, least = self._rates, self._minimum
-        level_s = (total + _sum(heads)) / _sum(rates)
+        level_s = (total + (_sum(heads) if np.count_nonzero(heads) else 0.0)) / self._pace
         free = rates * level_s - heads >= least
         if free.all():
             return level_s, 0.0
@@ -83,7 +83,7 @@ class AffineCosts:
             free = still
         return level_s, float(((least + heads[~free]) / rates[~free]).max())
 
-    def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Sequence[int] = ()) -> RoundPlan:
+    def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Floats | float = 0.0) -> RoundPlan:
         """The best plan: ranks whose speed is known divide what they hold together, the others keep it.
 
         Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).
@@ -91,11 +91,11 @@ class AffineCosts:
         known, rates = self._known, self._comparable_rates
         if int(known.sum()) < 2:
             return plan
-        held = np.asarray(plan.samples)
+        held = plan.shares
         total = int(held[known].sum())
-        largest = np.full(len(held), max_micro_batch or plan.total)
-        if limits:
-            largest = np.minimum(largest, np.where(np.asarray(limits) > 0, limits, plan.total))
+        largest = np.minimum(
+            np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64), max_micro_batch or plan.total
+        )
         found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SOUGHT):
             heads = self._heads(found)
@@ -103,11 +103,11 @@ class AffineCosts:
             shares[known] = minimax(
                 1.0 / rates[known], heads[known] / rates[known], 0.0, total, self._minimum, upper[known], self._step
             ).shares
-            former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits or (0,) * plan.workers)
+            former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits)
             if best is plan or self.is_later(best, found):
                 best = found
             # From here on no rank gets a micro-batch more than was counted, which would have to be paid for.
-            upper = np.maximum(np.asarray(found.micro_batches), 1) * largest // self._step * self._step
+            upper = np.maximum(found.cuts, 1) * largest // self._step * self._step
             room = upper[known]
             if found.micro_batches == former.micro_batches or room.sum() < total or room.min() < self._minimum:
                 break
@@ -130,7 +130,7 @@ class AffineCosts:
         Where fixed costs outweigh samples, times tell little of the best shares: noise of a hundredth would move all
         samples, and gain a hundredth. So shares change by so many times what the round gains, at most.
         """
-        known, to, now = self._known, np.asarray(wanted.samples), np.asarray(held.samples)
+        known, to, now = self._known, wanted.shares, held.shares
         gain = 1.0 - float(self._seconds(wanted)[known].max() / self._seconds(held)[known].max())
         change = float((np.abs(to - now) / np.maximum(np.maximum(to, now), 1)).max())
         if change <= _CHANGE_PER_GAIN * gain:
@@ -140,18 +140,27 @@ class AffineCosts:
         shares[known] = proportional(between, int(now[known].sum()), minimum=self._minimum, multiple_of=self._step)
         return shares
 
-    @property
-    def _known(self) -> npt.NDArray[np.bool_]:
-        return comparable_speeds(self._speeds) > 0
+    @cached_property
+    def _pace(self) -> float:
+        """The sum of u."""
+        return _sum(self._rates)
 
-    @property
+    @cached_property
+    def _comparable(self) -> npt.NDArray[np.int64]:
+        return comparable_speeds(self._speeds)
+
+    @cached_property
+    def _known(self) -> npt.NDArray[np.bool_]:
+        return self._comparable > 0
+
+    @cached_property
     def _comparable_rates(self) -> Floats:
         """u, from speeds cut to what all processors would have measured alike, up to a common factor."""
-        return comparable_speeds(self._speeds) * (1.0 + self._fixed / self._typical_size)
+        return self._comparable * (1.0 + self._fixed / self._typical_size)
 
     def _seconds(self, plan: RoundPlan) -> Floats:
         """t, in a unit of its own."""
-        work: Floats = np.asarray(plan.samples) + self._heads(plan)
+        work: Floats = plan.shares + self._heads(plan)
         seconds = np.zeros(len(work))
         np.divide(work, self._comparable_rates, out=seconds, where=self._known)
         return seconds

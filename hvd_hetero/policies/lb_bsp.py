@@ -130,28 +130,20 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        limits = [int(limit) for limit in table.figures("limit")]
-        return self._worthwhile(
-            plan,
-            table.column("samples_per_s"),
-            table.column("fixed_samples"),
-            table.column("uncertainty"),
-            limits if any(limits) else (),
-        )
+        figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "uncertainty", "limit"))
+        return self._worthwhile(plan, *figures)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
         """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
         if self._curves is not None:
             return plan
         nothing = np.zeros(len(speeds))
-        return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing)
+        return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing, nothing)
 
-    def _worthwhile(
-        self, plan: RoundPlan, speeds: Floats, fixed: Floats, doubts: Floats, limits: Sequence[int] = ()
-    ) -> RoundPlan:
+    def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, doubts: Floats, limits: Floats) -> RoundPlan:
         """The best plan where it is worth a change, or the equal one where that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
-        equal = self._equal.within(limits) if limits else self._equal
+        equal = self._equal.within(limits)
         starved = False
         if costs.all_known:
             if plan.samples != equal.samples:
@@ -167,7 +159,8 @@ class LBBSP(Policy):
             return plan
         if self.tolerance == 0.0:
             return wanted
-        return RoundPlan.of(costs.as_far_as_it_gains(wanted, plan), self.max_micro_batch)
+        shares = costs.as_far_as_it_gains(wanted, plan)
+        return wanted if shares is wanted.shares else RoundPlan.of(shares, self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""

@@ -15,11 +15,12 @@ stepping from round to round is the discrete-event simulation, and each step is 
 every micro-batch, where these vary by themselves or workers anticipate).
 
 **What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
-predictor and device profile, driven by a simulated clock; ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. Only
-the order of a balancer's steps is repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is
-n² numbers a round. A test drives n real balancers by the same clock and finds the same plans.
+predictor and device profile, driven by a simulated clock, or a bank that does the same for all workers at once
+(``simulation.meters``); ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. Only the order of a balancer's steps is
+repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives
+n real balancers by the same clock and finds the same plans.
 
-Cost: O(n) a round, some 15 to 90 microseconds a worker (the predictors', mostly).
+Cost: O(n) a round: 2 microseconds a worker with a bank, at 1,000 workers; else 15 to 90, the predictors' mostly.
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -27,7 +28,6 @@ rounds. ``Network(kind="recorded")`` can carry both.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -35,16 +35,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.measurement.readings import ResourceMeter
-from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.simulation.cluster import Cluster, Machines, Meter
+from hvd_hetero.simulation.cluster import Cluster, Machines
 from hvd_hetero.simulation.compute import Pieces
-from hvd_hetero.simulation.foreground import in_foreground
 from hvd_hetero.simulation.limits import MOST_MICRO_BATCHES
+from hvd_hetero.simulation.meters import meters_of
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.results import Learner, Simulated
 from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
@@ -73,6 +71,8 @@ class Options:
     sync: str | Mixing = ALLREDUCE
     """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
     place of the allreduce. A learner needs to know as well (``learner_for``)"""
+    together: bool = True
+    """measure and predict for all workers at once, where their predictor can; else by one meter of production each"""
     evaluate_every: int = 0
     """rounds between two evaluations of the loss, which take no simulated time; 0: never"""
 
@@ -103,9 +103,9 @@ class RoundSimulation:
         self.planner = Planner(policy, n, global_batch)
         self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
-        self._clock = np.zeros(n)  # what each rank's clock shows
-        self._computed = np.zeros(n, dtype=np.int64)  # the rounds that each rank has computed
-        self._meters = [self._meter(i, predictor) for i in range(n)]
+        self.meters = meters_of(
+            self.machines, policy, self.planner.typical_size, predictor, together=self.options.together
+        )
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
 
@@ -117,17 +117,6 @@ class RoundSimulation:
     @property
     def _foreseen(self) -> bool:
         return hasattr(self.policy, "foresee")
-
-    def _meter(self, rank: int, make: Callable[[], Predictor] | None) -> SpeedMeter:
-        cluster, clock = self.machines.cluster, self._clock
-        readings = cast(ResourceMeter, Meter(cluster.workers[rank], rank, cluster.seed, clock, self._computed))
-        meter = SpeedMeter(self.policy, lambda: float(clock[rank]), readings, self.planner.typical_size)
-        predictor = self.policy.predictor() if make is None else make()
-        if make is None:
-            given = self.policy.predictor() is predictor  # an object, which in production each process would have
-            predictor = copy.deepcopy(predictor) if given else in_foreground(predictor)
-        meter.predictor = self.policy.forecaster(predictor)
-        return meter
 
     def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
         """So many rounds more."""
@@ -142,8 +131,7 @@ class RoundSimulation:
         begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
         plan, samples = self._plan(factors)
         epoch = 0 if self.data is None else self.data.epoch
-        shares = np.array(plan.samples, dtype=np.int64)
-        pieces = machines.devices.pieces(shares, np.array(plan.micro_batches, dtype=np.int64))
+        pieces = machines.devices.pieces(plan.shares, plan.cuts)
 
         served = machines.network.kind == "server"
         link = machines.bandwidth(begin_s)
@@ -191,8 +179,7 @@ class RoundSimulation:
             draws = machines.per_batch.following(count)
             mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
             plan = policy.foresee(machines, self.now_s, factors * mean, total)
-            shares, cut = np.array(plan.samples), np.array(plan.micro_batches)
-            before, count = count, np.maximum(machines.devices.pieces(shares, cut).count, 1)
+            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.cuts).count, 1)
             if (before == count).all() or not machines.per_batch.any:
                 break
         return plan
@@ -257,35 +244,23 @@ class RoundSimulation:
     ) -> RoundTable:
         """Every rank measures, learns and reports; the steps of ``Balancer.report``."""
         self._run_out_of_memory(plan)
-        rows: dict[str, list[float]] = {name: [] for name in _COLUMNS}
-        clock, computed, errors = self._clock, self._computed, self.machines.measurement.round(self.rounds)
-        measured_s = start_s + (finish_s - start_s) * errors
-        short = self.planner.is_short(plan)
-        figures = zip(self._meters, used.tolist(), done.tolist(), message_s.tolist(), strict=True)
-        for i, (meter, samples, micro_batches, communication_s) in enumerate(figures):
-            clock[i] = start_s[i]
-            meter.begin(communication_s)  # with a server: a rank's own transfers, which move with its link
-            clock[i] = measured_s[i]
-            meter.done(samples)
-            meter.round.micro_batches = micro_batches
-            computed[i] += 1
-            meter.learn(short=short)
-            for name, value in meter.row().items():
-                rows[name].append(value)
-            meter.rest()
-            meter.end_round()
-        rows["wait_s"] = self._wait_s.tolist()
-        zeros = [0.0] * len(used)
-        return RoundTable(np.array([rows[name] or zeros for name in _COLUMNS]).T.ravel(), len(used))
+        measured_s = start_s + (finish_s - start_s) * self.machines.measurement.round(self.rounds)
+        # With a server ``message_s`` is a rank's own transfers, which move with its link.
+        figures = self.meters.round(start_s, measured_s, message_s, used, done, short=self.planner.is_short(plan))
+        figures["wait_s"] = self._wait_s
+        rows = np.zeros((len(used), len(_COLUMNS)))
+        for i, name in enumerate(_COLUMNS):
+            rows[:, i] = figures.get(name, 0.0)
+        return RoundTable(rows, len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
         """Micro-batches that do not fit fail, and so do their parts until they fit."""
         fits = self.machines.devices.memory_limit
-        largest = -(-np.array(plan.samples) // np.maximum(plan.micro_batches, 1))
+        largest = -(-plan.shares // np.maximum(plan.cuts, 1))
         for i in np.flatnonzero(largest > fits).tolist():
             size = int(largest[i])
             while size > fits[i]:
-                size = self._meters[i].failed(size)
+                size = self.meters.failed(i, size)
 
     def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
         result = self.result

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hvd_hetero.measurement.fixed_cost import FixedCost
+from hvd_hetero.measurement.fixed_costs import FixedCosts
 
 REFERENCE = 64.0
 
@@ -98,3 +99,27 @@ def test_a_saved_one_goes_on():
 def test_a_state_that_cannot_be_is_refused(change):
     with pytest.raises(ValueError, match=r"state: .* must be positive and finite"):
         FixedCost(REFERENCE).restore({**FixedCost(REFERENCE).state(), **change})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_fixed_costs_of_many_ranks_at_once_are_those_of_each(seed):
+    """Sizes that change now and then, noise, ranks that jump and drift, short rounds, rounds without a measurement."""
+    rng = np.random.default_rng(seed)
+    ranks = 8
+    alone, together = [FixedCost(64.0) for _ in range(ranks)], FixedCosts(64.0, ranks)
+    size, slope = np.full(ranks, 64.0), rng.uniform(1e-3, 5e-3, ranks)
+    fixed, noise = rng.choice([0.0, 10.0, 100.0], ranks), rng.choice([0.0, 0.01, 0.05], ranks)
+    known = []
+    for _ in range(600):
+        size = np.where(rng.random(ranks) < 0.1, np.round(rng.uniform(1.0, 128.0, ranks)), size)
+        slope *= np.where(rng.random(ranks) < 0.01, rng.choice([0.5, 2.0], ranks), np.exp(rng.normal(0, 0.002, ranks)))
+        at = np.flatnonzero(rng.random(ranks) < 0.9)
+        seconds, teaches = slope * (size + fixed) * np.exp(rng.normal(0, 1, ranks) * noise), bool(rng.random() < 0.9)
+        paces = together.learn(size[at], seconds[at], at, teaches=teaches)
+        expected = [alone[i].learn(float(size[i]), float(seconds[i]), teaches=teaches) for i in at.tolist()]
+        np.testing.assert_allclose(paces, expected, rtol=1e-11)
+        known.append([one.samples for one in alone])
+        np.testing.assert_allclose(together.samples, known[-1], rtol=1e-9, atol=1e-9)
+        told = [one.speed(3.0) for one in alone]
+        np.testing.assert_allclose(together.speeds(np.full(ranks, 3.0)), told, rtol=1e-10)
+    assert np.array(known).max() > 10.0, "some have found a fixed cost"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 
+import numpy as np
 import pytest
 
 from hvd_hetero.balancer import Balancer, MicroBatch
@@ -135,3 +137,53 @@ def test_the_warning_names_the_bound_and_never_a_figure_that_it_keeps_to(caplog)
     said = [record.getMessage() for record in caplog.records if "says that" in record.getMessage()]
     assert "900 samples/s, more than 4 times the 200 that it has kept up; it keeps" in said[0]
     assert "-1 samples/s, which is no speed; it keeps" in said[1]
+
+
+def believed(tables, typical_size):
+    """What the docstring of the module says, rank by rank: the speeds that are believed after each table."""
+    workers, found = tables[0][0].workers, []
+    kept_up, measured, known, doubted = [[] for _ in range(workers)], [0] * workers, [False] * workers, set()
+    for told, short in tables:
+        speeds = told.figures("samples_per_s")
+        for rank, v in enumerate(speeds):
+            x, k, fixed = (told.figures(name)[rank] for name in ("samples", "micro_batches", "fixed_samples"))
+            busy_s = float(told.busy_s[rank])
+            if not short and x > 0 and 0 < busy_s < math.inf:
+                kept_up[rank].append(x / busy_s * (1 + k * fixed / x) / (1 + fixed / typical_size))
+                measured[rank] += 1
+            pairs = itertools.pairwise(kept_up[rank])
+            bound = 4 * max(list(map(min, pairs))[1:]) if measured[rank] > 2 else math.inf
+            if 0 < v < math.inf and v <= bound:
+                known[rank] = True
+                doubted.discard(rank)
+            elif known[rank] or not math.isnan(v):
+                doubted.add(rank)
+        found.append([math.nan if rank in doubted else v for rank, v in enumerate(speeds)])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_many_ranks_each_is_believed_as_if_it_were_alone(seed):
+    """Strange clocks, strange speeds, ranks without samples and short rounds, against the definition."""
+    rng = np.random.default_rng(seed)
+    workers, tables = 9, []
+    paces, fixed = rng.uniform(10, 1000, workers), rng.choice([0.0, 20.0], workers)
+    for _ in range(40):
+        short = rng.random() < 0.2
+        rows = np.zeros((workers, len(RoundReport.__dataclass_fields__)))
+        samples = rng.integers(0, 3 if short else 100, workers)
+        busy_s = (samples + fixed) / paces * rng.lognormal(0, 0.1, workers)
+        strange = rng.random(workers) < 0.2
+        busy_s[strange] = rng.choice([math.nan, 0.0, -1.0, math.inf, 1e-5], strange.sum())
+        speeds = paces * rng.lognormal(0, 0.7, workers)
+        strange = rng.random(workers) < 0.2
+        speeds[strange] = rng.choice([math.nan, 0.0, -1.0, math.inf, 1e5, 1e300], strange.sum())
+        columns = {"samples": samples, "micro_batches": samples > 0, "compute_s": busy_s}
+        columns |= {"samples_per_s": speeds, "fixed_samples": fixed}
+        for name, figures in columns.items():
+            rows[:, list(RoundReport.__dataclass_fields__).index(name)] = figures
+        tables.append((RoundTable(rows.ravel(), workers), short))
+    plausibility = Plausibility(workers, 64.0, logs=False)
+    found = [plausibility(i, told, short=short).figures("samples_per_s") for i, (told, short) in enumerate(tables)]
+    assert np.array_equal(found, believed(tables, 64.0), equal_nan=True)
+    assert np.isnan(found).any(), "some are doubted"

@@ -1,0 +1,36 @@
+"""Which predictors have a bank."""
+
+from __future__ import annotations
+
+from hvd_hetero.prediction.bank import Bank, EMAs, Memorylesses
+from hvd_hetero.prediction.base import Predictor
+from hvd_hetero.prediction.ema import EMA
+from hvd_hetero.prediction.memoryless import Memoryless
+from hvd_hetero.prediction.mixture.bank import Mixtures, Revertings
+from hvd_hetero.prediction.mixture.mixture import Mixture
+from hvd_hetero.prediction.mixture.reverting import Reverting
+from hvd_hetero.prediction.steady import Steady
+from hvd_hetero.prediction.steady_bank import Steadies
+
+__all__ = ["bank_of"]
+
+
+def bank_of(predictor: Predictor, ranks: int) -> Bank | None:
+    """The bank of so many predictors like this one; None: it has learnt something, or is of a kind that has none."""
+    kind = type(predictor)
+    if predictor.rounds:
+        return None
+    if kind is Memoryless:
+        return Memorylesses(ranks)
+    if kind is Reverting:
+        return Revertings(ranks)
+    if isinstance(predictor, EMA) and kind is EMA:
+        return EMAs(predictor, ranks)
+    if isinstance(predictor, Steady) and kind is Steady:
+        of = bank_of(predictor.of, ranks)
+        return None if of is None else Steadies(of, ranks)
+    if isinstance(predictor, Mixture) and kind is Mixture:
+        members = [bank for member in predictor.members if (bank := bank_of(member, ranks)) is not None]
+        if len(members) == len(predictor.members):
+            return Mixtures(members, predictor.experts.share, ranks)
+    return None

@@ -1,0 +1,92 @@
+"""A bank forecasts what n predictors forecast."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Reverting, Steady
+from hvd_hetero.prediction.banks import bank_of
+
+NO_SPEED = [math.nan, 0.0, -3.0, math.inf]
+KINDS = {
+    "memoryless": Memoryless,
+    "ema": EMA,
+    "ema 0.7": lambda: EMA(0.7),
+    "reverting": Reverting,
+    "mixture": Mixture,
+    "mixture of two": lambda: Mixture([EMA(0.05), Reverting()], share=0.0),
+    "steady mixture": lambda: Steady(Mixture()),
+    "steady ema": lambda: Steady(EMA()),
+}
+
+
+def series(seed: int, strange_by: float = 10.0, ranks: int = 6, rounds: int = 700) -> np.ndarray:
+    """Speeds that scatter, wander, jump, stand still or come from another world for a round; some are missing."""
+    rng = np.random.default_rng(seed)
+    speeds = np.exp(rng.normal(scale=[0.0, 0.01, 0.05, 0.3, 0.05, 0.05], size=(rounds, ranks)))
+    speeds *= np.exp(np.cumsum(rng.normal(scale=[0.0, 0.0, 0.02, 0.0, 0.0, 0.0], size=(rounds, ranks)), axis=0))
+    jumps = np.where(rng.random((rounds, ranks)) < 0.02, rng.normal(scale=1.0, size=(rounds, ranks)), 0.0)
+    speeds[:, 4:] *= np.exp(np.cumsum(jumps, axis=0))[:, 4:]
+    strange = rng.random((rounds, ranks)) < 0.005
+    speeds[strange] *= rng.choice([1.0 / strange_by, strange_by], strange.sum())
+    missing = rng.random((rounds, ranks)) < 0.05
+    missing[:20, 3] = True  # this one begins later
+    speeds[missing] = rng.choice(NO_SPEED, missing.sum())
+    return 100.0 * speeds
+
+
+@pytest.mark.parametrize(("strange_by", "within"), [(10.0, 1e-12), (1000.0, 1e-10)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_forecast_and_its_uncertainty_are_those_of_the_predictors(kind, strange_by, within):
+    """Only the last bits of logarithms differ; a round a thousand times too fast makes more of them."""
+    speeds = series(int(strange_by), strange_by)
+    alone = [KINDS[kind]() for _ in range(speeds.shape[1])]
+    bank = bank_of(KINDS[kind](), speeds.shape[1])
+    assert bank is not None
+    for round_of in speeds:
+        bank.update(round_of)
+        for predictor, speed in zip(alone, round_of, strict=True):
+            predictor.update(float(speed))
+        expected = [predictor.predict() for predictor in alone]
+        np.testing.assert_allclose(bank.expected, expected, rtol=within)
+        np.testing.assert_allclose(bank.uncertainty, [p.uncertainty for p in alone], rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_do_not_mind_what_the_others_measure():
+    """The same series alone and among others, bit by bit."""
+    speeds = series(7)
+    together, alone = bank_of(Steady(Mixture()), 6), bank_of(Steady(Mixture()), 1)
+    for round_of in speeds:
+        together.update(round_of)
+        alone.update(round_of[3:4])
+        assert together.expected[3] == alone.expected[0] or np.isnan(alone.expected[0])
+
+
+@pytest.mark.parametrize(
+    "of",
+    [Carried(), Mixture(drivers=True, background=False), Steady(Mixture([Carried(), EMA()])), NARX(background=False)],
+    ids=["carried", "mixture with drivers", "a member with drivers", "narx"],
+)
+def test_there_is_no_bank_of_what_goes_by_drivers(of):
+    assert bank_of(of, 3) is None
+
+
+def test_there_is_no_bank_of_what_has_learnt_something():
+    """It would begin anew."""
+    mixture = Mixture()
+    mixture.update(3.0)
+    assert bank_of(mixture, 2) is None
+
+
+def test_a_subclass_has_no_bank():
+    """It may do something else."""
+
+    class Cautious(EMA):
+        def _forecast(self, cpu: float, memory: float) -> float:
+            return 0.5 * super()._forecast(cpu, memory)
+
+    assert bank_of(Cautious(), 2) is None
+    assert bank_of(Mixture([Memoryless(), Cautious()]), 2) is None
