@@ -6,6 +6,7 @@ compiler left: a change in them compiles nothing again.
 
 from hvd_hetero.horovod_build.edits.authentication import AUTHENTICATION_EDITS, TOKEN_EDITS
 from hvd_hetero.horovod_build.edits.compilers import COMPILER_EDITS
+from hvd_hetero.horovod_build.edits.connections import CONNECTION_EDITS
 from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
@@ -13,5 +14,5 @@ from hvd_hetero.horovod_build.edits.speed import SPEED_EDITS
 
 __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 
-SOURCE_EDITS: tuple[Edit, ...] = (*COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS)
+SOURCE_EDITS: tuple[Edit, ...] = (*COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS)
 PACKAGE_EDITS: tuple[Edit, ...] = (*QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS)
