@@ -12,11 +12,13 @@ Shapes: n ranks, m of them measured.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.prediction.base import MARGIN
 from hvd_hetero.prediction.ema import EMA
 
 __all__ = ["At", "Bank", "EMAs", "Floats", "Memorylesses", "among"]
@@ -45,6 +47,7 @@ class Bank(ABC):
         """What ``predict`` of each rank would say; NaN before its first measurement."""
         self.uncertainty = np.zeros(ranks)
         """Each rank's share by which that may be off by chance."""
+        self._slowest, self._fastest = np.full(ranks, np.inf), np.zeros(ranks)
 
     def update(self, speeds: Floats) -> None:
         """Learn the speeds of a round, one for each rank; what is no speed is no measurement."""
@@ -57,9 +60,13 @@ class Bank(ABC):
         with np.errstate(over="ignore"):  # infinities are dealt with where they come to light, as in the predictors
             self._observe(speeds, at)
             self.rounds[at] += 1
+            self._slowest[at] = np.minimum(self._slowest[at], speeds)
+            self._fastest[at] = np.maximum(self._fastest[at], speeds)
             forecast = self._forecast(at)
+            most = np.minimum(MARGIN * self._fastest[at], sys.float_info.max)
         usable = np.isfinite(forecast) & (forecast > 0.0)
-        self.expected[at] = forecast if np.count_nonzero(usable) == len(usable) else np.where(usable, forecast, speeds)
+        within = np.minimum(np.maximum(forecast, self._slowest[at] / MARGIN), most)
+        self.expected[at] = within if np.count_nonzero(usable) == len(usable) else np.where(usable, within, speeds)
 
     @abstractmethod
     def _observe(self, speeds: Floats, at: At) -> None:

@@ -16,9 +16,9 @@ __all__ = ["bank_of"]
 
 
 def bank_of(predictor: Predictor, ranks: int) -> Bank | None:
-    """The bank of so many predictors like this one; None: it has learnt something, or is of a kind that has none."""
+    """The bank of so many predictors like this one; None: it has learnt something, uses drivers, or has no bank."""
     kind = type(predictor)
-    if predictor.rounds:
+    if predictor.rounds or predictor.uses_drivers:
         return None
     if kind is Memoryless:
         return Memorylesses(ranks)

@@ -4,8 +4,8 @@ A thread of Gloo waits for messages with epoll, and skips those of a connection 
 then reports them again at once. While the writer waits for a processor, as it does where ranks share cores, this thread
 asks 115,000 times a second, and takes from the writer the processor that it waits for.
 
-Small sums back to back, medians in ms before and after (Horovod's default cycle, 2 cores): on 2 ranks 1.1 and 1.1 (means
-2.2 and 1.1), on 4 ranks 11 and 4.7.
+Small sums back to back, before and after, in the middle of three runs of one day (2 cores, Horovod's default cycle): on
+2 ranks the median stays and the mean is 0.51 of before, on 4 ranks the median is 0.34.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit

@@ -17,7 +17,6 @@ from hvd_hetero.prediction.mixture.reverting import (
     _KEEP,
     _LEAST,
     _LEVEL_ROUNDS,
-    _MARGIN,
     _PRIOR,
     _TIMES,
 )
@@ -26,12 +25,11 @@ __all__ = ["Mixtures", "Revertings"]
 
 
 class Revertings(Bank):
-    """The bank of ``Reverting``."""
+    """The bank of ``Reverting`` without drivers."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__(ranks)
         self._y, self._earlier, self._level = np.zeros((3, ranks))
-        self._lowest, self._highest = np.full(ranks, np.inf), np.full(ranks, -np.inf)
         self._coefficients = np.repeat(np.array(_PRIOR)[:, None], ranks, axis=1)
         self._products = np.zeros((5, ranks))
         self._errors, self._weight = np.zeros((2, ranks))
@@ -47,7 +45,6 @@ class Revertings(Bank):
         self._learn(kappa * f, kappa * g, kappa * z, ~first, at)
         self._y[at], self._earlier[at] = y, latest
         self._level[at] = level + kappa * (y - level) / np.minimum(self.rounds[at] + 1, _LEVEL_ROUNDS)
-        self._lowest[at], self._highest[at] = np.minimum(self._lowest[at], y), np.maximum(self._highest[at], y)
 
     def _learn(self, f: Floats, g: Floats, z: Floats, counts: npt.NDArray[np.bool_], at: At) -> None:
         a, b = self._coefficients[:, at]
@@ -66,8 +63,7 @@ class Revertings(Bank):
 
     def _forecast(self, at: At) -> Floats:
         latest, (a, b) = self._y[at], self._coefficients[:, at]
-        y = latest + a * (self._earlier[at] - latest) + b * (self._level[at] - latest)
-        return np.asarray(np.exp(np.minimum(np.maximum(y, self._lowest[at] - _MARGIN), self._highest[at] + _MARGIN)))
+        return np.asarray(np.exp(latest + a * (self._earlier[at] - latest) + b * (self._level[at] - latest)))
 
 
 class Mixtures(Bank):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Carried, Memoryless, Mixture, Reverting, Steady
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting, Steady
 from hvd_hetero.prediction.banks import bank_of
 
 NO_SPEED = [math.nan, 0.0, -3.0, math.inf]
@@ -67,7 +67,12 @@ def test_ranks_do_not_mind_what_the_others_measure():
 
 @pytest.mark.parametrize(
     "of",
-    [Carried(), Mixture(drivers=True, background=False), Steady(Mixture([Carried(), EMA()])), NARX(background=False)],
+    [
+        Reverting(drivers=True),
+        Mixture(drivers=True),
+        Steady(Mixture([Reverting(drivers=True), EMA()])),
+        NARX(background=False),
+    ],
     ids=["carried", "mixture with drivers", "a member with drivers", "narx"],
 )
 def test_there_is_no_bank_of_what_goes_by_drivers(of):
