@@ -94,11 +94,14 @@ def compare(
     usable = {scheme.label: scheme.usable for scheme in schemes}
 
     def completed(outcome: Outcome, result: Simulated) -> Outcome:
-        ratios = {
-            "times_bsp": outcome.samples_per_s / rates["bsp"],
-            "of_best": outcome.samples_per_s / rates["best-split"],
-        }
-        return replace(outcome, error=_scatter(result, bsp), usable=usable[outcome.scheme], **ratios)
+        rate = outcome.samples_per_s
+        return replace(
+            outcome,
+            times_bsp=rate / rates["bsp"],
+            of_best=rate / rates["best-split"],
+            error=_scatter(result, bsp),
+            usable=usable[outcome.scheme],
+        )
 
     return [(completed(outcome, result), result) for outcome, result in found]
 

@@ -88,8 +88,8 @@ def comparison_figure(
         curves.set_ylim(bottom=0)
     if losses and target_loss:
         curves.axhline(target_loss, color="black", linewidth=1.0, linestyle=(0, (2, 2)), label="target loss")
-    for text in figure.legend(fontsize=8, loc="outside right upper").get_texts():  # beside the data, never on it
-        text.set_parse_math(False)
+    for name in figure.legend(fontsize=8, loc="outside right upper").get_texts():  # beside the data, never on it
+        name.set_parse_math(False)
     bars.grid(alpha=0.3, axis="x")
     bars.set_axisbelow(True)
     curves.grid(alpha=0.3)

@@ -102,7 +102,8 @@ def fixed_samples(samples: Floats, micro_batches: Floats, seconds: Floats, paire
         def errors(some: Floats) -> Floats:
             beta = some[:, None, None]
             gamma = per_round[:, None] * (typical + beta)
-            return change_s[told] - np.log((after + beta + gamma * once_after) / (before + beta + gamma * once_before))
+            ratio = (after + beta + gamma * once_after) / (before + beta + gamma * once_before)
+            return np.asarray(change_s[told] - np.log(ratio))
 
         parts = 1 + len(betas) * len(per_round) * len(before) // _MOST_ERRORS
         return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
