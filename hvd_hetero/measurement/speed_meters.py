@@ -94,6 +94,7 @@ class SpeedMeters:
             "limit": self._limit.astype(np.float64),
             "uncertainty": np.where(np.isfinite(doubts), np.clip(doubts, 0.0, 1.0), 0.0),
             "timed_samples": np.where(teaches, samples, 0).astype(np.float64),
+            "once_s": np.where(micro_batches > 0, input_s, 0.0),
             "fixed_samples": np.zeros(len(samples)) if costs is None else costs.samples.copy(),
         }
 
