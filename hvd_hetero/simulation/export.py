@@ -9,6 +9,7 @@ first file names them as ``between``. Numbers of series carry ten digits.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def _write(path: Path, cluster: Cluster, described: Description, between: list[s
     network = cluster.network
     if network.kind == "recorded":
         columns["rest_s"] = [f"{s:.10g}" for s in network.recorded_s]
-        lines += ['kind = "recorded"', f'file = "{table.name}"', 'column = "rest_s"']
+        lines += ['kind = "recorded"', f"file = {_quoted(table.name)}", 'column = "rest_s"']
     else:
         lines += [f'kind = "{network.kind}"', f"latency_ms = {network.latency_s * 1e3!r}"]
         lines += [f"message_mb = {network.message_bytes / 1e6!r}"]
@@ -67,7 +68,7 @@ def _training(cluster: Cluster, described: Description, between: list[str]) -> I
     yield f"seed = {cluster.seed}"
     yield f"policies = [{', '.join(scheme.written for scheme in described.schemes)}]"
     if between:
-        yield f"between = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in between)}]"
+        yield f"between = [{', '.join(map(_quoted, between))}]"
     yield ""
     yield "[training]"
     yield f"global_batch = {described.global_batch}"
@@ -93,11 +94,16 @@ def _worker(worker: Worker, number: int, file: str, columns: dict[str, list[str]
     for variation in worker.variation:
         if isinstance(variation, Recorded):
             columns[f"factor {number}"] = [f"{f:.10g}" for f in variation.factors]
-            yield f'variation = [{{ kind = "recorded", file = "{file}", column = "factor {number}" }}]'
+            yield f'variation = [{{ kind = "recorded", file = {_quoted(file)}, column = "factor {number}" }}]'
     if readings := worker.drivers.recorded:
         columns[f"cpu {number}"] = [f"{r.cpu:.10g}" for r in readings]
         columns[f"memory {number}"] = [f"{r.memory:.10g}" for r in readings]
-        yield f'drivers = {{ file = "{file}", cpu_column = "cpu {number}", memory_column = "memory {number}" }}'
+        yield f'drivers = {{ file = {_quoted(file)}, cpu_column = "cpu {number}", memory_column = "memory {number}" }}'
+
+
+def _quoted(name: str) -> str:
+    """A string of TOML: one of JSON is."""
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _repeated(columns: dict[str, list[str]]) -> list[list[str]]:

@@ -5,7 +5,7 @@ then reports them again at once. While the writer waits for a processor, as it d
 asks 115,000 times a second, and takes from the writer the processor that it waits for.
 
 Small sums back to back, before and after, in the middle of three runs of one day (2 cores, Horovod's default cycle): on
-2 ranks the median stays and the mean is 0.51 of before, on 4 ranks the median is 0.34.
+2 ranks the median stays and the mean is half of before, on 4 ranks the median is 0.34.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit

@@ -21,7 +21,7 @@ arbitrary; between half and twice them the error on recorded series differs by l
 
 With drivers, θ0 takes a change of the CPU for one of the speed by as much, and N = 50, τ = 0.2: the CPU tells most of
 what moves the usual speed. Chosen in view of the recorded series, on which N = 100 and τ = 0.3 forecast 2 % worse at
-most; on other series no difference was found.
+most. On worlds drawn from the Google trace they differed either way.
 
 A round out of all proportion counts less: where a change of speed or distance from the usual one exceeds max(10 σ,
 0.1), beyond what the CPU tells, all of the round is scaled down to that, and ℓ and γ move by as much less. Otherwise

@@ -117,8 +117,8 @@ def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described,
 
 @pytest.mark.parametrize(("policy", "length"), [(BSP, 808), (NonBlocking, 768)], ids=["told", "ranges"])
 def test_an_exported_run_gives_the_same_answer(policy, length, tmp_path, capsys):
-    """Figures, ranges and recommendation, also of changed machines; NaN of drivers survive."""
-    run, path = _recorded(tmp_path / "run.jsonl", policy(), length), tmp_path / "cluster.toml"
+    """Figures, ranges and recommendation, also of changed machines; NaN of drivers and quotes in the name survive."""
+    run, path = _recorded(tmp_path / "run.jsonl", policy(), length), tmp_path / 'my "clüster".toml'
     change = ["--drop", "1", "--add", "slope_ms = 3"]
     before = asked(capsys, "--from", run, *change, "--export", path)
     after = asked(capsys, path)
