@@ -13,17 +13,16 @@ new kernels) that simulated ranks do not pay.
 `Plausibility` has a bound of its own: a speed that cannot be leaves the shares as they are. Two jobs show what its
 absence costs there: a rank that reports a thousand times its speed, and one whose clock jumps.
 
-What the table of November 2026 says. It was made while the mixture with drivers had two more parts, and decided both.
-NARX as a member: in the place of the `Reverting` that reads the CPU ("Reverting by CPU") it loses 2.4 % in one case.
-`Carried`, which followed jumps of the CPU: without it rates are 0.9919 of those with it at least, 1.0011 in the mean,
-and the mixture forecasts within 4 % of the best single predictor on every recorded series. So it left. The same
-`Reverting` alone is within one per cent, too (0.9965, 1.0001), but is up to 6 % behind the best single predictor on the
-Alibaba series, which have no driver. `Reverting` alone without drivers has the higher mean (1.002), loses 1.01 % in
-one case, and forecasts up to 10 % worse there, where `prediction.py` allows the mixture 2 %.
+What the table of November 2026 says. NARX costs up to 1.7 % beside the mixture's members with drivers, and 15 % in the
+place of the `Reverting` that reads the CPU. That one alone is within one per cent of the mixture with drivers (0.9962
+at least), but up to 6 % behind the best single predictor on the Alibaba series, which have no driver. `Reverting` alone
+without drivers has the higher mean (1.002), loses 1.01 % in one case, and forecasts up to 10 % worse there, where
+`prediction.py` allows the mixture 2 %. `Carried`, which followed jumps of the CPU, left by an earlier table (0.9919 at
+least without it, 1.0011 in the mean).
 
-`Steady` moves simulated rates by less than one per cent with drivers (0.9935 at least, 1.0006 in the mean) and without
+`Steady` moves simulated rates by less than one per cent with drivers (0.9909 at least, 0.9987 in the mean) and without
 (0.9975, 1.0007), so they alone would let it go. It stays for what they do not count: new splits are more frequent by a
-third without it, by an eighth with drivers, until real ranks have shown that those cost nothing.
+third without it, by a tenth with drivers, until real ranks have shown that those cost nothing.
 
 On real ranks: ``python benchmarks/speed_torch.py --only half switching --variant "without Steady"``.
 """
