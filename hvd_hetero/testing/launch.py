@@ -30,6 +30,7 @@ from hvd_hetero.testing.quota import remove_stale_groups
 _TAIL_LINES = 100
 _LONGEST_LINE = 400  # of a message: frameworks warn in paragraphs
 _TRACEBACK = "Traceback (most recent call last):"
+_BEGINS = (_TRACEBACK, "Fatal Python error:", "Timeout (")  # the latter two are faulthandler's
 _POLL_S = 0.05
 
 
@@ -250,7 +251,7 @@ def _raised(stderr: str) -> str:
 
 
 def _tail(title: str, text: str) -> str:
-    """The last lines; where the last traceback is above them, as many from there on, and then the last ones."""
+    """The last lines; where the last traceback or crash is above them, as many from there on, and then the last ones."""
     lines = [
         line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " […]" for line in text.strip().splitlines()
     ]
@@ -258,7 +259,7 @@ def _tail(title: str, text: str) -> str:
         return ""
     if len(lines) <= _TAIL_LINES:
         return "\n".join([f"--- {title}:", *lines])
-    begins = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    begins = [number for number, line in enumerate(lines) if line.startswith(_BEGINS)]
     above = lines[begins[-1] : -_TAIL_LINES][:_TAIL_LINES] if begins else []
     gap = ["[…]"] if above and begins[-1] + len(above) < len(lines) - _TAIL_LINES else []
     return "\n".join([f"--- {title} (last {_TAIL_LINES} of {len(lines)} lines):", *above, *gap, *lines[-_TAIL_LINES:]])

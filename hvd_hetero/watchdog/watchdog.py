@@ -40,7 +40,23 @@ _SAID = 3  # times the end is announced, because packets may be lost
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
 
-_balancers: weakref.WeakSet[Balancer] = weakref.WeakSet()  # a rank makes progress if any of its trainings does
+_known_balancers: tuple[weakref.ref[Balancer], ...] = ()
+_adds_balancer = threading.Lock()
+
+
+def join_known(balancer: Balancer) -> None:
+    """Note one more training of this process, which makes progress if any of its trainings does.
+
+    Threads of others' watchdogs read the tuple while it is replaced: a set would change under them.
+    """
+    global _known_balancers
+    with _adds_balancer:
+        _known_balancers = (*(known for known in _known_balancers if known()), weakref.ref(balancer))
+
+
+def _progress() -> int:
+    alive = (known() for known in _known_balancers)
+    return sum(each.rounds + each.micro_batches_so_far for each in alive if each is not None)
 
 
 class Watchdog:
@@ -86,7 +102,7 @@ class Watchdog:
         self._roll: RollCall | None = None
         if balancer.workers == 1:
             return
-        _balancers.add(balancer)
+        join_known(balancer)
         sockets, troubles = listen_to_packets()
         try:
             directory = gather_directory(balancer.rank, balancer.workers, sockets, troubles, gather, job_key())
@@ -115,7 +131,7 @@ class Watchdog:
             at_end = ends and waits and not of_its_own
             stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
         now = time.monotonic()
-        mark = (sum(other.rounds + other.micro_batches_so_far for other in list(_balancers)), stage, waits, where)
+        mark = (_progress(), stage, waits, where)
         # A long time without a look means that this process was stopped, with or without the others.
         if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
             self._mark, self._since = mark, now

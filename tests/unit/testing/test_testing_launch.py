@@ -164,6 +164,23 @@ def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
     assert caught.value.exit_codes == {0: -signal.SIGKILL}
 
 
+def test_a_crash_in_one_of_many_threads_shows_the_thread_that_crashed(run):
+    """It comes first in what faulthandler prints, and with many threads hundreds of lines above the end."""
+    with pytest.raises(RankError, match="rank 0 was ended by SIGSEGV") as caught:
+        run(
+            """
+            import faulthandler, threading
+            for _ in range(40):
+                threading.Thread(target=threading.Event().wait, daemon=True).start()
+            if not rank:
+                faulthandler._sigsegv()
+            """
+        )
+    message = str(caught.value)
+    assert "last 100 of" in message
+    assert "Fatal Python error: Segmentation fault" in message, message[:9000]
+
+
 def test_a_launch_that_fails_before_any_rank_shows_what_horovodrun_said(run):
     with pytest.raises(RankError, match=r"horovodrun exited with 1\n(.|\n)*horovodrun: no slots") as caught:
         run("", options=["--refuse"])

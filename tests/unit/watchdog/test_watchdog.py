@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import socket
+import sys
 import threading
 import time
 
@@ -15,6 +16,7 @@ from hvd_hetero.communication.addresses import gather_directory, listen_to_packe
 from hvd_hetero.policies import BSP
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.roll import RollCall
+from hvd_hetero.watchdog.watchdog import join_known
 from hvd_hetero.watchdog.whereabouts import locate
 
 SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
@@ -45,6 +47,10 @@ class Ranks:
         for thread in threads:
             thread.join(30)
             assert not thread.is_alive()
+
+    def run_alone(self):
+        self._balancer = Balancer(BSP(), 0, self.size, 8, clock=time.perf_counter)
+        return Watchdog(self._balancer, 5, self.gather(0), patience=SHORT)
 
     def _rank(self, rank, body):
         balancer = Balancer(BSP(), rank, self.size, 8, clock=time.perf_counter)
@@ -142,6 +148,32 @@ def test_a_rank_that_answers_no_more_ends_the_job_of_the_others(caplog):
     ranks.run(waits, leaves)
     assert ranks.ended == {0: EXIT_CODE}
     assert "rank 1, which does not answer" in caplog.text
+
+
+def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
+    """Each look reads the progress of all trainings; a set of them changed under the one who read it."""
+    watchdog = Ranks(1).run_alone()
+    failures, begun = [], []
+
+    def look(until=time.monotonic() + 1.0):
+        try:
+            while time.monotonic() < until:
+                watchdog.where()
+        except RuntimeError as error:
+            failures.append(error)
+
+    looking = threading.Thread(target=look)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        looking.start()
+        while looking.is_alive():
+            begun.append(Balancer(BSP(), 0, 2, 8, clock=time.perf_counter))
+            join_known(begun[-1])
+            del begun[: len(begun) // 100 * 50]
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
 
 
 def test_locate_names_the_users_line_and_the_call_that_waits():
