@@ -28,6 +28,7 @@ LIMIT_S = 80 * 60.0
 SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
 # These run in PyTorch's half, which without them would end long before Keras's.
 IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
+SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -99,7 +100,7 @@ def pytest(arguments: list[str], only: str, output: IO[str] | None = None) -> Co
     """Run the tests of what is given to pytest, and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
-        options = ["-q", f"--junitxml={record}", *(["-k", only] if only else [])]
+        options = ["-q", f"--durations={SLOWEST}", f"--junitxml={record}", *(["-k", only] if only else [])]
         code = run("python", "-m", "pytest", *arguments, *options, output=output)
         try:
             suites = ElementTree.parse(record).getroot().iter("testsuite")

@@ -251,7 +251,7 @@ def _raised(stderr: str) -> str:
 
 
 def _tail(title: str, text: str) -> str:
-    """The last lines; where the last traceback or crash is above them, as many from there on, and then the last ones."""
+    """The last lines; where the last traceback or crash is above them, as many from there on, then the last ones."""
     lines = [
         line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " […]" for line in text.strip().splitlines()
     ]

@@ -40,23 +40,20 @@ _SAID = 3  # times the end is announced, because packets may be lost
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
 
-_known_balancers: tuple[weakref.ref[Balancer], ...] = ()
-_adds_balancer = threading.Lock()
+_known: list[weakref.ref[Balancer]] = []  # a rank makes progress if any of its trainings does
+_reads_or_adds = threading.Lock()
 
 
 def join_known(balancer: Balancer) -> None:
-    """Note one more training of this process, which makes progress if any of its trainings does.
-
-    Threads of others' watchdogs read the tuple while it is replaced: a set would change under them.
-    """
-    global _known_balancers
-    with _adds_balancer:
-        _known_balancers = (*(known for known in _known_balancers if known()), weakref.ref(balancer))
+    """Note one more training of this process."""
+    with _reads_or_adds:
+        _known[:] = [*(known for known in _known if known() is not None), weakref.ref(balancer)]
 
 
 def _progress() -> int:
-    alive = (known() for known in _known_balancers)
-    return sum(each.rounds + each.micro_batches_so_far for each in alive if each is not None)
+    with _reads_or_adds:
+        alive = [balancer for known in _known if (balancer := known()) is not None]
+    return sum(each.rounds + each.micro_batches_so_far for each in alive)
 
 
 class Watchdog:

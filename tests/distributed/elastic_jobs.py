@@ -37,7 +37,7 @@ def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: f
         spec = default | options
         result = launch(
             BENCHMARKS / script, ranks, [json.dumps(spec)], timeout_s=timeout_s, framework=framework,
-            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s), "HOROVOD_CYCLE_TIME": "5"}, elastic=Elastic(least=1),
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1),
         )  # fmt: skip
         struck = len(list(Path(directory).glob("fault.*")))
         assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"

@@ -13,7 +13,8 @@ AT_ONCE = 3
 @contextmanager
 def side_by_side(request: Any, jobs: Mapping[Any, Callable[[], Any]]) -> Iterator[dict[Any, Future[Any]]]:
     """Start those of the jobs that are parameters of tests of this file which are to run."""
-    here = [item.callspec.params for item in request.session.items if item.path == request.path]
+    own = [item for item in request.session.items if item.path == request.path]
+    here = [item.callspec.params for item in own if hasattr(item, "callspec")]
     wanted = {value: jobs[value] for params in here for value in params.values() if value in jobs}
     with ThreadPoolExecutor(AT_ONCE) as threads:
         started = {name: threads.submit(job) for name, job in wanted.items()}

@@ -155,7 +155,8 @@ def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
     watchdog = Ranks(1).run_alone()
     failures, begun = [], []
 
-    def look(until=time.monotonic() + 1.0):
+    def look():
+        until = time.monotonic() + 1.0
         try:
             while time.monotonic() < until:
                 watchdog.where()
