@@ -8,8 +8,8 @@ Small sums back to back, before and after, in the middle of three runs of one da
 2 ranks the median stays and the mean is half of before, on 4 ranks the median is 0.34.
 
 And a thread of PyTorch that waits for a collective yields the processor until it is done. Where ranks share cores it
-gets its part of them all the same, which those it waits for would need. With ``HOROVOD_WAIT_SLEEP_US`` it sleeps so many
-microseconds at a time. It does not as it comes: where each rank has a core of its own, yielding is sooner done.
+gets its part of them all the same, which those it waits for would need. With ``HOROVOD_WAIT_SLEEP_US`` it sleeps so
+many microseconds at a time. It does not as it comes: where each rank has a core of its own, yielding is sooner done.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit
