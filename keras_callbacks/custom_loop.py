@@ -12,6 +12,8 @@ from keras_callbacks.load_balance import LoadBalance
 __all__ = ["weighted_gradients"]
 
 
+# It branches on nothing that a graph holds, and converting it with all that it calls took over a second of each rank.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any], balance: LoadBalance) -> list[Any]:
     """The gradients of the mean loss over all samples of the round, on every rank alike. Eagerly or in a tf.function.
 

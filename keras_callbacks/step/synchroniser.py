@@ -31,7 +31,7 @@ class Synchroniser(ABC):
 
     def __init__(self, calls: RoundCalls) -> None:
         self._calls = calls
-        self._eagerly = tf.function(self._synchronise, reduce_retracing=True)
+        self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
         """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``.
