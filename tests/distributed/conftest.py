@@ -32,7 +32,7 @@ class Framework(NamedTuple):
 # Ranks outnumber processors here. Each asks all others for news once in so many ms (Horovod's default: 1), also while
 # they compute: at 1 ms instead of 5 Keras's tests took a sixth more of the processors.
 CYCLE = "HOROVOD_CYCLE_TIME"
-# And PyTorch's ranks would spin while they wait: two fifths of what their tests took of the processors.
+# And PyTorch's ranks would spin while they wait: two fifths of what test_torch_conformance took of the processors.
 WAIT = "HOROVOD_WAIT_SLEEP_US"
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", CYCLE: "5",

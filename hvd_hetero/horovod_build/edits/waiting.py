@@ -9,7 +9,7 @@ Small sums back to back, before and after, in the middle of three runs of one da
 
 And a thread of PyTorch that waits for a collective yields the processor until it is done. Where ranks share cores it
 gets its part of them all the same, which those it waits for would need. With ``HOROVOD_WAIT_SLEEP_US`` it sleeps so
-many microseconds at a time. It does not as it comes: where each rank has a core of its own, yielding is sooner done.
+many microseconds at a time. Without it waits are those of a released Horovod, which benchmarks compare with.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit

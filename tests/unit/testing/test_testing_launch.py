@@ -164,8 +164,8 @@ def test_a_rank_that_a_signal_ended_is_named_with_the_signal(run):
     assert caught.value.exit_codes == {0: -signal.SIGKILL}
 
 
-def test_a_crash_in_one_of_many_threads_shows_the_thread_that_crashed(run):
-    """It comes first in what faulthandler prints, and with many threads hundreds of lines above the end."""
+def test_a_crash_among_many_threads_is_told_from_its_first_line_on(run):
+    """With many threads it is hundreds of lines above the end, which shows the oldest threads alone."""
     with pytest.raises(RankError, match="rank 0 was ended by SIGSEGV") as caught:
         run(
             """
