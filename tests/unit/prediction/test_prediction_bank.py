@@ -73,7 +73,7 @@ def test_ranks_do_not_mind_what_the_others_measure():
         Steady(Mixture([Reverting(drivers=True), EMA()])),
         NARX(background=False),
     ],
-    ids=["carried", "mixture with drivers", "a member with drivers", "narx"],
+    ids=["reverting with drivers", "mixture with drivers", "a member with drivers", "narx"],
 )
 def test_there_is_no_bank_of_what_goes_by_drivers(of):
     assert bank_of(of, 3) is None
