@@ -59,17 +59,24 @@ def listen_to_packets() -> tuple[list[socket.socket], str]:
     streams, troubles = listen()
     sockets: list[socket.socket] = []
     for stream in streams:
-        sock = socket.socket(stream.family, socket.SOCK_DGRAM)
-        sock.setblocking(False)
+        ip = stream.getsockname()[0]
+        stream.close()
+        sock = None
         try:
-            sock.bind((stream.getsockname()[0], 0))
-        except OSError as error:
-            sock.close()
-            troubles += f"; {stream.getsockname()[0]}: {error}"
+            sock = socket.socket(_family(ip), socket.SOCK_DGRAM)
+            sock.setblocking(False)
+            sock.bind((ip, 0))
+        except OSError as error:  # such as too many open files; this rank takes part all the same
+            troubles += f"; {ip}: {error}"
+            if sock is not None:
+                sock.close()
         else:
             sockets.append(sock)
-        stream.close()
     return sockets, troubles
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET if ipaddress.ip_address(ip).version == 4 else socket.AF_INET6
 
 
 def _interfaces(name: str | None = None) -> list[str]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
-import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from hashlib import blake2b
+from multiprocessing.connection import wait
 
 from hvd_hetero.communication.addresses import Address, Directory
 
@@ -95,11 +95,17 @@ class RollCall:
 
     def listen(self, seconds: float) -> None:
         """Wait at most ``seconds`` for packets, and serve those that come."""
-        ready, _, _ = select.select(self._sockets, [], [], max(0.0, seconds))
-        for sock in ready:
-            with suppress(OSError):  # such as the notice that no process listens where a packet went
-                packet, address = sock.recvfrom(_HEADER.size + MOST_BYTES + _TAG_BYTES)
-                self._take(sock, packet, address[:2])
+        ready = wait(self._sockets, max(0.0, seconds))
+        for sock in self._sockets:
+            if sock in ready:
+                with suppress(OSError):  # such as the notice that no process listens where a packet went
+                    packet, address = sock.recvfrom(_HEADER.size + MOST_BYTES + _TAG_BYTES)
+                    self._take(sock, packet, address[:2])
+
+    def wake(self) -> None:
+        """End a `listen` of another thread, by a packet that says nothing."""
+        with suppress(OSError):  # closed meanwhile: then nobody listens
+            self._sockets[0].sendto(b"", self._sockets[0].getsockname())
 
     def close(self) -> None:
         """Stop answering."""

@@ -59,8 +59,9 @@ def _progress() -> int:
 class Watchdog:
     """Report which rank this rank waits for, and end the job if the wait cannot end. One per training.
 
-    It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches, and at the
-    stack of the training thread, so training pays nothing. ``gather`` is an allgather of one object, called once.
+    It is a sleeping daemon thread. Every few seconds it looks at the finished rounds and micro-batches, and, if these
+    stand still, at the stack of the training thread, so training pays nothing. ``gather`` is an allgather of one
+    object, called once.
 
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
@@ -89,8 +90,10 @@ class Watchdog:
         self._last_words = last_words
         self._end = end
         self._trains = threading.get_ident()
+        self._thread: threading.Thread | None = None
         self._rank = balancer.rank
-        self._mark: tuple[object, ...] = ()
+        self._progress: tuple[object, ...] = ()
+        self._found: tuple[object, ...] | None = None  # where this rank is since then; None: not looked yet
         self._since = self._looked_at = time.monotonic()
         self._says_at = self.patience.warn
         self._silent_since: dict[int, float] = {}
@@ -109,12 +112,21 @@ class Watchdog:
             logger.warning("ranks that wait for one another will not be reported: %s", error)
             return
         self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._ended)
-        thread = threading.Thread(target=self._run, name=f"hvd-hetero-watchdog-{balancer.rank}", daemon=True)
-        thread.start()
+        name = f"hvd-hetero-watchdog-{balancer.rank}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Stop looking and answering, from the next look on."""
+        """Stop looking and answering; the thread and its sockets are gone then."""
         self._closed = True
+        thread, self._thread = self._thread, None
+        if self._roll is not None and thread is not None and thread is not threading.current_thread():
+            self._roll.wake()
+            thread.join(_LAST_S)
+
+    def trains_here(self) -> None:
+        """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
+        self._trains = threading.get_ident()
 
     def where(self) -> Whereabouts:
         """Return where this rank is now, and note since when."""
@@ -127,15 +139,30 @@ class Watchdog:
             waits, of_its_own, where = locate(self._trains, self._waits_at_the_end_in if ends else self._waits_in)
             at_end = ends and waits and not of_its_own
             stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
+        self._goes_on(balancer)
+        found = (stage, waits, where)
+        if self._found not in (None, found):
+            self._begin_to_wait()
+        self._found = found
+        return Whereabouts(self._rank, rounds, stage, waits, where, time.monotonic() - self._since)
+
+    def _goes_on(self, balancer: Balancer | None) -> bool:
+        """Look whether training has gone on since the last look; if so, waiting begins now at the earliest."""
         now = time.monotonic()
-        mark = (_progress(), stage, waits, where)
+        part = None if balancer is None else (balancer.in_round, balancer.synchronising)
+        progress = (_progress(), part)
         # A long time without a look means that this process was stopped, with or without the others.
-        if mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s:
-            self._mark, self._since = mark, now
-            self._says_at = self.patience.warn
-            self._silent_since.clear()
-        self._looked_at = now
-        return Whereabouts(self._rank, rounds, stage, waits, where, now - self._since)
+        goes_on = progress != self._progress or now - self._looked_at > _STOPPED_S + 4 * self._look_s
+        self._progress, self._looked_at = progress, now
+        if goes_on:
+            self._found = None
+            self._begin_to_wait()
+        return goes_on
+
+    def _begin_to_wait(self) -> None:
+        self._since = time.monotonic()
+        self._says_at = self.patience.warn
+        self._silent_since.clear()
 
     @property
     def _look_s(self) -> float:
@@ -163,15 +190,14 @@ class Watchdog:
                     elif time.monotonic() > self._answers_until:
                         return
                     continue
-                looks += 1
-                mine = self.where()
-                begun = balancer.in_round and mine.waits
+                mine = self.where() if not self._goes_on(balancer) and balancer.in_round else None
                 del balancer
-                if begun and mine.for_s >= self._first_s and time.monotonic() >= asks_at:
+                if mine and mine.waits and mine.for_s >= self._first_s and time.monotonic() >= asks_at:
                     asks_at = time.monotonic() + self._look_s * len(roll.answers) / _MANY
                     self._inquire(mine)
-                elif looks <= _FIRST_ASKED:
+                elif looks < _FIRST_ASKED:
                     roll.ask_again()
+                looks += 1
         except Exception:
             if not self._closed:
                 logger.exception("rank %d: the watchdog failed; waits are no longer watched", self._rank)

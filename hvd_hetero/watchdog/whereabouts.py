@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from types import FrameType
@@ -14,7 +16,9 @@ __all__ = ["Position", "Whereabouts", "locate"]
 
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
+_RUNS_PROGRAMS = frozenset({"elastic", "runner", "spark", "ray"})  # parts of Horovod that call the user's program
 _LONGEST = 200  # characters of a line of a program, so that an answer fits one packet (arbitrary)
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +67,24 @@ class Position(NamedTuple):
 
 
 def locate(thread: int, waits_in: Sequence[str]) -> Position:
-    """Return where a thread is now, keeping no frame. ``waits_in`` holds beginnings of modules' names."""
-    frame: FrameType | None = sys._current_frames().get(thread)
+    """Return where a thread is now, keeping no frame. ``waits_in`` holds beginnings of modules' names.
+
+    The user's program is the innermost code that is no package's. If there is none, it may be a package itself: the
+    innermost one that is neither a framework nor this project.
+    """
+    frame = _frame_of(thread)
     waits = False
     call = ""
-    innermost = outermost = None
+    innermost = outermost = package = None
     try:
         while frame is not None:
             module = str(frame.f_globals.get("__name__", ""))
-            if module.startswith(tuple(waits_in)):
+            if module.startswith(tuple(waits_in)) and _RUNS_PROGRAMS.isdisjoint(module.split(".")):
                 waits = True
             if not _is_library(module, frame.f_code.co_filename):
-                at = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-                function = frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name
-                inside = "" if function == "<module>" else f", {function}()"
-                return Position(waits, outermost == "horovod", f"{call}{at}{inside}")
+                return Position(waits, outermost == "horovod", f"{call}{_line(frame)}")
+            if package is None and module.partition(".")[0] not in _LIBRARIES:
+                package = f"{call}{_line(frame)}"
             innermost = innermost or f"{module}.{frame.f_code.co_name}()"
             # The last one that remains is what the user's program called.
             outermost = root = module.partition(".")[0]
@@ -87,7 +94,31 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
             frame = frame.f_back
     finally:
         del frame  # a kept frame would keep its variables alive
-    return Position(waits, False, innermost or "no line of Python")
+    return Position(waits, False, package or innermost or "no line of Python")
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """Return the innermost frame of a thread.
+
+    Python 3.11 makes the frames' objects while it holds a lock that each thread needs to begin and to end. If that
+    starts a garbage collection, a finalizer may let other threads run, and one of them wait for the lock without giving
+    up the interpreter: then the process hangs (issue 106883 of CPython). So no collection begins here.
+    """
+    with _one_at_a_time:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(thread)
+        finally:
+            if collects:
+                gc.enable()
+
+
+def _line(frame: FrameType) -> str:
+    """Return the line for people: file, number, function."""
+    function = frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name
+    inside = "" if function == "<module>" else f", {function}()"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}{inside}"
 
 
 def _is_library(module: str, file: str) -> bool:

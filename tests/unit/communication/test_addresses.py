@@ -107,6 +107,23 @@ def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
     assert len(told) == 1
 
 
+def test_a_rank_without_descriptors_takes_part_in_the_gather(monkeypatch):
+    """It raised before; the others waited for it, for ever."""
+    before = threads_and_descriptors()
+    plain = socket.socket
+
+    def scarce(family=socket.AF_INET, kind=socket.SOCK_STREAM, *rest, **options):
+        if kind == socket.SOCK_DGRAM:
+            raise OSError(24, "Too many open files")
+        return plain(family, kind, *rest, **options)
+
+    monkeypatch.setattr(addressing.socket, "socket", scarce)
+    sockets, troubles = addressing.listen_to_packets()
+    assert sockets == []
+    assert "Too many open files" in troubles
+    assert threads_and_descriptors() == before
+
+
 def test_unreachable_parent_is_said_once(caplog):
     """An address that leads nowhere: training goes on, one line in the log says it."""
     lost = [unused()]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import socket
+import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, listen_to_packets
 from hvd_hetero.policies import BSP
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.roll import RollCall
 from hvd_hetero.watchdog.watchdog import join_known
@@ -195,6 +200,144 @@ def test_locate_names_the_users_line_and_the_call_that_waits():
     assert not of_its_own
     assert where.startswith("test_watchdog.py:")
     assert "train" in where
+
+
+def frames_of(**modules):
+    """Where a thread is said to be whose functions call each other so, the outermost first; each is in its module."""
+    done = threading.Event()
+    call = partial(done.wait, 10)
+    for name, (module, file) in reversed(modules.items()):
+        scope = {"__name__": module, "call": call}
+        exec(compile(f"def {name}(): call()", file, "exec"), scope)
+        call = scope[name]
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.1)
+    try:
+        return locate(thread.ident, ("horovod.",))
+    finally:
+        done.set()
+        thread.join()
+
+
+HOROVOD, INSTALLED = "/env/site-packages/horovod", "/env/site-packages/mine/train.py"
+
+
+def test_a_program_that_is_installed_does_not_wait_because_horovod_has_called_it(monkeypatch):
+    """Nobody's line is in it that is not a package's; it was taken for a rank that waits."""
+    monkeypatch.setattr("hvd_hetero.watchdog.whereabouts._is_library", lambda module, file: True)
+    elastic = ("horovod.common.elastic", f"{HOROVOD}/common/elastic.py")
+    at_work = frames_of(wrapper=elastic, train=("mine.train", INSTALLED))
+    assert not at_work.waits
+    assert at_work.where == "train.py:1, train()"
+    collective = ("horovod.torch.mpi_ops", f"{HOROVOD}/torch/mpi_ops.py")
+    waiting = frames_of(wrapper=elastic, train=("mine.train", INSTALLED), synchronize=collective)
+    assert waiting.waits
+    assert waiting.where == "hvd.synchronize() at train.py:1, train()"
+
+
+STALLS = """
+import gc, os, sys, threading, time
+from hvd_hetero.watchdog.whereabouts import locate
+
+class Lets:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(0)  # lets other threads run, in the middle of a collection
+
+def begins_and_ends():
+    while True:
+        threads = [threading.Thread(target=lambda: None) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+def looks():
+    while True:
+        [Lets() for _ in range(20)]
+        locate(main, ())
+        looked.append(None)
+
+def deep(calls, seconds):
+    if calls:
+        deep(calls - 1, seconds)
+    else:
+        time.sleep(seconds)
+
+main, looked = threading.get_ident(), []
+gc.set_threshold(1)
+sys.setswitchinterval(1e-5)
+for _ in range(8):
+    threading.Thread(target=deep, args=(150, 60), daemon=True).start()
+for work in (begins_and_ends, begins_and_ends, looks, looks):
+    threading.Thread(target=work, daemon=True).start()
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    deep(100, 0.0005)
+print(len(looked) > 100, flush=True)
+os._exit(0)
+"""
+
+
+def test_looking_at_a_stack_stops_no_thread_while_garbage_is_collected():
+    """Issue 106883 of CPython: a collection in the middle of it left the whole process hanging, on Python 3.11."""
+    ended = subprocess.run([sys.executable, "-c", STALLS], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "True\n", ended.stderr
+
+
+def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
+    ranks = Ranks(1)
+    watchdog = ranks.run_alone()
+    balancer, looked = watchdog._balancer(), []
+    monkeypatch.setattr(
+        "hvd_hetero.watchdog.watchdog.locate", lambda *_: looked.append(1) or (True, False, "somewhere")
+    )
+    join_known(balancer)
+    for _ in range(3):
+        balancer.begin(MicroBatch(balancer.plan(), 4))
+        assert watchdog._goes_on(balancer)
+        assert not watchdog._goes_on(balancer)
+        balancer.abandon()
+        assert watchdog._goes_on(balancer), "it is in no round"
+    assert not looked
+
+
+def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewhere(monkeypatch):
+    ranks = Ranks(1)
+    watchdog = ranks.run_alone()
+    balancer, now, at = watchdog._balancer(), [100.0], ["here"]
+    monkeypatch.setattr("hvd_hetero.watchdog.watchdog.locate", lambda *_: (True, False, at[0]))
+    monkeypatch.setattr("hvd_hetero.watchdog.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert watchdog._goes_on(balancer)
+    for seconds in (1.0, 2.0):
+        now[0] = 100.0 + seconds
+        assert watchdog.where().for_s == seconds
+    at[0] = "there"
+    assert watchdog.where().for_s == 0.0
+    now[0] += 1.5
+    assert watchdog.where().for_s == 1.5
+    balancer.begin(MicroBatch(balancer.plan(), 4))
+    assert watchdog.where().for_s == 0.0
+
+
+def test_a_watchdog_that_is_closed_leaves_neither_thread_nor_socket():
+    def left():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    before = left()
+    Ranks(2).run(lambda *_: None, lambda *_: None)
+    assert left() == before, "each body has ended, and its watchdog was closed"
+
+
+def test_the_thread_that_trains_may_be_another_one_than_made_it():
+    watchdog = Ranks(1).run_alone()
+    thread = threading.Thread(target=watchdog.trains_here)
+    thread.start()
+    thread.join()
+    assert watchdog._trains == thread.ident != threading.get_ident()
 
 
 def roll_calls(size):
