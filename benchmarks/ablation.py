@@ -20,11 +20,12 @@ without drivers has the higher mean (1.002), loses 1.01 % in one case, and forec
 `prediction.py` allows the mixture 2 %. `Carried`, which followed jumps of the CPU, left by an earlier table (0.9919 at
 least without it, 1.0011 in the mean).
 
-`Steady` moves simulated rates by less than one per cent with drivers (0.9909 at least, 0.9987 in the mean) and without
-(0.9975, 1.0007), so they alone would let it go. It stays for what they do not count: new splits are more frequent by a
-third without it, by a tenth with drivers, until real ranks have shown that those cost nothing.
+`Steady`, which planned by averages of speeds that only scattered, is gone, too (last in 8d9d1f8). Without it simulated
+rates had moved by less than one per cent with drivers (0.9909 at least, 0.9987 in the mean) and without (0.9975,
+1.0007), though new splits were more frequent by a third. Real ranks lost nothing to these: see
+`results/ablation_half.md` and `ablation_switching.md`.
 
-On real ranks: ``python benchmarks/speed_torch.py --only half switching --variant "without Steady"``.
+On real ranks: ``python benchmarks/speed_torch.py --only half switching --variant NAME --write``.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from _report import write_result
 from _variants import BASE, DRIVEN, VARIANTS, WITH_DRIVERS
 from rich.progress import Progress
 
-from hvd_hetero.policies import BSP
+from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.simulation import Cluster, Compute, Jitter, Recorded, RoundSimulation, Worker
 from hvd_hetero.simulation.meters import OneByOne
 
@@ -118,7 +119,7 @@ def simulated(case: str, variant: str, traces: Path, share: int) -> Found:
     if variant == "BSP":
         simulation = RoundSimulation(machines, BSP(), global_batch)
     else:
-        policy, predictor = (VARIANTS | DRIVEN)[variant]
+        policy, predictor = LBBSP, (VARIANTS | DRIVEN)[variant]
         simulation = RoundSimulation(machines, policy(), global_batch, predictor=predictor)
     plans = [simulation.step().plan.samples for _ in range(rounds)]
     changes = sum(a != b for a, b in zip(plans[skip:], plans[skip + 1 :], strict=False))
@@ -127,7 +128,7 @@ def simulated(case: str, variant: str, traces: Path, share: int) -> Found:
 
 def implausible(kind: str, *, believes: bool) -> float:
     """Samples per second of three ranks, one of which reports what cannot be, with and without `Plausibility`."""
-    simulation = RoundSimulation(small((1.0, 2.0, 3.0), 0.03, 0), VARIANTS[BASE][0](), 384, predictor=VARIANTS[BASE][1])
+    simulation = RoundSimulation(small((1.0, 2.0, 3.0), 0.03, 0), LBBSP(), 384, predictor=VARIANTS[BASE])
     if believes:
         simulation.planner._plausibility = None
     simulation.run(40)

@@ -72,7 +72,7 @@ class SpeedMeter:
     ) -> None:
         self._clock = clock
         self._readings = readings
-        self.predictor = policy.forecaster(policy.predictor())
+        self.predictor = policy.predictor()
         self.profile = policy.profile()
         self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
@@ -206,20 +206,18 @@ class SpeedMeter:
         """The figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
-        expected, doubt = self.expected(), self.predictor.uncertainty
         return {
             "samples": self.round.samples,
             "micro_batches": self.round.micro_batches,
             "compute_s": known.compute_s,
             "input_s": known.input_s,
-            "samples_per_s": expected,
+            "samples_per_s": self.expected(),
             "cpu": self.cpu,
             "memory": self.memory,
             "slope_s": 0.0 if gamma is None else gamma.slope_s,
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
             "limit": self.limit,
-            "uncertainty": min(max(doubt, 0.0), 1.0) if math.isfinite(doubt) else 0.0,
             "timed_samples": known.samples if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,

@@ -82,7 +82,7 @@ class SpeedMeters:
     def _figures(
         self, teaches: Flags, compute_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints
     ) -> Figures:
-        expected, doubts, costs = self.bank.expected, self.bank.uncertainty, self.fixed_costs
+        expected, costs = self.bank.expected, self.fixed_costs
         return {
             "samples": samples.astype(np.float64),
             "micro_batches": micro_batches.astype(np.float64),
@@ -92,7 +92,6 @@ class SpeedMeters:
             "cpu": self._cpu.copy(),
             "memory": self._memory.copy(),
             "limit": self._limit.astype(np.float64),
-            "uncertainty": np.where(np.isfinite(doubts), np.clip(doubts, 0.0, 1.0), 0.0),
             "timed_samples": np.where(teaches, samples, 0).astype(np.float64),
             "once_s": np.where(micro_batches > 0, input_s, 0.0),
             "fixed_samples": np.zeros(len(samples)) if costs is None else costs.samples.copy(),

@@ -42,15 +42,15 @@ class AffineCosts:
         self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
         self._rates = speeds * (1.0 + fixed / typical_size)  # u
 
-    def near_best(self, plan: RoundPlan, tolerance: float, doubts: Floats | float = 0.0) -> bool:
-        """Whether no split is sooner by more than ``tolerance`` and, of each rank, what is doubtful.
+    def near_best(self, plan: RoundPlan, tolerance: float) -> bool:
+        """Whether no split is sooner by more than ``tolerance``.
 
         None is sooner than T. In integers none is sooner, either, if whoever takes a unit from the latest rank becomes
         as late.
         """
         heads = self._heads(plan)
         work = plan.shares + heads
-        latest_s = float((work / self._rates * (1.0 - np.maximum(doubts, tolerance))).max())
+        latest_s = float((work / self._rates).max()) * (1.0 - tolerance)
         with_one_more_s = float(((work + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
@@ -113,12 +113,10 @@ class AffineCosts:
                 break
         return best
 
-    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float, doubts: Floats) -> bool:
-        """Whether the latest rank of known speed is sooner, for certain, by more than ``tolerance``."""
-        known = self._known
-        surely = 1.0 - np.maximum(doubts, tolerance)[known]
-        latest_s = self._seconds(held)[known] * surely
-        return float(self._seconds(wanted)[known].max(initial=0.0)) < float(latest_s.max(initial=0.0))
+    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float) -> bool:
+        """Whether the latest rank of known speed is sooner by more than ``tolerance``."""
+        wanted_s, held_s = (float(self._seconds(plan)[self._known].max(initial=0.0)) for plan in (wanted, held))
+        return wanted_s < held_s * (1.0 - tolerance)
 
     def is_later(self, wanted: RoundPlan, held: RoundPlan) -> bool:
         """Whether it would take longer."""

@@ -83,10 +83,6 @@ class Policy(ABC):
         """A fresh predictor for one rank's speed. Policies that do not predict report the latest measurement."""
         return predictor("memoryless")
 
-    def forecaster(self, predictor: Predictor) -> Predictor:
-        """What a rank reports as the speed it expects: what its predictor says, or something calmer made of that."""
-        return predictor
-
     def profile(self) -> DeviceProfile | None:
         """A fresh profile of one rank's device, for policies that need more than its speed."""
         return None

@@ -13,7 +13,7 @@ from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
-from hvd_hetero.prediction import Predictor, Steady, predictor
+from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
@@ -44,9 +44,8 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if some rank is later than the best split by more than this share of its time, and
-        by more than the share by which its speed is uncertain (``prediction.steady``); then it is the best one, or as
-        much of the way to it as the gain is worth (``affine_shares``).
+        A new split is taken only if some rank is later than the best split by more than this share of its time; then
+        it is the best one, or as much of the way to it as the gain is worth (``affine_shares``).
         Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
         costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
         63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
@@ -63,8 +62,7 @@ class LBBSP(Policy):
         something does not fit, so let the loop survive that: ``docs/gpu.md``.
 
     Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
-    rounding open); the tolerance, and the averages where averages forecast as well; a rank without a usable prediction
-    keeps its share, and the others divide the rest.
+    rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
     """
 
     name: ClassVar[str] = "lb-bsp"
@@ -107,10 +105,6 @@ class LBBSP(Policy):
         """The predictor asked for: a fresh one by name, or the very object that was given."""
         return predictor(self._predictor)
 
-    def forecaster(self, predictor: Predictor) -> Predictor:
-        """Calm where speeds only scatter, unless every prediction is to be followed."""
-        return Steady(predictor) if self.tolerance > 0 and self._curves is None else predictor
-
     def profile(self) -> DeviceProfile | None:
         """The curve of one device, on devices that have one."""
         return None if self._curves is None else DeviceProfile(enough=LADDER_STEPS - 2)
@@ -130,7 +124,7 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
-        figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "uncertainty", "limit"))
+        figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         return self._worthwhile(plan, *figures)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
@@ -138,24 +132,24 @@ class LBBSP(Policy):
         if self._curves is not None:
             return plan
         nothing = np.zeros(len(speeds))
-        return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing, nothing)
+        return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing)
 
-    def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, doubts: Floats, limits: Floats) -> RoundPlan:
+    def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
         """The best plan where it is worth a change, or the equal one where that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
         equal = self._equal.within(limits)
         starved = False
         if costs.all_known:
             if plan.samples != equal.samples:
-                if costs.near_best(equal, _BACK * self.tolerance, doubts):
+                if costs.near_best(equal, _BACK * self.tolerance):
                     return equal
                 starved = costs.starves(plan, _STARVED)
-            if not starved and costs.near_best(plan, self.tolerance, doubts):
+            if not starved and costs.near_best(plan, self.tolerance):
                 return plan
         wanted = costs.divided(plan, self.max_micro_batch, limits)
         if starved:
             return plan if costs.is_later(wanted, plan) else wanted
-        if not costs.sooner(wanted, plan, self.tolerance, doubts):
+        if not costs.sooner(wanted, plan, self.tolerance):
             return plan
         if self.tolerance == 0.0:
             return wanted

@@ -58,8 +58,8 @@ class LBNonBlocking(Policy):
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
     ``global_batch`` holds.
 
-    Rejected: shares by ``p exp(-κσ)``, which give less to ranks whose speed is uncertain. With the uncertainty that
-    ranks tell and κ of 1, 2 and 4, the rate moved by -0.07 to 0.02 % on the recorded jobs of ``benchmarks/papers``.
+    Rejected: shares by ``p exp(-κσ)``, which give less to ranks whose speed scatters by σ. With κ of 1, 2 and 4, the
+    rate moved by -0.07 to 0.02 % on the recorded jobs of ``benchmarks/papers``.
 
     Parameters
     ----------
@@ -93,10 +93,6 @@ class LBNonBlocking(Policy):
     def predictor(self) -> Predictor:
         """LB-BSP's."""
         return self._shares.predictor()
-
-    def forecaster(self, predictor: Predictor) -> Predictor:
-        """LB-BSP's."""
-        return self._shares.forecaster(predictor)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Equal shares, until speeds are known."""

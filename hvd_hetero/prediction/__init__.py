@@ -10,7 +10,6 @@ from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting
 from hvd_hetero.prediction.narx.narx import NARX
 from hvd_hetero.prediction.registry import PREDICTORS, predictor
-from hvd_hetero.prediction.steady import Steady
 
 __all__ = [
     "ARIMA",
@@ -23,6 +22,5 @@ __all__ = [
     "Predictor",
     "Reverting",
     "SimpleRNN",
-    "Steady",
     "predictor",
 ]

@@ -45,8 +45,6 @@ class Bank(ABC):
         """Valid measurements of each rank."""
         self.expected = np.full(ranks, np.nan)
         """What ``predict`` of each rank would say; NaN before its first measurement."""
-        self.uncertainty = np.zeros(ranks)
-        """Each rank's share by which that may be off by chance."""
         self._slowest, self._fastest = np.full(ranks, np.inf), np.zeros(ranks)
 
     def update(self, speeds: Floats) -> None:

@@ -9,8 +9,6 @@ from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture.bank import Mixtures, Revertings
 from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting
-from hvd_hetero.prediction.steady import Steady
-from hvd_hetero.prediction.steady_bank import Steadies
 
 __all__ = ["bank_of"]
 
@@ -26,9 +24,6 @@ def bank_of(predictor: Predictor, ranks: int) -> Bank | None:
         return Revertings(ranks)
     if isinstance(predictor, EMA) and kind is EMA:
         return EMAs(predictor, ranks)
-    if isinstance(predictor, Steady) and kind is Steady:
-        of = bank_of(predictor.of, ranks)
-        return None if of is None else Steadies(of, ranks)
     if isinstance(predictor, Mixture) and kind is Mixture:
         members = [bank for member in predictor.members if (bank := bank_of(member, ranks)) is not None]
         if len(members) == len(predictor.members):

@@ -34,7 +34,6 @@ class Predictor(ABC):
     name: ClassVar[str]
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
     version: ClassVar[int] = 2  # of the layout of state_dict
-    uncertainty: float = 0.0  # the share by which the latest forecast may be off by chance; 0: take it as it is
 
     def __init__(self) -> None:
         self.rounds = 0  # valid measurements seen

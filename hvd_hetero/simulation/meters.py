@@ -62,7 +62,7 @@ class OneByOne:
         clock, cluster = self._clock, machines.cluster
         readings = Meter(cluster.workers[rank], rank, cluster.seed, clock, self._computed)
         meter = SpeedMeter(policy, lambda: float(clock[rank]), cast(ResourceMeter, readings), typical_size)
-        meter.predictor = policy.forecaster(_predictor(policy) if make is None else make())
+        meter.predictor = _predictor(policy) if make is None else make()
         return meter
 
     def failed(self, rank: int, size: int) -> int:
@@ -137,7 +137,7 @@ def meters_of(
 ) -> Meters:
     """Meters of the kind that these ranks can have; ``make``: their predictors, in place of the policy's."""
     if together and make is None and policy.profile() is None:
-        bank = bank_of(policy.forecaster(_predictor(policy)), machines.count)
+        bank = bank_of(_predictor(policy), machines.count)
         if bank is not None:
             costs = FixedCosts(typical_size, machines.count) if policy.weighs_fixed_cost else None
             return Together(machines, lambda read: SpeedMeters(bank, costs, read))

@@ -31,7 +31,7 @@ VERSION = 1
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
-_SOMETIMES = ("once_s", "uncertainty", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
+_SOMETIMES = ("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
 
 logger = logging.getLogger(__name__)
 
@@ -152,8 +152,6 @@ class Run:
     memory: npt.NDArray[np.float64]
     once_s: npt.NDArray[np.float64]
     """Of ``compute_s`` and ``input_s``, what comes once a round; 0: not known."""
-    uncertainty: npt.NDArray[np.float64]
-    """Share by which ``samples_per_s`` may be off by chance; 0: it is taken as it is."""
     fixed_samples: npt.NDArray[np.float64]
     """Fixed cost of a micro-batch, in samples that would take as long; 0: not known."""
     limit: npt.NDArray[np.int64]
@@ -191,7 +189,7 @@ class Run:
 _PER_ROUND: dict[str, type] = {"round": np.int64, "epoch": np.int64, "elapsed_s": np.float64}
 _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
-    **dict.fromkeys((*_FIGURES, "wait_s", "once_s", "uncertainty", "fixed_samples"), np.float64),
+    **dict.fromkeys((*_FIGURES, "wait_s", "once_s", "fixed_samples"), np.float64),
     "limit": np.int64,
     **dict.fromkeys(("slope_s", "intercept_s", "saturation"), np.float64),
 }

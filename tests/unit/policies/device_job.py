@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_hetero.allocation import Gamma
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan
 
 
 class Clock:

@@ -9,14 +9,10 @@ from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_po
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
 
-def told(speeds: list[float], number: int = 1, uncertainty: list[float] | None = None) -> FinishedRound:
+def told(speeds: list[float], number: int = 1) -> FinishedRound:
     """A finished round in whose table the ranks predict these speeds for themselves."""
     known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
-    doubts = uncertainty or [0.0] * len(speeds)
-    rows = [
-        RoundReport(**{**known, "samples_per_s": v, "uncertainty": doubt}).vector(i, len(speeds))
-        for i, (v, doubt) in enumerate(zip(speeds, doubts, strict=True))
-    ]
+    rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
     with np.errstate(invalid="ignore"):
         table = RoundTable(sum(rows), len(speeds))
     return FinishedRound(number, 0, RoundPlan.of([1000] * len(speeds)), table, 1.0)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting, Steady
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting
 from hvd_hetero.prediction.banks import bank_of
 
 NO_SPEED = [math.nan, 0.0, -3.0, math.inf]
@@ -18,8 +18,6 @@ KINDS = {
     "reverting": Reverting,
     "mixture": Mixture,
     "mixture of two": lambda: Mixture([EMA(0.05), Reverting()], share=0.0),
-    "steady mixture": lambda: Steady(Mixture()),
-    "steady ema": lambda: Steady(EMA()),
 }
 
 
@@ -40,7 +38,7 @@ def series(seed: int, strange_by: float = 10.0, ranks: int = 6, rounds: int = 70
 
 @pytest.mark.parametrize(("strange_by", "within"), [(10.0, 1e-12), (1000.0, 1e-10)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_forecast_and_its_uncertainty_are_those_of_the_predictors(kind, strange_by, within):
+def test_every_forecast_is_that_of_the_predictors(kind, strange_by, within):
     """Only the last bits of logarithms differ; a round a thousand times too fast makes more of them."""
     speeds = series(int(strange_by), strange_by)
     alone = [KINDS[kind]() for _ in range(speeds.shape[1])]
@@ -52,13 +50,12 @@ def test_every_forecast_and_its_uncertainty_are_those_of_the_predictors(kind, st
             predictor.update(float(speed))
         expected = [predictor.predict() for predictor in alone]
         np.testing.assert_allclose(bank.expected, expected, rtol=within)
-        np.testing.assert_allclose(bank.uncertainty, [p.uncertainty for p in alone], rtol=1e-9, atol=1e-12)
 
 
 def test_ranks_do_not_mind_what_the_others_measure():
     """The same series alone and among others, bit by bit."""
     speeds = series(7)
-    together, alone = bank_of(Steady(Mixture()), 6), bank_of(Steady(Mixture()), 1)
+    together, alone = bank_of(Mixture(), 6), bank_of(Mixture(), 1)
     for round_of in speeds:
         together.update(round_of)
         alone.update(round_of[3:4])
@@ -70,7 +67,7 @@ def test_ranks_do_not_mind_what_the_others_measure():
     [
         Reverting(drivers=True),
         Mixture(drivers=True),
-        Steady(Mixture([Reverting(drivers=True), EMA()])),
+        Mixture([Reverting(drivers=True), EMA()]),
         NARX(background=False),
     ],
     ids=["reverting with drivers", "mixture with drivers", "a member with drivers", "narx"],

@@ -17,7 +17,7 @@ WORKERS = 2
 
 DEVICE = {
     "once_s": 0.0625,
-    "uncertainty": 0.25, "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
+    "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
 }  # fmt: skip
 
 
