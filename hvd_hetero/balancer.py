@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,27 +41,11 @@ from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
-from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
-__all__ = ["Balancer", "MicroBatch", "Signals"]
+__all__ = ["Balancer", "Signals"]
 
 _STATE_VERSION = 4
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """What this rank is about to do."""
-
-    plan: RoundPlan
-    """of the whole round, shortened where an epoch ends"""
-    samples: int
-    last: bool = True
-    """whether the synchronisation follows"""
-    epoch: int = 0
-    data: int = 0
-    """checksum of the order of the data and the place in it"""
-    round: int = -1
-    """the number of its round where the data side runs ahead"""
 
 
 class Signals(Protocol):

@@ -32,6 +32,7 @@ from hvd_hetero.allocation import proportional
 __all__ = [
     "MAX_ROUND_SAMPLES",
     "FinishedRound",
+    "MicroBatch",
     "RoundPlan",
     "RoundReport",
     "RoundTable",
@@ -176,6 +177,22 @@ def _fixed(counts: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What this rank is about to do."""
+
+    plan: RoundPlan
+    """of the whole round, shortened where an epoch ends"""
+    samples: int
+    last: bool = True
+    """whether the synchronisation follows"""
+    epoch: int = 0
+    data: int = 0
+    """checksum of the order of the data and the place in it"""
+    round: int = -1
+    """the number of its round where the data side runs ahead"""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundReport:
     """One rank's row of the table. Seconds are of a monotonic clock; NaN stands for "not known"."""
 
@@ -211,8 +228,6 @@ class RoundReport:
     """samples below which a smaller batch saves no time; 0 where not profiled"""
     limit: float = 0.0
     """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
-    uncertainty: float = 0.0
-    """the share by which the predicted speed may be off by chance; 0: to be taken as it is"""
     timed_samples: float = 0.0
     """the samples that ``compute_s`` and ``input_s`` are of, which may be those of the round before; 0 where these tell
     nothing of the speed (a short round, or the very first)"""

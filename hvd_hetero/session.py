@@ -96,6 +96,8 @@ class Session:
             else:
                 self._channel = crew.signals(number)
             self.balancer.signals = self._channel
+        # What the watchdog keeps must not lead back here: its thread would keep all of this alive.
+        last_words = (lambda: None) if self._telemetry is None else self._telemetry.close
         self._watchdog: Watchdog | None = None
         if wire is not None and crew is None:
             told = f"{self.prefix}.watchdog"
@@ -106,13 +108,24 @@ class Session:
                 patience=patience,
                 waits_in=waits_in,
                 waits_at_the_end_in=waits_at_the_end_in,
-                last_words=lambda: None if self._telemetry is None else self._telemetry.close(),
+                last_words=last_words,
             )
 
     @property
     def meter(self) -> SpeedMeter:
         """What this rank measures of itself."""
         return self.balancer.meter
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether a round ends when all ranks are done, and by nothing but a sum of gradients over all of them."""
+        plan = self.balancer.plan()
+        return plan.ends == "all" and not plan.local and self.mixing is None
+
+    def trains_here(self) -> None:
+        """Training goes on in the thread that calls: that is the one to look at if it does not."""
+        if self._watchdog is not None:
+            self._watchdog.trains_here()
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""

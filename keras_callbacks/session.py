@@ -47,7 +47,9 @@ class FitSession:
         self.meter = core.meter
         self.prefix = core.prefix
         self.mixing = core.mixing
+        self.sums_gradients = core.sums_gradients
         self.close = core.close
+        self.trains_here = core.trains_here
         self.wire = wire
         self.local_layers = local_layers
         self.calls = RoundCalls(core, self)
@@ -72,6 +74,7 @@ class FitSession:
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
+        self.trains_here()
         check_layers(model, self.policy.name)
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
 _CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters.broadcast")
 _BETWEEN = (__name__, "horovod.", "torch_hooks.wires.", "hvd_hetero.communication.")
-"""Modules between the wire and what calls it."""
+"""Modules between the wire and what calls it; so is that of a wire that a user has written."""
 _COLLECTIVE = (
     "call collectives after the loop (average_by_samples for what was added up in it), or in "
     "optimizer.register_step_post_hook(…), which runs on every rank"
@@ -154,7 +154,7 @@ class Body:
             return
         if not collective:
             self._found(_ANOTHER_BATCH, _ALSO)
-        elif not _ours():
+        elif not _ours(type(self._wire).__module__):
             self._found(f"{locate(self._thread, ()).where}: a collective is called", _COLLECTIVE, kind=_COLLECTIVE)
 
     def _now(self) -> _Look:
@@ -206,10 +206,10 @@ def _hear() -> None:
         body.heard()
 
 
-def _ours() -> bool:
-    """Whether what uses the wire now is this package, for the round at hand."""
+def _ours(wire: str) -> bool:
+    """Whether what uses the wire, of this module, now is this package, for the round at hand."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and _module(frame).startswith(_BETWEEN):
+    while frame.f_back is not None and (_module(frame) == wire or _module(frame).startswith(_BETWEEN)):
         frame = frame.f_back
     module = _module(frame)
     return module.startswith("torch_hooks.") and module not in _CALLED_BY_USERS

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.checks import integer
 from hvd_hetero.policies import BSP, Policy
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience

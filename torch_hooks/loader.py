@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from torch.utils.data import Dataset, IterableDataset
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.data.cutter import Cutter
+from hvd_hetero.rounds import MicroBatch
 from torch_hooks.body import Differs
 from torch_hooks.data.contents import require_alike
 from torch_hooks.data.counting import Collate, Counter
@@ -210,6 +210,7 @@ class BalancedLoader:
 
     def _epoch(self) -> Iterator[Any]:
         session = self._session
+        session.trains_here()
         session.abandon_round()  # in case the last iteration was left inside one
         compares, self._compares = self._compares, False
         if compares and session.balancer.workers > 1:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.errors import RoundStateError
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from torch_hooks.body import Body, Differs, Watched
 from torch_hooks.gradients.arrangement import Arrangement
@@ -61,6 +62,7 @@ class TorchSession:
         self.balancer = core.balancer
         self.balancer.ways_out = _WAYS_OUT
         self.meter = core.meter
+        self.trains_here = core.trains_here
         self.prefix = core.prefix
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)
@@ -99,8 +101,7 @@ class TorchSession:
         """Raise if other optimizers cannot take part in the rounds of this one."""
         if self._leader is not None:
             raise ValueError("this LoadBalance was made by also(); call also() of the one that the loader has")
-        plan = self.balancer.plan()
-        if plan.ends == "first" or plan.local or self.mixing is not None:
+        if not self._core.sums_gradients:
             what = f"policy {self.policy.name!r}" if self.mixing is None else "averaging with neighbours"
             raise ValueError(
                 "several optimizers need gradients that are summed over the ranks, and rounds that end when all ranks "

@@ -79,12 +79,14 @@ class Updates:
         self._skip = False
         self._closed = False
         self._made: MadeState | None = None
-        self._sync = synchroniser_of(session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense)
+        self._synchroniser = synchroniser_of(
+            session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense
+        )
         self._times = DeviceTimes(session.policy, session.meter)
         self._times.include(names)
         serves = self._serves = weakref.ref(session)  # which holds this
-        self._gradients = RoundGradients(self._balancer, names, self._sync, lambda: _at_work(serves()))
-        self._listener = Listener(self._gradients, RoundGradients.arrived, self._sync.note_of)
+        self._gradients = RoundGradients(self._balancer, names, self._synchroniser, lambda: _at_work(serves()))
+        self._listener = Listener(self._gradients, RoundGradients.arrived, self._synchroniser.note_of)
         self._listener.listen(names)
         weakref.finalize(self, self._listener.close).atexit = False
         name = None if packed is None else getattr(packed, "__name__", type(packed).__name__)
@@ -107,7 +109,7 @@ class Updates:
     @property
     def common(self) -> bool:
         """Whether all ranks hold the same parameters after each round."""
-        return self._sync.keeps_ranks_alike
+        return self._synchroniser.keeps_ranks_alike
 
     @property
     def scaled(self) -> bool:
@@ -158,9 +160,9 @@ class Updates:
             self._hooks.pop().remove()
         self._listener.close()
         session = self._serves()
-        if session is not None and session.optimizer is self and not self._sync.gradients_left:
+        if session is not None and session.optimizer is self and not self._synchroniser.gradients_left:
             self.abandon_round()
-            self._sync.release()
+            self._synchroniser.release()
             session.optimizer = None
 
     # What the training loop asks.
@@ -171,7 +173,7 @@ class Updates:
             return False
         if any(earlier.computing for earlier in self._earlier):
             raise RoundStateError(_OUT_OF_TURN)
-        if self._sync.updates_locally:
+        if self._synchroniser.updates_locally:
             self._synchronised = self._balancer.in_round
             return self._synchronised  # every gradient is final, and this rank's own
         # What is done again in parts is done to the end: gradients of the whole micro-batch have left already.
@@ -180,8 +182,8 @@ class Updates:
             self._declined = True
             return False
         self._gradients.finish()
-        if self._sync.rearranged:
-            self._sync.rearranged = False
+        if self._synchroniser.rearranged:
+            self._synchroniser.rearranged = False
             self._listener.listen(self._names)  # to those that have been thawed
         self._synchronised = True
         if self._body.watching:
@@ -222,7 +224,7 @@ class Updates:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear the gradients, unless a round is under way that still adds to them."""
-        if self._sync.under_way and not self._gradients.done_in_parts:
+        if self._synchroniser.under_way and not self._gradients.done_in_parts:
             raise RoundStateError(
                 "zero_grad() came after backward() and before step(): it would race with what is under way. "
                 "Call it before backward(). If another optimizer's loss has brought the gradient, let this one step "
@@ -245,7 +247,7 @@ class Updates:
     def extend(self, added: dict[torch.Tensor, str], group: int) -> None:
         """Train the parameters of one more group, too."""
         self._names.update(added)
-        self._sync.extend(added)
+        self._synchroniser.extend(added)
         self._times.include(added)
         self._listener.listen(added)
         broadcast_parameters(self._wire, added, f"{self._prefix}.group{group}")
@@ -256,7 +258,7 @@ class Updates:
 
     def use_scaler(self, scaler: Scaler) -> None:
         """Gradients are scaled, which a rank without data must know, too."""
-        if not self._sync.keeps_ranks_alike:
+        if not self._synchroniser.keeps_ranks_alike:
             raise ValueError(
                 "gradients stay on their rank here, so one rank would skip a step for an infinity that the others do "
                 "not see; use torch.autocast(dtype=torch.bfloat16), which needs no scaler, or sync='allreduce' with a "
@@ -266,7 +268,7 @@ class Updates:
 
     def note_scale(self, logarithm: float) -> None:
         """The scale of the gradients to come, which must be the same on every rank."""
-        self._sync.scale = logarithm
+        self._synchroniser.scale = logarithm
 
     def _step(self) -> None:
         balancer = self._balancer
@@ -275,7 +277,7 @@ class Updates:
                 balancer.pause()
                 return
             raise RoundStateError("step() under skip_synchronize() needs a call of synchronize() before it")
-        if self._sync.updates_locally:
+        if self._synchroniser.updates_locally:
             self._step_locally()
             return
         if not (self._synchronised or self.synchronize()):
@@ -297,7 +299,7 @@ class Updates:
                     parameter.grad = empty_gradient(parameter, self._inner)
             self._inner.step()
         if self._balancer.closing:
-            self._sync.finish()
+            self._synchroniser.finish()
         else:
             self._balancer.pause()
 

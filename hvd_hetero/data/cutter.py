@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.data.order import Cut, Order, Part
-from hvd_hetero.rounds import RoundPlan, RoundTable
+from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
 
 __all__ = ["Cutter", "Plans"]
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.balancer import MicroBatch
-from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.rounds import MicroBatch, RoundPlan
 
 __all__ = ["Cut", "Order", "Part", "undone"]
 

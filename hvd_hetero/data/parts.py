@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from hvd_hetero.balancer import MicroBatch
+from hvd_hetero.rounds import MicroBatch
 
 __all__ = ["Parts"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.consistency import settings_of
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue

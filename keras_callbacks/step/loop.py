@@ -14,8 +14,7 @@ __all__ = ["batches"]
 def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
     """One epoch's batches of this rank; each is a round, which ends when the next is asked for."""
     balancer, calls = session.balancer, session.calls
-    plan = balancer.plan()
-    if plan.ends == "first" or plan.local or session.mixing is not None:
+    if not session.sums_gradients:
         raise ValueError(
             f"policy {session.policy.name!r} with this sync does not end a round by averaging gradients alone, which "
             "only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking
-from hvd_hetero.prediction import Memoryless
-from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan
 
 
 class Clock:
@@ -443,18 +441,6 @@ def test_a_long_update_is_no_reason_to_expect_an_early_end():
             balancer.meter.applied(0.25)
         non_blocking_round(job, board)
         assert job.finished[number].table.column("micro_batches").tolist() == [4, 4]
-
-
-@pytest.mark.parametrize(("said", "told"), [(math.nan, 0.0), (math.inf, 0.0), (-1.0, 0.0), (0.25, 0.25), (2.0, 1.0)])
-def test_what_a_predictor_says_of_its_doubt_travels_as_a_share(said, told):
-    class Doubtful(Memoryless):
-        uncertainty = said
-
-    policy = LBBSP(Doubtful(), tolerance=0.0)
-    job = Job(policy, [300.0, 100.0], 120)
-    for _ in range(4):
-        job.round()
-    assert job.finished[-1].table.figures("uncertainty") == [told, told]
 
 
 def test_the_papers_rule_waits_for_the_signal():

@@ -10,9 +10,10 @@ import threading
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.elastic import Member, Survival
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 
 GLOBAL_BATCH = 120

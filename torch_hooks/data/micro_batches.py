@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.parts import Parts
+from hvd_hetero.rounds import MicroBatch
 from torch_hooks.body import Differs
 from torch_hooks.data.counting import Collate, Counter
 from torch_hooks.session import TorchSession

@@ -43,7 +43,7 @@ class RoundGradients:
     ) -> None:
         self._balancer = balancer
         self._names = names
-        self._sync = synchroniser
+        self._synchroniser = synchroniser
         self._loop_at_work = loop_at_work
         self._attempt = Attempt()
         self._gathered = Gathered()
@@ -53,7 +53,7 @@ class RoundGradients:
     @property
     def accumulating(self) -> bool:
         """Whether gradients of earlier micro-batches wait to be added to."""
-        return self._balancer.accumulating and not self._sync.updates_locally
+        return self._balancer.accumulating and not self._synchroniser.updates_locally
 
     @property
     def done_in_parts(self) -> bool:
@@ -62,7 +62,7 @@ class RoundGradients:
 
     @property
     def _leave(self) -> bool:
-        return self._balancer.closing and self._sync.overlaps
+        return self._balancer.closing and self._synchroniser.overlaps
 
     def begin_micro_batch(self) -> None:
         """Bring the gradient accumulated so far to the units of the micro-batch that begins (see ``Balancer``).
@@ -83,7 +83,7 @@ class RoundGradients:
     def arrived(self, parameter: torch.Tensor, note: Any) -> None:
         """A backward pass has completed the gradient of a parameter."""
         if self._straight:
-            self._sync.arrived(note)
+            self._synchroniser.arrived(note)
             return
         if not self._balancer.at_work:
             # No matter if another optimizer's loss has brought it in its own time: the next round clears it.
@@ -94,10 +94,10 @@ class RoundGradients:
             return
         if not self._attempt.touch(parameter):
             return
-        if not self._sync.updates_locally:
+        if not self._synchroniser.updates_locally:
             self._gathered.added(parameter, complete=self._balancer.closing)
         if self._leave:
-            self._sync.arrived(note)
+            self._synchroniser.arrived(note)
 
     def guard_micro_batch(self) -> None:
         """The micro-batch that has begun may run out of memory: be able to undo it."""
@@ -109,7 +109,7 @@ class RoundGradients:
         if not self._attempt.open:
             return False
         self._straight = False
-        left = self._sync.set_aside()
+        left = self._synchroniser.set_aside()
         undone = self._attempt.undo(self._names, left, self.accumulating)
         self._gathered.renew(self._names)
         return undone
@@ -122,20 +122,20 @@ class RoundGradients:
         """Synchronise: the gradients are then those of all ranks."""
         self._straight = False
         self._attempt.over()
-        if self._sync.overlaps:  # else the gradient is this rank's own, to do with as it likes
+        if self._synchroniser.overlaps:  # else the gradient is this rank's own, to do with as it likes
             self._gathered.require_unchanged(self._names)
         self._gathered.forget()
-        self._sync.finish()
+        self._synchroniser.finish()
         self._attempt.round_over()
 
     def abandon(self) -> None:
         """Forget what an unfinished round has gathered."""
-        if self._sync.gradients_left:
+        if self._synchroniser.gradients_left:
             raise RoundStateError(
                 "the loop was left between backward() and step(), with gradients on their way to the other ranks; "
                 "call optimizer.step() before leaving it, or give the loader stop_at=rounds"
             )
         self._straight = False
         self._balancer.abandon()
-        self._sync.forget()
+        self._synchroniser.forget()
         self._attempt.round_over()

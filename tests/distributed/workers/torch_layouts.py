@@ -265,7 +265,7 @@ def parts_that_freeze_and_thaw() -> float:
         balance.batch(len(mine(round)[0]))
         step(net, optimizer, *mine(round))
         step(oracle, plain, *everybodys(round))
-        arrangement = optimizer._updates._sync._arrangement
+        arrangement = optimizer._updates._synchroniser._arrangement
         carries.append([bucket is arrangement.carrier for bucket in arrangement.buckets])
     # The case is of use only if gradients change from one kind of bucket to the other, and back.
     assert carries == [[False, True]] * 2 + [[True]] * 2 + [[False, True]] * 2, carries
@@ -299,7 +299,7 @@ def collectives(policy: Policy) -> tuple[list[int], list[int]]:
         step(net, optimizer, x, y)
         if balance.round_complete:
             posted.append(posts - sum(posted))
-            buckets.append(len(optimizer._updates._sync._arrangement.buckets))
+            buckets.append(len(optimizer._updates._synchroniser._arrangement.buckets))
     hvd.allreduce_async_ = allreduce
     optimizer.close()
     return posted, buckets

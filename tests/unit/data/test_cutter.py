@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import EndingLists, EndlessLists, SharedList
 
-from hvd_hetero.balancer import MicroBatch
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.parts import Parts
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import ShardStream, SharedStream
-from hvd_hetero.rounds import RoundPlan, RoundReport, RoundTable
+from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundReport, RoundTable
 
 EPOCHS = 2
 ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)

@@ -9,10 +9,10 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies import LBBSP, ElasticBSP
-from hvd_hetero.rounds import RoundReport, RoundTable
+from hvd_hetero.rounds import MicroBatch, RoundReport, RoundTable
 
 SPEEDS = [300.0, 100.0, 200.0]
 LIES = [math.nan, 0.0, -5.0, math.inf, 1e5, 1e300]

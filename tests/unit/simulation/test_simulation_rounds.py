@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive, StaticAllocation
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.simulation import (
     Availability,
     BestSplit,

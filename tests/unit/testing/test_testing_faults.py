@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.testing import Faults
 from hvd_hetero.testing.hosts import HOSTS, Elastic, add_host, host_name
 
@@ -105,7 +106,8 @@ def test_a_join_outside_an_elastic_launch_says_what_is_missing(job, monkeypatch)
 SCRIPT = """
 import sys, time
 from types import SimpleNamespace
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.policies import BSP
 from hvd_hetero.testing import Faults
 faults = Faults(sys.argv[1])

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from hvd_hetero.balancer import Balancer, MicroBatch
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import LBBSP
+from hvd_hetero.rounds import MicroBatch
 from torch_hooks.cuda_stopwatch import CudaStopwatch
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset  # noqa: E402
 from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, SelfAdaptive  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, body  # noqa: E402
+from torch_hooks.wires.horovod import HorovodWire  # noqa: E402
 
 X = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
 
@@ -31,9 +32,9 @@ def none_is_left_open():
 class Job:
     """Rounds of 8 samples in micro-batches of 4 at the most; looked at as if there were more ranks than one."""
 
-    def __init__(self, policy=None, model=None, **options):
+    def __init__(self, policy=None, model=None, wire=None, **options):
         self.model = model or torch.nn.Linear(3, 1)
-        self.balance = LoadBalance(policy or BSP(max_micro_batch=4), global_batch=8)
+        self.balance = LoadBalance(policy or BSP(max_micro_batch=4), global_batch=8, wire=wire)
         self.balance._session.body._wanted = True
         self.loader = BalancedLoader(TensorDataset(X), self.balance, **options)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -66,6 +67,21 @@ def test_each_mistake_is_said_once_with_its_line(caplog):
 def test_a_plain_loop_is_not_blamed(caplog, policy):
     Job(policy).run()
     assert not [record for record in caplog.records if record.name == "torch_hooks.body"]  # speeds may be doubted
+
+
+class OnesOwn(HorovodWire):
+    """Such as somebody else may write, in a module of theirs."""
+
+    def start_sum(self, tensor, name):
+        return super().start_sum(tensor, name)
+
+    def start_sums(self, tensors, name):
+        return super().start_sums(tensors, name)
+
+
+def test_what_a_wire_of_ones_own_sends_for_a_round_is_not_the_bodys(caplog):
+    Job(NonBlocking(2), wire=OnesOwn()).run()
+    assert not [record for record in caplog.records if record.name == "torch_hooks.body"]
 
 
 def test_what_hooks_do_is_not_the_bodys(caplog):

@@ -1,0 +1,100 @@
+"""A training's session: what holds it, what it refuses, and what it leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import weakref
+
+import pytest
+
+from hvd_hetero.session import Session
+from hvd_hetero.watchdog import Patience
+
+SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
+
+
+class Together:
+    """A wire of ranks that are threads, and are taken for processes: each has sockets and a watchdog of its own."""
+
+    def __init__(self, size):
+        self._met = threading.Barrier(size)
+        self._told = [None] * size
+        self.size = size
+
+    def of(self, rank):
+        wire = Together.__new__(Together)
+        wire.__dict__ = {**self.__dict__, "rank": rank}
+        return wire
+
+    def allgather_object(self, obj, name):
+        self._told[self.rank] = obj
+        self._met.wait(10)
+        told = list(self._told)
+        self._met.wait(10)
+        return told
+
+    def broadcast_object(self, obj, root_rank, name):
+        return self.allgather_object(obj, name)[root_rank]
+
+
+def sessions(size, **options):
+    shared, made = Together(size), [None] * size
+
+    def make(rank):
+        made[rank] = Session("non-blocking", rank, size, 32, wire=shared.of(rank), patience=SHORT, **options)
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert all(session._channel.wait_connected(10) for session in made)
+    return made
+
+
+def ours():
+    """Threads of this package, without those that greet a rank and are gone then."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(("hvd-hetero-signals", "hvd-hetero-watchdog"))]
+
+
+@pytest.mark.parametrize("telemetry", [False, True])
+def test_a_training_that_is_dropped_is_gone_with_its_threads(tmp_path, monkeypatch, telemetry):
+    """Its watchdog held it, so that each LoadBalance of a process stayed, with two threads and its sockets."""
+    monkeypatch.setattr("hvd_hetero.watchdog.watchdog._ANSWERS_FOR_S", 0.0)
+    before = ours()
+    made = sessions(2, telemetry=tmp_path / "run.jsonl" if telemetry else None)
+    held = [weakref.ref(session.balancer) for session in made]
+    assert len(ours()) == len(before) + 4
+    made.clear()
+    gc.collect()
+    assert [balancer() for balancer in held] == [None, None]
+    until = time.monotonic() + 10
+    while ours() != before and time.monotonic() < until:
+        time.sleep(0.02)
+    assert ours() == before
+    if telemetry:
+        assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["workers"] == 2
+
+
+def test_a_training_that_is_closed_leaves_no_thread():
+    before = ours()
+    for session in sessions(2):
+        session.close()
+    assert ours() == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "sync", "sums"),
+    [("lb-bsp", "allreduce", True), ("non-blocking", "allreduce", False), ("bsp", "d-psgd", False)],
+)
+def test_rounds_of_nothing_but_a_sum_of_gradients(policy, sync, sums):
+    assert Session(policy, 0, 4, 64, sync=sync).sums_gradients == sums
+
+
+def test_a_patience_that_is_none_is_refused():
+    with pytest.raises(TypeError, match=r"patience must be a Patience, got 30; write patience=hvd_hetero\.watchdog"):
+        Session("bsp", 0, 1, 8, patience=30)
