@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, NamedTuple
 from xml.etree import ElementTree
@@ -25,11 +27,16 @@ GATES = "scripts/gates"
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own.
-SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=worksteal")
-# These run in PyTorch's half, which without them would end long before Keras's.
-IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
+# One more than there are processors, since some wait.
+SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
+# These run beside the distributed tests, which leave a processor alone at times.
+BESIDE = ("gates", "wheel")
+# These are of both versions of Keras at once, and mostly wait.
+AMONG_OTHERS = ("test_keras_elastic.py",)
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
+OUTPUT: ContextVar[IO[str] | None] = ContextVar("OUTPUT", default=None)
+"""Where what runs in this thread writes; None: where this process does."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -66,12 +73,15 @@ def main() -> int:
     if unknown := set(args.stages) - set(stages):
         parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {', '.join(stages)}")
 
-    counts: dict[str, Count] = {}
-    for name in args.stages or stages:
-        start_s = time.monotonic()
-        say(f"\n=== {name} ===")
-        counts[name] = total(stages[name](args.k))
-        say(f"--- {name}: {counts[name]} ({time.monotonic() - start_s:.0f} s)")
+    chosen = [name for name in stages if name in args.stages or not args.stages]
+    later = [name for name in chosen if name in BESIDE and "distributed" in chosen]
+    results = {name: stage(name, stages[name], args.k) for name in chosen if name not in (*later, "distributed")}
+    with ExitStack() as stack:
+        ends = {name: stack.enter_context(beside(stage, name, stages[name], args.k)) for name in later}
+        if "distributed" in chosen:
+            results["distributed"] = stage("distributed", distributed, args.k)
+        results |= {name: ends[name]() for name in later}
+    counts = {name: results[name] for name in chosen}
     overall = total(counts.values())
     if overall.failed:
         say("\nfailed: " + ", ".join(name for name, count in counts.items() if count.failed))
@@ -79,29 +89,56 @@ def main() -> int:
     return 1 if overall.failed or not overall.passed else 0
 
 
+def stage(name: str, run_all: Callable[[str], list[Count]], only: str) -> Count:
+    """Run one stage, and say how it has ended and how long it took."""
+    start_s = time.monotonic()
+    say(f"\n=== {name} ===")
+    count = total(run_all(only))
+    say(f"--- {name}: {count} ({time.monotonic() - start_s:.0f} s)")
+    return count
+
+
+@contextmanager
+def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[[], Count]]:
+    """Run a task meanwhile, and give what waits for its count. What it writes is told at the end, whatever that is."""
+    with tempfile.TemporaryFile("w+", errors="replace") as file, ThreadPoolExecutor(1) as pool:
+
+        def run_it() -> Count:
+            OUTPUT.set(file)
+            return task(*arguments)
+
+        later = pool.submit(run_it)
+        try:
+            yield later.result
+        except BaseException:  # this process is to end, so nothing runs on
+            end(list(RUNNING))
+            raise
+        finally:
+            wait([later])
+            file.seek(0)
+            say(file.read())
+
+
 def distributed(only: str) -> list[Count]:
-    """Run two halves side by side: jobs wait much, and leave a processor alone."""
+    """Run those of Keras 3, of tf_keras and all others side by side: jobs wait much, and leave a processor alone."""
     keras, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
+        of_keras = file.name.startswith("test_keras") and file.name not in AMONG_OTHERS
         (keras if of_keras else others).append(str(file.relative_to(ROOT)))
-    with tempfile.TemporaryFile("w+", errors="replace") as kept, ThreadPoolExecutor(1) as beside:
-        later = beside.submit(pytest, keras, only, kept)
-        try:
-            counts = [pytest(others, only), later.result()]
-        finally:  # where this process is to end, neither runs on
-            end(list(RUNNING))
-            kept.seek(0)
-            say(kept.read())
-    return counts
+    asked = f"({only}) and " if only else ""
+    with (
+        beside(pytest, keras, f"{asked}not tf_keras") as of_keras_3,
+        beside(pytest, keras, f"{asked}tf_keras") as of_it,
+    ):
+        return [pytest(others, only), of_keras_3(), of_it()]
 
 
-def pytest(arguments: list[str], only: str, output: IO[str] | None = None) -> Count:
+def pytest(arguments: list[str], only: str) -> Count:
     """Run the tests of what is given to pytest, and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
         options = ["-q", f"--durations={SLOWEST}", f"--junitxml={record}", *(["-k", only] if only else [])]
-        code = run("python", "-m", "pytest", *arguments, *options, output=output)
+        code = run("python", "-m", "pytest", *arguments, *options)
         try:
             suites = ElementTree.parse(record).getroot().iter("testsuite")
             count = total(counted(suite.attrib) for suite in suites)
@@ -134,11 +171,9 @@ def checked(program: str, *arguments: str) -> Count:
     return Count(passed=1) if run(program, *arguments) == 0 else Count(failed=1)
 
 
-def run(program: str, *arguments: str, output: IO[str] | None = None) -> int:
-    """Run a program of this environment, end it with all that it started after the limit, and return its exit code.
-
-    It writes where this process writes, or to ``output``.
-    """
+def run(program: str, *arguments: str) -> int:
+    """Run a program of this environment, end it with all that it started after the limit, and return its exit code."""
+    output = OUTPUT.get()
     executable = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     process = subprocess.Popen(
         [executable, *arguments],
@@ -178,7 +213,7 @@ def total(counts: Iterable[Count]) -> Count:
 
 def say(text: str) -> None:
     """Write a line at once: the programs that are run write to the same place."""
-    print(text, flush=True)
+    print(text, flush=True, file=OUTPUT.get())
 
 
 if __name__ == "__main__":

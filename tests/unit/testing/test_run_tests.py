@@ -11,11 +11,11 @@ def test_the_output_of_the_tests_that_ran_beside_is_told_though_the_run_is_ended
     """It is ended while both halves run: the one that writes into a file, and the one that writes here."""
     written = threading.Event()
 
-    def pytest(paths, only, output=None):
-        if output is None:
+    def pytest(paths, only):
+        if run_tests.OUTPUT.get() is None:
             assert written.wait(10)
             raise KeyboardInterrupt
-        output.write("what the tests of Keras said")
+        run_tests.say("what the tests of Keras said")
         written.set()
         return run_tests.Count(passed=1)
 
@@ -26,3 +26,24 @@ def test_the_output_of_the_tests_that_ran_beside_is_told_though_the_run_is_ended
         assert "what the tests of Keras said" in capsys.readouterr().out
     else:
         raise AssertionError("the interruption got lost")
+
+
+def test_stages_that_run_beside_the_distributed_tests_are_told_and_counted_after_them(monkeypatch, capsys):
+    """Also one that fails; and alone, where the distributed tests are not asked for."""
+    ran = []
+
+    def checked(program, *arguments):
+        ran.append(" ".join((program, *arguments)))
+        return run_tests.Count(failed=1) if "built_wheel" in ran[-1] else run_tests.Count(passed=1)
+
+    monkeypatch.setattr(run_tests, "checked", checked)
+    monkeypatch.setattr(run_tests, "distributed", lambda only: [run_tests.Count(passed=7)])
+    monkeypatch.setattr("sys.argv", ["run_tests.py", "wheel", "gates", "distributed"])
+    assert run_tests.main() == 1
+    said = capsys.readouterr().out
+    assert said.index("--- distributed: 7 passed, 0 failed") < said.index("--- wheel: 0 passed, 1 failed")
+    assert "--- gates: 4 passed, 0 failed" in said
+    assert said.endswith("\nfailed: wheel\n\n11 passed, 1 failed\n")
+    monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
+    assert run_tests.main() == 0
+    assert capsys.readouterr().out.endswith("\n4 passed, 0 failed\n")

@@ -79,7 +79,9 @@ def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
         return mine, seen, [p.grad is gradient for p, gradient in zip(parameters, early, strict=True)], optimizer
 
     models, seen, reused, optimizers = zip(*run_on_threads(of_rank, RANKS), strict=True)
-    assert len(optimizers[0]._updates._synchroniser._arrangement.buckets) > 1, "or nothing is put from one bucket into another"
+    assert len(optimizers[0]._updates._synchroniser._arrangement.buckets) > 1, (
+        "or nothing is put from one bucket into another"
+    )
     single = copy.deepcopy(model)
     optimizer = make(single.parameters())
     for round in range(rounds):
