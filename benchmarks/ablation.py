@@ -22,8 +22,9 @@ least without it, 1.0011 in the mean).
 
 `Steady`, which planned by averages of speeds that only scattered, is gone, too (last in 8d9d1f8). Without it simulated
 rates had moved by less than one per cent with drivers (0.9909 at least, 0.9987 in the mean) and without (0.9975,
-1.0007), though new splits were more frequent by a third. Real ranks lost nothing to these: see
-`results/ablation_half.md` and `ablation_switching.md`.
+1.0007), though new splits were more frequent by a third. On two real ranks, one at half speed, these cost nothing:
+1.006 of LB-BSP as it was, with an error of 0.008 (`results/ablation_half.md`). Where the slow rank changes every 60
+rounds, 0.984 with an error of 0.014 decides nothing (`ablation_switching.md`); simulated, it is 1.002 there.
 
 On real ranks: ``python benchmarks/speed_torch.py --only half switching --variant NAME --write``.
 """

@@ -31,8 +31,8 @@ LIMIT_S = 80 * 60.0
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
 # These run beside the distributed tests, which leave a processor alone at times.
 BESIDE = ("gates", "wheel")
-# These are of both versions of Keras at once, and mostly wait.
-AMONG_OTHERS = ("test_keras_elastic.py",)
+# These run in PyTorch's half, which without them would end long before Keras's.
+IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 OUTPUT: ContextVar[IO[str] | None] = ContextVar("OUTPUT", default=None)
@@ -120,17 +120,13 @@ def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[
 
 
 def distributed(only: str) -> list[Count]:
-    """Run those of Keras 3, of tf_keras and all others side by side: jobs wait much, and leave a processor alone."""
+    """Run two halves side by side: jobs wait much, and leave a processor alone. (Three take more of the processors.)"""
     keras, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        of_keras = file.name.startswith("test_keras") and file.name not in AMONG_OTHERS
+        of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
         (keras if of_keras else others).append(str(file.relative_to(ROOT)))
-    asked = f"({only}) and " if only else ""
-    with (
-        beside(pytest, keras, f"{asked}not tf_keras") as of_keras_3,
-        beside(pytest, keras, f"{asked}tf_keras") as of_it,
-    ):
-        return [pytest(others, only), of_keras_3(), of_it()]
+    with beside(pytest, keras, only) as of_keras:
+        return [pytest(others, only), of_keras()]
 
 
 def pytest(arguments: list[str], only: str) -> Count:

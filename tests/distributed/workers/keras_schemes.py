@@ -55,8 +55,8 @@ class Told(Predictor):
 
 
 def supersteps(**options: Any) -> ElasticBSP:
-    """Rank i does i + 1 micro-batches."""
-    return ElasticBSP(3, predictor=Told(1.0 + hvd.rank()), **options)
+    """Rank i does i + 1 micro-batches. Speeds are told so low that no busy machine makes them look too fast."""
+    return ElasticBSP(3, predictor=Told(0.01 * (1 + hvd.rank())), **options)
 
 
 def train(
