@@ -65,12 +65,13 @@ class AffineCosts:
 
     def _heads(self, plan: RoundPlan) -> Floats:
         """h, of the micro-batches that a plan has; one of a rank without samples."""
-        return self._fixed * np.maximum(plan.cuts, 1)
+        cuts = np.maximum(plan.cuts, 1)
+        return self._fixed if cuts.max() == 1 else self._fixed * cuts
 
     def _level(self, total: int, heads: Floats) -> tuple[float, float]:
         """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
         rates, least = self._rates, self._minimum
-        level_s = (total + (_sum(heads) if np.count_nonzero(heads) else 0.0)) / self._pace
+        level_s = (total + (self._overhead if heads is self._fixed else _sum(heads))) / self._pace
         free = rates * level_s - heads >= least
         if free.all():
             return level_s, 0.0
@@ -142,6 +143,11 @@ class AffineCosts:
     def _pace(self) -> float:
         """The sum of u."""
         return _sum(self._rates)
+
+    @cached_property
+    def _overhead(self) -> float:
+        """The sum of β: of one micro-batch of each rank."""
+        return _sum(self._fixed) if np.count_nonzero(self._fixed) else 0.0
 
     @cached_property
     def _comparable(self) -> npt.NDArray[np.int64]:
