@@ -13,11 +13,12 @@ new kernels) that simulated ranks do not pay.
 `Plausibility` has a bound of its own: a speed that cannot be leaves the shares as they are. Two jobs show what its
 absence costs there: a rank that reports a thousand times its speed, and one whose clock jumps.
 
-What the table of November 2026 says. NARX costs up to 1.7 % beside the mixture's members with drivers, and 15 % in the
-place of the `Reverting` that reads the CPU. That one alone is within one per cent of the mixture with drivers (0.9962
-at least), but up to 6 % behind the best single predictor on the Alibaba series, which have no driver. `Reverting` alone
-without drivers has the higher mean (1.002), loses 1.01 % in one case, and forecasts up to 10 % worse there, where
-`prediction.py` allows the mixture 2 %. `Carried`, which followed jumps of the CPU, left by an earlier table (0.9919 at
+What the table of November 2026 says. Beside the mixture's members with drivers NARX gains nothing (0.9946 at least,
+0.9997 in the mean), and in the place of the `Reverting` that reads the CPU it costs 11 %. That one alone is within one
+per cent of the mixture with drivers (0.9976 at least), but up to 6 % behind the best single predictor on the Alibaba
+series, which have no driver. `Reverting` alone without drivers is within one per cent, too (0.9958 at least, 1.0012 in
+the mean); the mixture stays because that one forecasts up to 10 % worse on those series, where `prediction.py` allows
+2 %. `Carried`, which followed jumps of the CPU, left by an earlier table (0.9919 at
 least without it, 1.0011 in the mean).
 
 `Steady`, which planned by averages of speeds that only scattered, is gone, too (last in 8d9d1f8). Without it simulated

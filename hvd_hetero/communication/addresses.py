@@ -59,11 +59,11 @@ def listen_to_packets() -> tuple[list[socket.socket], str]:
     streams, troubles = listen()
     sockets: list[socket.socket] = []
     for stream in streams:
-        ip = stream.getsockname()[0]
+        ip, family = stream.getsockname()[0], stream.family
         stream.close()
         sock = None
         try:
-            sock = socket.socket(_family(ip), socket.SOCK_DGRAM)
+            sock = socket.socket(family, socket.SOCK_DGRAM)
             sock.setblocking(False)
             sock.bind((ip, 0))
         except OSError as error:  # such as too many open files; this rank takes part all the same
@@ -73,10 +73,6 @@ def listen_to_packets() -> tuple[list[socket.socket], str]:
         else:
             sockets.append(sock)
     return sockets, troubles
-
-
-def _family(ip: str) -> socket.AddressFamily:
-    return socket.AF_INET if ipaddress.ip_address(ip).version == 4 else socket.AF_INET6
 
 
 def _interfaces(name: str | None = None) -> list[str]:

@@ -38,6 +38,7 @@ _FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whethe
 _ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
 _SAID = 3  # times the end is announced, because packets may be lost
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
+_CLOSE_S = 1.0  # for a look or an answer under way (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
 
 _known: list[weakref.ref[Balancer]] = []  # a rank makes progress if any of its trainings does
@@ -92,7 +93,7 @@ class Watchdog:
         self._trains = threading.get_ident()
         self._thread: threading.Thread | None = None
         self._rank = balancer.rank
-        self._progress: tuple[object, ...] = ()
+        self._mark: tuple[object, ...] = ()  # how far training had come at the last look
         self._found: tuple[object, ...] | None = None  # where this rank is since then; None: not looked yet
         self._since = self._looked_at = time.monotonic()
         self._says_at = self.patience.warn
@@ -122,7 +123,7 @@ class Watchdog:
         thread, self._thread = self._thread, None
         if self._roll is not None and thread is not None and thread is not threading.current_thread():
             self._roll.wake()
-            thread.join(_LAST_S)
+            thread.join(_CLOSE_S)
 
     def trains_here(self) -> None:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
@@ -146,14 +147,18 @@ class Watchdog:
         self._found = found
         return Whereabouts(self._rank, rounds, stage, waits, where, time.monotonic() - self._since)
 
+    def _look(self, balancer: Balancer) -> Whereabouts | None:
+        """Return where this rank is, if it stands still in a round; None if there is nothing to wait for."""
+        return None if self._goes_on(balancer) or not balancer.in_round else self.where()
+
     def _goes_on(self, balancer: Balancer | None) -> bool:
         """Look whether training has gone on since the last look; if so, waiting begins now at the earliest."""
         now = time.monotonic()
         part = None if balancer is None else (balancer.in_round, balancer.synchronising)
-        progress = (_progress(), part)
+        mark = (_progress(), part)
         # A long time without a look means that this process was stopped, with or without the others.
-        goes_on = progress != self._progress or now - self._looked_at > _STOPPED_S + 4 * self._look_s
-        self._progress, self._looked_at = progress, now
+        goes_on = mark != self._mark or now - self._looked_at > _STOPPED_S + 4 * self._look_s
+        self._mark, self._looked_at = mark, now
         if goes_on:
             self._found = None
             self._begin_to_wait()
@@ -190,7 +195,7 @@ class Watchdog:
                     elif time.monotonic() > self._answers_until:
                         return
                     continue
-                mine = self.where() if not self._goes_on(balancer) and balancer.in_round else None
+                mine = self._look(balancer)
                 del balancer
                 if mine and mine.waits and mine.for_s >= self._first_s and time.monotonic() >= asks_at:
                     asks_at = time.monotonic() + self._look_s * len(roll.answers) / _MANY

@@ -22,7 +22,7 @@ from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_by
 
 __all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
 
-_SMALL = 1 << 16  # bytes that are multiplied in less time than it takes to branch (arbitrary)
+_SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """Of a variable as a whole, or of some of its rows, as that of an embedding is."""
 

@@ -186,8 +186,8 @@ def put_crosswise(parameters: list[torch.nn.Parameter], gradients: list[torch.Te
 def gradients_that_are_kept(use: Callable[[list[torch.nn.Parameter], list[torch.Tensor], int], None]) -> float:
     """How far off a model is that is trained while ``use`` does something with the gradients of an earlier round.
 
-    Gradients that nobody puts elsewhere lie in the same memory in every round. Those that leave alone may do so, but
-    are copied if Horovod's thread has not yet let go of them.
+    Gradients that nobody puts elsewhere lie in the same memory in every round. That is not asked of those that leave
+    alone: they are copied where something else still holds their memory, as Horovod's thread may.
     """
     net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-2), balance, net.named_parameters())

@@ -65,6 +65,21 @@ def test_self_adaptive_is_compared_with_lb_bsp_turn_by_turn(speed):
     assert "0.950" in row(rows, "self-adaptive")
 
 
+@pytest.mark.parametrize(("factor", "misses"), [(0.995, 0), (0.98, 1)])
+def test_a_variant_is_held_to_99_per_cent_of_lb_bsp_turn_by_turn(speed, factor, misses):
+    # Turns whose pace changes by a fifth, as the machine's does: pair by pair the factor is the same.
+    lb_bsp = [100.0, 110.0, 120.0, 100.0]
+    found = outcome(lb_bsp=lb_bsp)
+    found["turns"] = {name: found["turns"][name] for name in ("stock", "oracle", "lb-bsp")}
+    found["turns"]["variant"] = found["turns"]["lb-bsp"] | {"rates": [factor * rate for rate in lb_bsp]}
+    rows, missed = speed.steady(found)
+    assert len(missed) == misses
+    assert f"at least 0.99 of LB-BSP: {factor:.3f}" in row(rows, "variant")
+    text, missed = speed.switching(found)
+    assert len(missed) == misses
+    assert f"The variant over LB-BSP as it comes: {factor:.3f}" in text[0]
+
+
 def test_a_scheme_of_equal_updates_that_outruns_the_oracle_is_pointed_out(speed):
     rows, missed = speed.steady(outcome(lb_bsp=[110.0] * 4, self_adaptive=[110.0] * 4, elastic_bsp=[120.0] * 4))
     notes = [line for line in rows if "former turns only" in line]

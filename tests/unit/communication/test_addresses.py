@@ -107,8 +107,8 @@ def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
     assert len(told) == 1
 
 
-def test_a_rank_without_descriptors_takes_part_in_the_gather(monkeypatch):
-    """It raised before; the others waited for it, for ever."""
+def test_a_rank_without_descriptors_says_so_and_raises_nothing(monkeypatch):
+    """So it takes part in the gather that follows. It raised, and the others waited for it, for ever."""
     before = threads_and_descriptors()
     plain = socket.socket
 

@@ -51,7 +51,7 @@ def test_unequal_speeds_are_found_in_noise():
 
 @pytest.mark.parametrize("share", [0.0, 0.03])
 def test_changes_of_speed_are_followed_within_few_rounds(share):
-    """The split of the other half takes twice as long: one round of 60 costs 1 / 60, and three of them all there is."""
+    """A round with the split for the other half takes twice as long: three of them in 60 cost the 0.05 that may be."""
     level = np.full((ROUNDS, 2), 1000.0)
     for number in range(ROUNDS):
         level[number, number // 60 % 2] = 500.0

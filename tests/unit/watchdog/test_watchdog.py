@@ -212,7 +212,9 @@ def frames_of(**modules):
         call = scope[name]
     thread = threading.Thread(target=call)
     thread.start()
-    time.sleep(0.1)
+    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code.co_name != "wait":
+        time.sleep(0.01)
+    del frame
     try:
         return locate(thread.ident, ("horovod.",))
     finally:
@@ -296,13 +298,14 @@ def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
         "hvd_hetero.watchdog.watchdog.locate", lambda *_: looked.append(1) or (True, False, "somewhere")
     )
     join_known(balancer)
-    for _ in range(3):
+    for number in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 4))
-        assert watchdog._goes_on(balancer)
-        assert not watchdog._goes_on(balancer)
+        assert watchdog._look(balancer) is None, "it has gone on"
+        assert len(looked) == number
+        assert watchdog._look(balancer).where == "somewhere"
+        assert len(looked) == number + 1
         balancer.abandon()
-        assert watchdog._goes_on(balancer), "it is in no round"
-    assert not looked
+        assert watchdog._look(balancer) is watchdog._look(balancer) is None, "it is in no round"
 
 
 def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewhere(monkeypatch):
