@@ -26,13 +26,16 @@ GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
-# Of the unit tests, which are of one process; those of ranks have processes of their own.
-# One more than there are processors, since some wait.
-SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
+# Of the unit tests, which are of one process; those of ranks have processes of their own. Each of these imports what
+# all of its tests need, so Keras's have one, beside as many others as there are processors: some tests wait.
+OF_KERAS = "tests/unit/keras_callbacks"
+SIDE_BY_SIDE = (f"--numprocesses={min(os.cpu_count() or 1, 4)}", "--dist=worksteal")
 # These run beside the distributed tests, which leave a processor alone at times.
 BESIDE = ("gates", "wheel")
 # These run in PyTorch's half, which without them would end long before Keras's.
 IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
+# These mostly wait, and import no framework.
+IDLE = ("test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 OUTPUT: ContextVar[IO[str] | None] = ContextVar("OUTPUT", default=None)
@@ -61,7 +64,7 @@ def main() -> int:
     stages: dict[str, Callable[[str], list[Count]]] = {
         "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
         "types": lambda _: [checked("mypy")],
-        "unit": lambda only: [pytest(["tests/unit", *SIDE_BY_SIDE], only)],
+        "unit": unit,
         "gates": lambda _: import_gates(),
         "distributed": distributed,
         "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
@@ -119,14 +122,21 @@ def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[
             say(file.read())
 
 
+def unit(only: str) -> list[Count]:
+    """Run the tests of one process, those that import TensorFlow beside the others."""
+    with beside(pytest, [OF_KERAS], only) as of_keras:
+        return [pytest(["tests/unit", f"--ignore={OF_KERAS}", *SIDE_BY_SIDE], only), of_keras()]
+
+
 def distributed(only: str) -> list[Count]:
     """Run two halves side by side: jobs wait much, and leave a processor alone. (Three take more of the processors.)"""
-    keras, others = [], []
+    idle, keras, others = [], [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
         of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
-        (keras if of_keras else others).append(str(file.relative_to(ROOT)))
-    with beside(pytest, keras, only) as of_keras:
-        return [pytest(others, only), of_keras()]
+        part = idle if file.name in IDLE else keras if of_keras else others
+        part.append(str(file.relative_to(ROOT)))
+    with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:
+        return [pytest(others, only), of_keras(), of_idle()]
 
 
 def pytest(arguments: list[str], only: str) -> Count:

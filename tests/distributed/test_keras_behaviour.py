@@ -44,7 +44,12 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
 
 
-@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "another in every round", "one rank idle"])
+@pytest.mark.parametrize(
+    ("outcomes", "policy"),
+    [("Keras 3", name) for name in ("bsp", "micro-batches", "another in every round", "one rank idle")]
+    + [("tf_keras", name) for name in ("micro-batches", "one rank idle")],
+    indirect=["outcomes"],
+)
 @pytest.mark.parametrize(
     ("case", "names"),
     [

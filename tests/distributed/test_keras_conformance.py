@@ -69,14 +69,14 @@ def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks, how):
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, count):
     for outcome in ranks.ask("own layers"):
-        still, moving = outcome[f"{count} at 0.0"], outcome[f"{count} at 0.001"]
-        assert still["shared"] == moving["shared"] == 0.0
-        assert still["root's"]
-        assert still["untouched"]
+        start, end = outcome[f"{count} at the start"], outcome[f"{count} at the end"]
+        assert start["shared"] == end["shared"] == 0.0
+        assert start["root's"]
+        assert start["untouched"]
         if count:
-            assert still["own"] == 1.0, "each rank still has what it began with"
-            assert moving["own"] > 0.0
-            assert not moving["untouched"]
+            assert start["own"] == 1.0, "each rank has what it made"
+            assert end["own"] > 0.0
+            assert not end["untouched"]
 
 
 def test_a_ranks_own_layers_stay_while_it_holds_no_data(ranks):

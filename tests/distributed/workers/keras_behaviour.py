@@ -19,7 +19,7 @@ import keras_streams
 import numpy as np
 import tensorflow as tf
 from every_round import EveryRoundAnother
-from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, spread, trained
+from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, Start, data, network, on_rank_0, spread, trained
 from pool import serve
 
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients
@@ -96,11 +96,15 @@ def metrics_are_those_of_all_samples() -> dict:
         model, keras.optimizers.SGD(0.0), policy=UNEQUAL, epochs=1, arrays=(x, labels),
         compiled={"loss": "mse", "metrics": metrics}, validation_data=(x[hvd.rank() :: 2], labels[hvd.rank() :: 2]),
     )  # fmt: skip
-    single = network()
-    single.set_weights(model.get_weights())
-    known = [keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least()]
-    single.compile("sgd", "mse", metrics=known)
-    whole = single.evaluate(x, labels, verbose=0, return_dict=True)
+
+    def alone() -> dict[str, float]:
+        single = network()
+        single.set_weights(model.get_weights())
+        known = [keras.metrics.AUC(name="auc", from_logits=True), "mae", largest(), least()]
+        single.compile("sgd", "mse", metrics=known)
+        return single.evaluate(x, labels, verbose=0, return_dict=True)
+
+    whole = on_rank_0(alone)
     return {
         "latest": [history["latest"][0], history["val_latest"][0]],
         "warnings": heard,

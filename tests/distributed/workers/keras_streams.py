@@ -60,9 +60,13 @@ def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int |
     x, y = numbered()
 
     def single() -> list[np.ndarray]:
-        one = alone(model, Start.weights, keras.optimizers.SGD(0.1, momentum=0.9))
-        for numbers in rounds:
-            one.train_on_batch(x[numbers], y[numbers])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        one = alone(model, Start.weights, optimizer)
+        for numbers in rounds:  # by a tape: each size of a batch would be traced anew
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((one(x[numbers], training=True) - y[numbers]) ** 2)
+            gradients = tape.gradient(loss, one.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, one.trainable_variables, strict=True))
         return one.get_weights()
 
     pairs = zip(model.get_weights(), on_rank_0(single), strict=True)
