@@ -122,21 +122,22 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         """
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {type(balance).__name__}")
-        if loader is not None and not loader.survives_resets:
+        cutter = None if loader is None else loader._cutter
+        if cutter is not None and not cutter.order.survives_resets:
             raise ValueError(
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
         self._take_up(balance._session)
         self._loader = loader
-        if loader is not None:
+        if cutter is not None:
             if self._survival.place is not None:
-                loader.go_on(self._survival.place)
-            loader.between_rounds = self._commit_if_due
+                cutter.load_state_dict(self._survival.place)
+            self._session.before_round = self._commit_if_due
 
     def commit(self) -> None:
         """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
-        if self._loader is not None and self._loader.iterating and not self._inside:
+        if self._loader is not None and self._session.iterating and not self._inside:
             raise RoundStateError(
                 "commit() inside an iteration over the loader, whose body does not run on a rank without data: leave "
                 "it to rounds_per_commit, which commits on every rank, or call commit() between two iterations"
@@ -176,9 +177,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         return None if self._loader is None else self._loader.state_dict()
 
     def _let_go(self, session: TorchSession) -> None:
-        if self._loader is not None:
-            self._loader.between_rounds = None
-            self._loader = None
+        session.before_round = None
+        self._loader = None
         for optimizer in session.optimizers:
             with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
                 optimizer.close()

@@ -133,10 +133,6 @@ class BalancedLoader:
         if num_workers > 0 and not self._streams:
             session.balancer.set_lead(num_workers * (prefetch_factor or 2))
         self.drop_last = drop_last
-        self.between_rounds: Callable[[], None] | None = None
-        """called on every rank before a round begins, when all that the loop did for the one before is done"""
-        self.iterating = False
-        """whether an iteration is under way"""
         self.stop_at = stop_at
         self._dataset = dataset
         self._cutter = Cutter(order, session.balancer, least)
@@ -180,11 +176,6 @@ class BalancedLoader:
         """The epoch that the next iteration is, which decides its order. Counted up by itself otherwise."""
         self._cutter.want(epoch)
 
-    @property
-    def survives_resets(self) -> bool:
-        """Whether any number of ranks can go on where some other number has stopped."""
-        return self._cutter.order.survives_resets
-
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
         self._micro_batches.note_finished()
@@ -195,18 +186,15 @@ class BalancedLoader:
 
         Load the state of the ``LoadBalance``, too.
         """
-        self.go_on(self._session.wire.broadcast_object(state, root_rank=0, name=f"{self._session.prefix}.loader"))
-
-    def go_on(self, state: Mapping[str, Any]) -> None:
-        """The same without a collective, from a state that is the same on every rank."""
+        state = self._session.wire.broadcast_object(state, root_rank=0, name=f"{self._session.prefix}.loader")
         self._cutter.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        self.iterating = True
+        self._session.iterating = True
         try:
             yield from self._epoch()
         finally:
-            self.iterating = False
+            self._session.iterating = False
 
     def _epoch(self) -> Iterator[Any]:
         session = self._session
@@ -226,17 +214,13 @@ class BalancedLoader:
             )
         self._require_data_on_all()
         while cutter.more:
-            over = yield from self._micro_batches.until(self._stops, self._between_rounds, self._bodies_differ)
+            over = yield from self._micro_batches.until(self._stops, self._bodies_differ)
             if not over:
                 self._go_on_later()
                 return
 
     def _stops(self) -> bool:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at
-
-    def _between_rounds(self) -> None:
-        if self.between_rounds is not None:
-            self.between_rounds()
 
     def _require_data_on_all(self) -> None:
         """Where layers wait for other ranks, no round of this epoch may leave a rank without: say so at once.

@@ -7,6 +7,7 @@ Each optimizer of a training loop has a session. The first one's is the loader's
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from hvd_hetero.balancer import Balancer
@@ -73,6 +74,10 @@ class TorchSession:
         self.optimizer: RoundOptimizer | None = None
         self.earlier: tuple[Balancer, ...] = ()
         """Of the optimizers that step before this one in the same loop."""
+        self.before_round: Callable[[], None] | None = None
+        """Called on every rank before a loader begins a round, when all that the loop did for the last one is done."""
+        self.iterating = False
+        """Whether an iteration over a loader is under way."""
         self.waits_in_layers = False
         """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
         self._core = core

@@ -45,12 +45,6 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "policy"),
-    [("Keras 3", name) for name in ("bsp", "micro-batches", "another in every round", "one rank idle")]
-    + [("tf_keras", name) for name in ("micro-batches", "one rank idle")],
-    indirect=["outcomes"],
-)
-@pytest.mark.parametrize(
     ("case", "names"),
     [
         ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}),
@@ -58,16 +52,29 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}),
     ],
 )
-def test_fit_tells_what_one_process_tells_under_whatever_names(outcomes, case, names, policy):
-    for rank in outcomes(case):
-        told, expected = rank[policy]["keys"]
-        assert told == expected
-        assert names | {f"val_{name}" for name in names} <= set(told)
-        assert ("elsewhere" in told) == case.startswith("a_step_tells"), "a tracker that is not in model.metrics"
-        assert max(rank[policy]["apart"].values()) < 2e-6, "float32"
-        assert rank[policy]["alike"] == 1, "ranks agree to the last bit"
-        first, last = rank[policy]["loss"]
-        assert last < first
+class Told:
+    def test_fit_tells_what_one_process_tells_under_whatever_names(self, outcomes, case, names, policy):
+        for rank in outcomes(case):
+            told, expected = rank[policy]["keys"]
+            assert told == expected
+            assert names | {f"val_{name}" for name in names} <= set(told)
+            assert ("elsewhere" in told) == case.startswith("a_step_tells"), "a tracker that is not in model.metrics"
+            assert max(rank[policy]["apart"].values()) < 2e-6, "float32"
+            assert rank[policy]["alike"] == 1, "ranks agree to the last bit"
+            first, last = rank[policy]["loss"]
+            assert last < first
+
+
+@once
+@pytest.mark.parametrize("policy", ["bsp", "micro-batches", "another in every round", "one rank idle"])
+class TestToldOnKeras3(Told):
+    pass
+
+
+@pytest.mark.parametrize("outcomes", ["tf_keras"], indirect=True)
+@pytest.mark.parametrize("policy", ["micro-batches", "one rank idle"])
+class TestToldOnTfKeras(Told):
+    pass
 
 
 def test_figures_that_cannot_be_joined_are_named_and_alike_on_all_ranks(outcomes):

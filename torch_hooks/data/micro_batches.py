@@ -46,10 +46,7 @@ class MicroBatches:
         )
 
     def until(
-        self,
-        stops: Callable[[], bool],
-        between_rounds: Callable[[], None],
-        differs: Callable[[MicroBatch], Differs | None],
+        self, stops: Callable[[], bool], differs: Callable[[MicroBatch], Differs | None]
     ) -> Generator[Any, None, bool]:
         """Yield batches until the cutter has no more, and return True; or until it stops, between two rounds.
 
@@ -77,8 +74,8 @@ class MicroBatches:
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
-            if not session.balancer.in_round:
-                between_rounds()
+            if session.before_round is not None and not session.balancer.in_round:
+                session.before_round()
             limit = session.meter.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
