@@ -47,7 +47,6 @@ class FitSession:
         self.meter = core.meter
         self.prefix = core.prefix
         self.mixing = core.mixing
-        self.sums_gradients = core.sums_gradients
         self.close = core.close
         self.trains_here = core.trains_here
         self.wire = wire
@@ -67,8 +66,14 @@ class FitSession:
         self.elastic = False
         """Whether an elastic state follows this training."""
         self._all_reduce = AllReduce(self.calls)
+        self._core = core
         self._callback = callback
         self._undo: list[Callable[[], None]] = []
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether a round ends by nothing but a sum of gradients over all ranks."""
+        return self._core.sums_gradients
 
     # Before rounds, and after.
 

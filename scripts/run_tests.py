@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from threading import Event
 from typing import IO, NamedTuple
 from xml.etree import ElementTree
 
@@ -34,10 +35,12 @@ SIDE_BY_SIDE = (f"--numprocesses={min(os.cpu_count() or 1, 4)}", "--dist=workste
 BESIDE = ("gates", "wheel")
 # These run in PyTorch's half, which without them would end long before Keras's.
 IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
-# These mostly wait, and import no framework.
+# These mostly wait.
 IDLE = ("test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
+ENDING = Event()
+"""Set where this process is to end: nothing begins any more."""
 OUTPUT: ContextVar[IO[str] | None] = ContextVar("OUTPUT", default=None)
 """Where what runs in this thread writes; None: where this process does."""
 ENVIRONMENT = {
@@ -114,6 +117,7 @@ def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[
         try:
             yield later.result
         except BaseException:  # this process is to end, so nothing runs on
+            ENDING.set()
             end(list(RUNNING))
             raise
         finally:
@@ -129,7 +133,10 @@ def unit(only: str) -> list[Count]:
 
 
 def distributed(only: str) -> list[Count]:
-    """Run two halves side by side: jobs wait much, and leave a processor alone. (Three take more of the processors.)"""
+    """Run two halves side by side, since jobs wait much, and beside them what hardly does anything else.
+
+    Three equal parts take more of the processors: ranks that wait ask for news.
+    """
     idle, keras, others = [], [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
         of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
@@ -192,6 +199,8 @@ def run(program: str, *arguments: str) -> int:
     )
     RUNNING.append(process)
     try:
+        if ENDING.is_set():
+            end([process])
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         say(f"{program} did not end within {LIMIT_S / 60:.0f} minutes")

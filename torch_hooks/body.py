@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -154,7 +154,7 @@ class Body:
             return
         if not collective:
             self._found(_ANOTHER_BATCH, _ALSO)
-        elif not _ours(type(self._wire).__module__):
+        elif not _ours({kind.__module__ for kind in type(self._wire).__mro__}):
             self._found(f"{locate(self._thread, ()).where}: a collective is called", _COLLECTIVE, kind=_COLLECTIVE)
 
     def _now(self) -> _Look:
@@ -206,10 +206,10 @@ def _hear() -> None:
         body.heard()
 
 
-def _ours(wire: str) -> bool:
-    """Whether what uses the wire, of this module, now is this package, for the round at hand."""
+def _ours(wire: Container[str]) -> bool:
+    """Whether what uses the wire, of these modules, now is this package, for the round at hand."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and (_module(frame) == wire or _module(frame).startswith(_BETWEEN)):
+    while frame.f_back is not None and (_module(frame) in wire or _module(frame).startswith(_BETWEEN)):
         frame = frame.f_back
     module = _module(frame)
     return module.startswith("torch_hooks.") and module not in _CALLED_BY_USERS

@@ -36,6 +36,7 @@ from horovod.common.elastic import ObjectState
 from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
+from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.averaging import average_everywhere
@@ -109,7 +110,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._parts: dict[str, Any] = {"model": model, "optimizer": optimizer, **own}
         for name, value in own.items():
             setattr(self, name, value)
-        self._loader: BalancedLoader | None = None
+        self._batches: MicroBatches | None = None
         self._inside = False
         self._save_parts()
         plain = {name: value for name, value in values.items() if name not in own}
@@ -122,22 +123,22 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         """
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {type(balance).__name__}")
-        cutter = None if loader is None else loader._cutter
-        if cutter is not None and not cutter.order.survives_resets:
+        batches = None if loader is None else loader._micro_batches
+        if batches is not None and not batches.cutter.order.survives_resets:
             raise ValueError(
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "
                 "knows which samples of theirs were done; use stream='whole', or data with random access"
             )
         self._take_up(balance._session)
-        self._loader = loader
-        if cutter is not None:
+        self._batches = batches
+        if batches is not None:
             if self._survival.place is not None:
-                cutter.load_state_dict(self._survival.place)
-            self._session.before_round = self._commit_if_due
+                batches.cutter.load_state_dict(self._survival.place)
+            batches.before_round = self._commit_if_due
 
     def commit(self) -> None:
         """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
-        if self._loader is not None and self._session.iterating and not self._inside:
+        if self._batches is not None and self._batches.iterating and not self._inside:
             raise RoundStateError(
                 "commit() inside an iteration over the loader, whose body does not run on a rank without data: leave "
                 "it to rounds_per_commit, which commits on every rank, or call commit() between two iterations"
@@ -174,11 +175,12 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             self._inside = False
 
     def _place(self) -> Mapping[str, Any] | None:
-        return None if self._loader is None else self._loader.state_dict()
+        return None if self._batches is None else self._batches.state_dict()
 
     def _let_go(self, session: TorchSession) -> None:
-        session.before_round = None
-        self._loader = None
+        if self._batches is not None:
+            self._batches.before_round = None
+            self._batches = None
         for optimizer in session.optimizers:
             with contextlib.suppress(RoundStateError):  # a collective failed between two notes of one step
                 optimizer.close()

@@ -108,6 +108,7 @@ class LoadBalance(Face):
         propagated, so that this rank takes part in the synchronisation.
         """
         self._session.require_first("balance.batch()")
+        self._session.trains_here()
         another_batch(self._session.body)
         samples = integer("samples", samples, 0, way_out="give the number of samples in this rank's batch, 0 for none")
         plan = self._session.balancer.plan()

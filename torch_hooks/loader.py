@@ -178,8 +178,7 @@ class BalancedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
-        self._micro_batches.note_finished()
-        return self._cutter.state_dict()
+        return self._micro_batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration goes on in the middle of that epoch, from rank 0's state; a collective call.
@@ -190,11 +189,11 @@ class BalancedLoader:
         self._cutter.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        self._session.iterating = True
+        self._micro_batches.iterating = True
         try:
             yield from self._epoch()
         finally:
-            self._session.iterating = False
+            self._micro_batches.iterating = False
 
     def _epoch(self) -> Iterator[Any]:
         session = self._session

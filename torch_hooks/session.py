@@ -7,7 +7,6 @@ Each optimizer of a training loop has a session. The first one's is the loader's
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Protocol
 
 from hvd_hetero.balancer import Balancer
@@ -63,7 +62,6 @@ class TorchSession:
         self.balancer = core.balancer
         self.balancer.ways_out = _WAYS_OUT
         self.meter = core.meter
-        self.trains_here = core.trains_here
         self.prefix = core.prefix
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)
@@ -74,10 +72,6 @@ class TorchSession:
         self.optimizer: RoundOptimizer | None = None
         self.earlier: tuple[Balancer, ...] = ()
         """Of the optimizers that step before this one in the same loop."""
-        self.before_round: Callable[[], None] | None = None
-        """Called on every rank before a loader begins a round, when all that the loop did for the last one is done."""
-        self.iterating = False
-        """Whether an iteration over a loader is under way."""
         self.waits_in_layers = False
         """Whether layers wait for other ranks, so that none may leave out a micro-batch."""
         self._core = core
@@ -122,6 +116,11 @@ class TorchSession:
         other.earlier = (self.balancer, *(former.balancer for former in self._others))
         other._leader = weakref.ref(self)
         self._others.append(other)
+
+    def trains_here(self) -> None:
+        """Training goes on in the thread that calls: that is the one to look at if it does not."""
+        for each in (self, *self._others):
+            each._core.trains_here()
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
         """A micro-batch begins; ``cramped``: right after one that did not fit."""

@@ -45,12 +45,15 @@ def listen() -> tuple[list[socket.socket], str]:
     are those that the host's own name resolves to, then loopback. Where that name means loopback alone, as it does on
     many systems as they are installed, the addresses of the host's interfaces follow.
     """
-    named = _interfaces(os.environ.get(_INTERFACE, ""))
-    listeners, troubles = _listen(named or [socket.gethostname(), "127.0.0.1", "::1"])
-    if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
-        more, also = _listen([ip for ip in _interfaces() if ip not in listeners])
-        listeners |= more
-        troubles += also
+    listeners: dict[str, socket.socket] = {}
+    troubles: list[str] = []
+    try:
+        named = _interfaces(os.environ.get(_INTERFACE, ""))
+        _listen(named or [socket.gethostname(), "127.0.0.1", "::1"], listeners, troubles)
+        if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
+            _listen([ip for ip in _interfaces() if ip not in listeners], listeners, troubles)
+    except OSError as error:  # of a rank without descriptors; the others wait for what it has to say
+        troubles.append(f"this host's interfaces: {error}")
     return list(listeners.values()), "; ".join(troubles)
 
 
@@ -83,9 +86,8 @@ def _interfaces(name: str | None = None) -> list[str]:
     return [each.address for of in chosen for each in of if each.family in internet]
 
 
-def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
-    listeners: dict[str, socket.socket] = {}
-    troubles: list[str] = []
+def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles: list[str]) -> None:
+    """Add what listens at these names, by address, and what hindered others."""
     for name in names:
         try:
             found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
@@ -111,7 +113,6 @@ def _listen(names: Iterable[str]) -> tuple[dict[str, socket.socket], list[str]]:
                 troubles.append(f"{ip}: {error}")
             else:
                 listeners[ip] = listener
-    return listeners, troubles
 
 
 def job_key() -> bytes:

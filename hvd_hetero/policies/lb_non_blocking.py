@@ -58,9 +58,6 @@ class LBNonBlocking(Policy):
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
     ``global_batch`` holds.
 
-    Rejected: shares by ``p exp(-κσ)``, which give less to ranks whose speed scatters by σ. With κ of 1, 2 and 4, the
-    rate moved by -0.07 to 0.02 % on the recorded jobs of ``benchmarks/papers``.
-
     Parameters
     ----------
     predictor, tolerance

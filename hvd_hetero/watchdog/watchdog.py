@@ -118,7 +118,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking and answering; the thread and its sockets are gone then."""
+        """Stop looking and answering; thread and sockets are gone within a second, unless it is ending the job."""
         self._closed = True
         thread, self._thread = self._thread, None
         if self._roll is not None and thread is not None and thread is not threading.current_thread():

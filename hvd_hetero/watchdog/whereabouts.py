@@ -102,8 +102,10 @@ def _frame_of(thread: int) -> FrameType | None:
 
     Python 3.11 makes the frames' objects while it holds a lock that each thread needs to begin and to end. If that
     starts a garbage collection, a finalizer may let other threads run, and one of them wait for the lock without giving
-    up the interpreter: then the process hangs (issue 106883 of CPython). So no collection begins here.
+    up the interpreter: then the process hangs (issue 106883 of CPython). So there no collection begins meanwhile.
     """
+    if sys.version_info >= (3, 12):
+        return sys._current_frames().get(thread)
     with _one_at_a_time:
         collects = gc.isenabled()
         gc.disable()

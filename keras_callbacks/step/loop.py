@@ -26,6 +26,7 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
         )
     for model, optimizer in session.common_start.new(data.element_spec):
         session.start(model, optimizer)
+    session.trains_here()
     session.queue = queue = data.queue
     balancer.abandon()  # of a loop that was left before its last batch was used
     iterator = iter(data)

@@ -29,7 +29,7 @@ def test_the_test_that_an_edge_case_names_exists_and_asserts_something(row):
 
 
 def asserts(node):
-    """An assert, ``with pytest.raises(…)`` or ``pytest.warns``, or a call of a function of this name's kind."""
+    """An assert, or ``with pytest.raises(…)`` or ``pytest.warns``."""
     if isinstance(node, ast.With):
         return any(ast.unparse(item.context_expr).startswith(("pytest.raises", "pytest.warns")) for item in node.items)
     return isinstance(node, ast.Assert)

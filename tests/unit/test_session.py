@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 
+from hvd_hetero.policies import ElasticBSP
 from hvd_hetero.session import Session
 from hvd_hetero.watchdog import Patience
 
@@ -89,7 +90,12 @@ def test_a_training_that_is_closed_leaves_no_thread():
 
 @pytest.mark.parametrize(
     ("policy", "sync", "sums"),
-    [("lb-bsp", "allreduce", True), ("non-blocking", "allreduce", False), ("bsp", "d-psgd", False)],
+    [
+        ("lb-bsp", "allreduce", True),
+        ("non-blocking", "allreduce", False),
+        (ElasticBSP(updates="local"), "allreduce", False),
+        ("bsp", "d-psgd", False),
+    ],
 )
 def test_rounds_of_nothing_but_a_sum_of_gradients(policy, sync, sums):
     assert Session(policy, 0, 4, 64, sync=sync).sums_gradients == sums

@@ -34,8 +34,12 @@ class MicroBatches:
         count: Counter,
         **options: Any,
     ) -> None:
+        self.before_round: Callable[[], None] | None = None
+        """called on every rank before a round begins, when all that the loop did for the one before is done"""
+        self.iterating = False
+        """whether an iteration is under way"""
+        self.cutter = cutter
         self._session = session
-        self._cutter = cutter
         self._dataset = dataset
         self._collate = collate
         self._count = count
@@ -74,8 +78,8 @@ class MicroBatches:
                 if not (work.samples or work.last):
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
-            if session.before_round is not None and not session.balancer.in_round:
-                session.before_round()
+            if self.before_round is not None and not session.balancer.in_round:
+                self.before_round()
             limit = session.meter.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch
@@ -106,9 +110,14 @@ class MicroBatches:
     def note_finished(self) -> None:
         """Tell the cutter what was done of the round that has just finished, if one has."""
         finished = self._session.balancer.finished
-        if finished is not None and finished.round == self._due and self._cutter.ahead:
-            self._cutter.finish(finished.table)
+        if finished is not None and finished.round == self._due and self.cutter.ahead:
+            self.cutter.finish(finished.table)
             self._due += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands after the last finished round, as plain data."""
+        self.note_finished()
+        return self.cutter.state_dict()
 
     def _in_parts(self, parts: Parts, asked_at: float) -> Iterator[Any]:
         """Yield a micro-batch in parts that fit. ``asked_at``: when the rank began to wait for them."""
@@ -143,7 +152,7 @@ class MicroBatches:
 
         Runs in the main process, ahead of the training.
         """
-        for work, part in self._cutter.micro_batches():
+        for work, part in self.cutter.micro_batches():
             indices = part if isinstance(part, list) else part.tolist()
             self._pending.append((work, indices))
             yield indices

@@ -21,9 +21,11 @@ from pool import serve
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
+from keras_callbacks.step import synchroniser
 
 keras = tf.keras
-division.ALONE, division.MEMBERS = 200, 2  # bytes, and gradients of a bucket: a small model takes all ways
+# Bytes, and gradients of a bucket: a small model takes all ways.
+division.ALONE, division.MEMBERS, synchroniser._SMALL = 200, 2, 100
 EPOCHS = 4
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none

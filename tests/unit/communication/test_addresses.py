@@ -107,17 +107,23 @@ def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
     assert len(told) == 1
 
 
-def test_a_rank_without_descriptors_says_so_and_raises_nothing(monkeypatch):
+@pytest.mark.parametrize("lacking", [{socket.SOCK_DGRAM}, {socket.SOCK_DGRAM, socket.SOCK_STREAM}], ids=len)
+def test_a_rank_without_descriptors_says_so_and_raises_nothing(monkeypatch, lacking):
     """So it takes part in the gather that follows. It raised, and the others waited for it, for ever."""
     before = threads_and_descriptors()
     plain = socket.socket
 
     def scarce(family=socket.AF_INET, kind=socket.SOCK_STREAM, *rest, **options):
-        if kind == socket.SOCK_DGRAM:
+        if kind in lacking:
             raise OSError(24, "Too many open files")
         return plain(family, kind, *rest, **options)
 
+    def none_left():
+        raise OSError(24, "Too many open files")
+
     monkeypatch.setattr(addressing.socket, "socket", scarce)
+    if len(lacking) == 2:
+        monkeypatch.setattr(addressing.psutil, "net_if_addrs", none_left)
     sockets, troubles = addressing.listen_to_packets()
     assert sockets == []
     assert "Too many open files" in troubles

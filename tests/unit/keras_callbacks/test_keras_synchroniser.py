@@ -183,8 +183,10 @@ def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
         assert got.values[2, 0] == (4.0 if weighed else 1.0)
 
 
+@pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(weighed):
+def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(monkeypatch, weighed, small):
+    monkeypatch.setattr("keras_callbacks.step.synchroniser._SMALL", small)
     synchroniser = all_reduce()
     synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]

@@ -1,4 +1,4 @@
-"""LB-BSP on speeds that scatter, change or wander: how often it splits anew, and how near the best split it stays."""
+"""LB-BSP on speeds that scatter or change: how often it splits anew, and how near the best split it stays."""
 
 from __future__ import annotations
 
@@ -41,6 +41,14 @@ def scattered(level: np.ndarray, share: float, seed: int = 7) -> np.ndarray:
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_noise_within_the_tolerance_moves_no_split(ranks):
     assert play(scattered(np.full((ROUNDS, ranks), 1000.0), 0.02), LBBSP())[1] <= 2
+
+
+def test_noise_beyond_the_tolerance_costs_little_and_splits_anew_in_one_round_of_three_at_most():
+    speeds = scattered(np.full((ROUNDS, 8), 1000.0), 0.1)
+    rate, changes, _ = play(speeds, LBBSP())
+    assert changes <= ROUNDS // 3
+    equal = (8 / speeds.sum(axis=1)).sum() / (1 / speeds.min(axis=1)).sum()
+    assert rate >= 0.98 * equal
 
 
 def test_unequal_speeds_are_found_in_noise():

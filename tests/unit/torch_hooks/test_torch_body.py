@@ -79,8 +79,15 @@ class OnesOwn(HorovodWire):
         return super().start_sums(tensors, name)
 
 
-def test_what_a_wire_of_ones_own_sends_for_a_round_is_not_the_bodys(caplog):
-    Job(NonBlocking(2), wire=OnesOwn()).run()
+class OfOthers(OnesOwn):
+    """A wire whose calls come from a class in another module than its own."""
+
+    __module__ = "somewhere_else"
+
+
+@pytest.mark.parametrize("wire", [OnesOwn, OfOthers])
+def test_what_a_wire_of_ones_own_sends_for_a_round_is_not_the_bodys(caplog, wire):
+    Job(NonBlocking(2), wire=wire()).run()
     assert not [record for record in caplog.records if record.name == "torch_hooks.body"]
 
 

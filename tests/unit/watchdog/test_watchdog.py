@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -22,7 +23,7 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
 from hvd_hetero.watchdog.roll import RollCall
 from hvd_hetero.watchdog.watchdog import join_known
-from hvd_hetero.watchdog.whereabouts import locate
+from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 
 SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
 
@@ -212,7 +213,7 @@ def frames_of(**modules):
         call = scope[name]
     thread = threading.Thread(target=call)
     thread.start()
-    while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code.co_name != "wait":
+    while (frame := _frame_of(thread.ident)) is None or frame.f_code.co_name != "wait":
         time.sleep(0.01)
     del frame
     try:
@@ -240,7 +241,7 @@ def test_a_program_that_is_installed_does_not_wait_because_horovod_has_called_it
 
 STALLS = """
 import gc, os, sys, threading, time
-from hvd_hetero.watchdog.whereabouts import locate
+from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 
 class Lets:
     def __init__(self):
@@ -277,17 +278,16 @@ for _ in range(8):
 for work in (begins_and_ends, begins_and_ends, looks, looks):
     threading.Thread(target=work, daemon=True).start()
 until = time.monotonic() + 1
-while time.monotonic() < until:
+while time.monotonic() < until or len(looked) < 200:
     deep(100, 0.0005)
-print(len(looked) > 100, flush=True)
 os._exit(0)
 """
 
 
 def test_looking_at_a_stack_stops_no_thread_while_garbage_is_collected():
     """Issue 106883 of CPython: a collection in the middle of it left the whole process hanging, on Python 3.11."""
-    ended = subprocess.run([sys.executable, "-c", STALLS], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "True\n", ended.stderr
+    ended = subprocess.run([sys.executable, "-c", STALLS], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_stack_is_read_only_while_nothing_goes_on(monkeypatch):
@@ -327,12 +327,17 @@ def test_a_wait_begins_where_the_rank_last_went_on_and_anew_where_it_is_elsewher
 
 
 def test_a_watchdog_that_is_closed_leaves_neither_thread_nor_socket():
-    def left():
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+    def there():
+        """Threads, and sockets by the kernel's numbers."""
+        sockets = set()
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                sockets.add(os.readlink(f"/proc/self/fd/{number}"))
+        return set(threading.enumerate()) | {link for link in sockets if link.startswith("socket:")}
 
-    before = left()
+    before = there()
     Ranks(2).run(lambda *_: None, lambda *_: None)
-    assert left() == before, "each body has ended, and its watchdog was closed"
+    assert there() <= before, "each body has ended, and its watchdog was closed"
 
 
 def test_the_thread_that_trains_may_be_another_one_than_made_it():
