@@ -37,6 +37,7 @@ import numpy.typing as npt
 from hvd_hetero.checks import require_version
 from hvd_hetero.consistency import WaysOut, require_agreement
 from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.planner import Planner
@@ -77,6 +78,7 @@ class Balancer:
         *,
         clock: Callable[[], float],
         readings: ResourceMeter | None = None,
+        hindrances: HindranceMeter | None = None,
         observer: Callable[[FinishedRound], None] | None = None,
     ) -> None:
         self._planner = Planner(policy, workers, global_batch, logs=rank == 0)
@@ -91,7 +93,7 @@ class Balancer:
         """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
         """the latest round agreed"""
-        self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size)
+        self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size, hindrances)
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)

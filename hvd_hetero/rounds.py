@@ -239,6 +239,25 @@ class RoundReport:
     micro-batch; 0 where it is not known"""
     ended: float = 0.0
     """1 where the rank reads a part of the data alone, and that ends with this round"""
+    throttled: float = 0.0
+    """Share of its time in which a quota held the rank back. This and what follows are of about the last second
+    (``measurement.hindrances``); NaN in the first."""
+    quota_cores: float = 0.0
+    """Cores that the strictest quota allows; 0: there is none."""
+    contended: float = 0.0
+    """Share of its time in which other processes ran in the rank's place."""
+    stolen: float = 0.0
+    """Share of its cores' busy time that the hypervisor took."""
+    stalled: float = 0.0
+    """Share of time in which the rank waited for memory."""
+    faults_per_s: float = 0.0
+    """Pages that the rank had to read back from disk, per second."""
+    collecting: float = 0.0
+    """Share of time in Python's garbage collector."""
+    clock: float = 0.0
+    """Frequency of its core as a share of the highest; 0: not known."""
+    sent_mb_s: float = 0.0
+    """Megabytes per second that its host, or its container, sent; 0: not known."""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
         """One rank's contribution to the table: n·K numbers, zero outside its own row."""

@@ -13,6 +13,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.communication.threads import Crew, SharedSignals
 from hvd_hetero.communication.wire import Wire
+from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy, resolve_policy
@@ -68,6 +69,7 @@ class Session:
             global_batch,
             clock=time.perf_counter,
             readings=ResourceMeter(clock=time.perf_counter),
+            hindrances=HindranceMeter(clock=time.perf_counter),
         )
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         if telemetry is not None and rank == 0:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hvd_hetero.measurement.fixed_cost import FixedCost
+from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.policies import Policy
@@ -29,7 +30,7 @@ __all__ = ["SpeedMeter", "Stopwatch"]
 # The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
-# How often drivers are read that serve nothing but the report.
+# How often what serves nothing but the report is read.
 _LEISURE_S = 1.0
 
 # Rounds of less work than this learn, if that can be, while the rank waits for others. To learn takes up to a third of
@@ -68,10 +69,16 @@ class SpeedMeter:
     """The measurements and predictions of one rank."""
 
     def __init__(
-        self, policy: Policy, clock: Callable[[], float], readings: ResourceMeter | None, typical_size: float
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        readings: ResourceMeter | None,
+        typical_size: float,
+        hindrances: HindranceMeter | None = None,
     ) -> None:
         self._clock = clock
-        self._readings = readings
+        self._readings, self._hindrances = readings, hindrances
+        self._hindered = {} if hindrances is None else Hindrances().row()
         self.predictor = policy.predictor()
         self.profile = policy.profile()
         self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
@@ -98,7 +105,7 @@ class SpeedMeter:
         """and the micro-batches done of this round; after `end_round`, of the one before"""
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
-        self._drivers_read_at = clock()
+        self._read_at = clock()
         self._began_at = self._round_began_at = self.done_at = clock()
 
     @property
@@ -221,14 +228,18 @@ class SpeedMeter:
             "timed_samples": known.samples if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,
+            **self._hindered,
         }
 
     def rest(self) -> None:
         """There is time, while others compute: do what would delay somebody elsewhere."""
         self._learn_the_rest()
-        if not self.predictor.uses_drivers and self.done_at - self._drivers_read_at > _LEISURE_S:
-            self._drivers_read_at = self.done_at
-            self.cpu, self.memory = self._drivers()
+        if self.done_at - self._read_at > _LEISURE_S:
+            self._read_at = self.done_at
+            if not self.predictor.uses_drivers:
+                self.cpu, self.memory = self._drivers()
+            if self._hindrances is not None:
+                self._hindered = self._hindrances.read().row()
 
     def applying(self) -> None:
         """The optimizer's update begins."""

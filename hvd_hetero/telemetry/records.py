@@ -31,7 +31,11 @@ VERSION = 1
 _COUNTS = ("samples", "micro_batches")
 _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
-_SOMETIMES = ("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
+_HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
+_SOMETIMES = (
+    *("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation"),
+    *(*_HINDRANCES, "clock", "sent_mb_s"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +166,24 @@ class Run:
     """Fixed seconds of a micro-batch; 0: no curve is known."""
     saturation: npt.NDArray[np.float64]
     """Samples below which a micro-batch takes no less time; 0: no curve is known."""
+    throttled: npt.NDArray[np.float64]
+    """Share of its time in which a quota held the rank back."""
+    quota_cores: npt.NDArray[np.float64]
+    """Cores that the strictest quota allows; 0: there is none."""
+    contended: npt.NDArray[np.float64]
+    """Share of its time in which other processes ran in the rank's place."""
+    stolen: npt.NDArray[np.float64]
+    """Share of its cores' busy time that the hypervisor took."""
+    stalled: npt.NDArray[np.float64]
+    """Share of time in which the rank waited for memory."""
+    faults_per_s: npt.NDArray[np.float64]
+    """Pages that the rank had to read back from disk, per second."""
+    collecting: npt.NDArray[np.float64]
+    """Share of time in Python's garbage collector."""
+    clock: npt.NDArray[np.float64]
+    """Frequency of its core as a share of the highest; 0: not known."""
+    sent_mb_s: npt.NDArray[np.float64]
+    """Megabytes per second that its host, or its container, sent; 0: not known."""
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``."""
@@ -195,7 +217,7 @@ _PER_RANK: dict[str, type] = {
     **dict.fromkeys(("plan", *_COUNTS), np.int64),
     **dict.fromkeys((*_FIGURES, "wait_s", "once_s", "fixed_samples"), np.float64),
     "limit": np.int64,
-    **dict.fromkeys(("slope_s", "intercept_s", "saturation"), np.float64),
+    **dict.fromkeys(("slope_s", "intercept_s", "saturation", *_HINDRANCES, "clock", "sent_mb_s"), np.float64),
 }
 
 

@@ -1,0 +1,227 @@
+r"""What keeps a rank from its work: shares of its time that others had, from counters that the kernel keeps anyway.
+
+Each reading gives what has happened since the one before, ``t`` seconds ago. Over the threads of this process, let
+``c`` be the seconds that they ran, and ``d`` those that they were ready and did not run (``schedstat``; a thread that
+has ended meanwhile is left out). They wanted the processor for ``c + d``: if that is above ``t``, they wanted it side
+by side, and each second of delay cost them less than a second. With ``h`` the seconds that a control group around this
+process held its threads back because its quota was used up (the most of all such groups),
+
+    throttled = min(h, d) / max(t, c + d)          by the quota
+    contended = max(d - h, 0) / max(t, c + d)      by other processes, who ran instead
+
+since a thread that is held back counts as ready. Where ``d`` cannot be read, ``throttled = min(h / t, 1)``, and
+``contended`` is 0. A waiting rank has no ready thread, so both are of the time that it was at work.
+
+    stolen      the share of the busy time of its cores that the hypervisor took from them
+    stalled     the share of time in which a thread waited for memory: of the innermost control group that tells, else
+                of the machine, and then only where this process has read back pages itself
+    collecting  the share of time spent in Python's garbage collector
+
+A file that is absent, may not be read or cannot be understood counts as one that says nothing happened.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection
+from dataclasses import astuple, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from hvd_hetero.measurement.control_groups import ControlGroups, quota
+from hvd_hetero.measurement.garbage import collecting_s
+
+__all__ = ["HindranceMeter", "Hindrances"]
+
+_Value = TypeVar("_Value")
+
+_UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrances:
+    """One reading. NaN: there has been no interval yet."""
+
+    throttled: float = math.nan
+    """Share of its time in which a quota held the rank back."""
+    quota_cores: float = math.nan
+    """Cores that the strictest quota allows; 0: there is none."""
+    contended: float = math.nan
+    """Share of its time in which other processes ran in its place."""
+    stolen: float = math.nan
+    """Share of its cores' busy time that the hypervisor took."""
+    stalled: float = math.nan
+    """Share of time in which it, or its control group, waited for memory."""
+    faults_per_s: float = math.nan
+    """Pages that it had to read back from disk, per second."""
+    collecting: float = math.nan
+    """Share of time in Python's garbage collector."""
+    clock: float = math.nan
+    """Frequency of its core as a share of the highest; 0: not known."""
+    sent_mb_s: float = math.nan
+    """Megabytes per second that its host, or its container, sent over all interfaces; 0: not known."""
+
+    def row(self) -> dict[str, float]:
+        """Return the figures for the table, rounded, because they are read by people."""
+        return {name: float(f"{value:.3g}") for name, value in zip(self.__slots__, astuple(self), strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    at_s: float
+    threads: dict[str, tuple[int, int]]  # ns that each ran, and was ready and did not
+    throttled_s: dict[Path, float]  # by control group
+    busy: int  # ticks of its cores, stolen ones included
+    stolen: int
+    stalled_s: float
+    faults: int
+    collecting_s: float
+    sent: int
+
+
+class HindranceMeter:
+    """Reads the counters; each `read` is of the time since the one before.
+
+    ``clock`` is monotonic, in seconds. ``proc``, ``cgroup`` and ``cpus`` are where the kernel's files are; ``affinity``
+    says which cores the process may use (psutil's answer unless given).
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        proc: str | Path = "/proc",
+        cgroup: str | Path = "/sys/fs/cgroup",
+        cpus: str | Path = "/sys/devices/system/cpu",
+        affinity: Callable[[], Collection[int]] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._proc, self._cpus = Path(proc), Path(cpus)
+        self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
+        groups = ControlGroups(self._proc / "self", Path(cgroup))
+        self._limiting = [*groups.levels("cpu"), *groups.levels("")]
+        pressures = [group / "memory.pressure" for group in groups.levels("")]
+        self._pressure = next((path for path in pressures if _text(path)), None)
+        self._before = self._count()
+
+    def read(self) -> Hindrances:
+        """Return what has hindered this rank since the last reading. Never raises for a file."""
+        old, new = self._before, self._count()
+        t = new.at_s - old.at_s
+        if not t > 0:
+            return Hindrances()
+        self._before = new
+        ran, ready = _since(old.threads, new.threads)
+        held_s = max((s - old.throttled_s.get(group, s) for group, s in new.throttled_s.items()), default=0.0)
+        wanted_s = max(t, ran + ready)
+        faults = max(new.faults - old.faults, 0)
+        mine = self._pressure is not None or faults > 0
+        return Hindrances(
+            throttled=_share(min(held_s, ready) if new.threads else held_s, wanted_s),
+            quota_cores=min(filter(math.isfinite, self._quotas()), default=0.0),
+            contended=_share(ready - max(held_s, 0.0), wanted_s),
+            stolen=_share(new.stolen - old.stolen, new.busy - old.busy),
+            stalled=_share(new.stalled_s - old.stalled_s, t) if mine else 0.0,
+            faults_per_s=faults / t,
+            collecting=_share(new.collecting_s - old.collecting_s, t),
+            clock=_known(self._frequency, 0.0),
+            sent_mb_s=max(new.sent - old.sent, 0) / t / 1e6,
+        )
+
+    def _count(self) -> _Counters:
+        busy, stolen = _known(self._ticks, (0, 0))
+        return _Counters(
+            self._clock(),
+            _known(self._threads, {}),
+            {group: _known(partial(_throttled_s, group), 0.0) for group in self._limiting},
+            busy,
+            stolen,
+            _known(self._stalled_s, 0.0),
+            _known(lambda: int(self._own_stat()[9]), 0),
+            collecting_s(),
+            _known(self._sent, 0),
+        )
+
+    def _threads(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        folder = str(self._proc / "self" / "task")
+        for thread in os.listdir(folder):
+            ran, ready, *_ = _text(f"{folder}/{thread}/schedstat").split() or (0, 0)
+            found[thread] = (int(ran), int(ready))
+        return found if any(map(any, found.values())) else {}
+
+    def _quotas(self) -> list[float]:
+        return [_known(partial(quota, group), math.inf) for group in self._limiting]
+
+    def _own_stat(self) -> list[str]:
+        return _text(self._proc / "self" / "stat").rpartition(")")[2].split()  # from field 3, the state, on
+
+    def _ticks(self) -> tuple[int, int]:
+        """Return the busy ticks of the cores of this process, and those of them that were stolen."""
+        cores = set(self._affinity())
+        busy = stolen = 0
+        for line in _text(self._proc / "stat").splitlines()[1:]:
+            if not line.startswith("cpu"):
+                break  # the cores come first
+            name, user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = line.split()
+            if int(name[3:]) in cores:
+                busy += sum(map(int, (user, nice, system, irq, softirq, steal)))
+                stolen += int(steal)
+        return busy, stolen
+
+    def _stalled_s(self) -> float:
+        text = _text(self._pressure or self._proc / "pressure" / "memory")
+        found = re.search(r"^some .*total=(\d+)", text, re.MULTILINE)
+        return int(found[1]) * 1e-6 if found else 0.0
+
+    def _frequency(self) -> float:
+        core = int(self._own_stat()[36])  # where it ran last
+        folder = self._cpus / f"cpu{core}" / "cpufreq"
+        now, highest = (int(_text(folder / name)) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))
+        return now / highest
+
+    def _sent(self) -> int:
+        lines = _text(self._proc / "self" / "net" / "dev").splitlines()[2:]
+        return sum(int(line.partition(":")[2].split()[8]) for line in lines)
+
+
+def _text(path: Path | str) -> str:
+    """Return a file's text; "" if it cannot be read: a counter that is not there counts nothing."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall().decode("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def _known(measure: Callable[[], _Value], otherwise: _Value) -> _Value:
+    try:
+        return measure()
+    except _UNREADABLE:
+        return otherwise
+
+
+def _throttled_s(group: Path) -> float:
+    """Return for how long a group's processes have been held back, by either version's file."""
+    stat = _text(group / "cpu.stat").split()
+    name, unit_s = ("throttled_usec", 1e-6) if "throttled_usec" in stat else ("throttled_time", 1e-9)
+    return int(stat[stat.index(name) + 1]) * unit_s
+
+
+def _since(old: dict[str, tuple[int, int]], new: dict[str, tuple[int, int]]) -> tuple[float, float]:
+    """Return the seconds that threads ran, and that they were ready and did not."""
+    ran = ready = 0
+    for thread, (ran_ns, ready_ns) in new.items():
+        before = old.get(thread, (0, 0))
+        ran += max(ran_ns - before[0], 0)
+        ready += max(ready_ns - before[1], 0)
+    return ran * 1e-9, ready * 1e-9
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else 0.0
