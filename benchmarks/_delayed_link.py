@@ -78,6 +78,10 @@ class DelayedLink:
         """Return a command for ``launch`` that starts one rank on each host."""
         return [*_on(self._hosts[0]), sys.executable, __file__, "ranks", *self._hosts, "--"]
 
+    def on(self, host: int) -> list[str]:
+        """Return the prefix that runs a command on a host, counted from 0."""
+        return _on(self._hosts[host])
+
     def round_trip_s(self, times: int = 30) -> float:
         """Return the median time of one byte from host 0 to host 1 and back, by TCP."""
         server = subprocess.Popen(

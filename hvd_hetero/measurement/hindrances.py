@@ -183,7 +183,7 @@ class HindranceMeter:
         core = int(self._own_stat()[36])  # where it ran last
         folder = self._cpus / f"cpu{core}" / "cpufreq"
         now, highest = (int(_text(folder / name)) for name in ("scaling_cur_freq", "cpuinfo_max_freq"))
-        return now / highest
+        return _share(now, highest)
 
     def _sent(self) -> int:
         lines = _text(self._proc / "self" / "net" / "dev").splitlines()[2:]

@@ -216,7 +216,7 @@ def _network(losses: Losses, rank: int) -> Cause:
     rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
     return Cause(
         "network",
-        f"All ranks waited for the transfer for {losses.transfer:.0%} of the time, {1e3 * each_s:.3g} ms a round{rate}.",
+        f"All ranks waited for the transfer: {losses.transfer:.0%} of the time, {1e3 * each_s:.3g} ms a round{rate}.",
         "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
     )
 

@@ -1,0 +1,183 @@
+"""Runs with a known cause, and clean ones: is the cause named, and does no clean run raise an alarm?
+
+    sudo python benchmarks/causes.py [--write] [--only CAUSE ...] [--each N] [--clean N] [--seconds S]
+
+Two ranks of PyTorch, each pinned to a core and on one thread, train a small network. In each run one rank is slow for
+one cause, in four strengths, half of the runs under BSP and half under LB-BSP, on either rank:
+
+- quota: a control group holds the rank to a share of a core
+- competitor: another process computes on the rank's core, at a niceness
+- loader: the rank's data set takes its time for each sample
+- network: the ranks run in network namespaces (``_delayed_link.py``), whose links ``tc`` holds to a rate
+- work: the rank computes more for each sample, for no reason that its machine could show
+
+``hvd_hetero.telemetry.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
+cause and the other rank none; the network is the cause on both. A clean run is right if no rank gets any.
+
+Needs a quiet machine, since whatever else runs there is a cause of its own, and root for quotas and namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import _delayed_link
+from _report import write_result
+from rich.progress import track
+
+from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry.causes import causes
+from hvd_hetero.telemetry.losses import Losses
+from hvd_hetero.testing import Preloaded, launch, quota_available
+
+RANKS, POLICIES = 2, ("bsp", "lb-bsp")
+LEAST_RIGHT = 19  # of twenty
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cause that runs are given: the kind that must be named, how strengths are told, and the strengths."""
+
+    kind: str
+    told: str
+    strengths: tuple[float, ...]
+
+
+CAUSES = {
+    "quota": Known("throttled", "{:g} of a core", (0.4, 0.55, 0.7, 0.8)),
+    "competitor": Known("competition", "niceness {:g}", (0, 0, 3, 5)),
+    "loader": Known("input", "{:g} ms a sample", (0.03, 0.05, 0.08, 0.12)),
+    "network": Known("network", "{:g} Mbit/s", (150, 300, 500, 800)),
+    "work": Known("slower", "{:g} products more", (0.5, 1.0, 1.5, 2.0)),
+}
+CLEAN = "clean"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was given in a run, and what was said of it."""
+
+    cause: str
+    given: str
+    policy: str
+    slow: int
+    cost: list[float]
+    transfer: float
+    named: list[str]
+    evidence: str
+
+    @property
+    def right(self) -> bool:
+        """Whether the slow rank got its cause, and no other rank any; the network is all ranks'."""
+        if self.cause == CLEAN:
+            return self.named == [""] * RANKS
+        kind = CAUSES[self.cause].kind
+        return self.named == [kind if rank == self.slow or self.cause == "network" else "" for rank in range(RANKS)]
+
+
+def unavailable(cause: str) -> str:
+    """Return why a cause cannot be made here; "": it can."""
+    if cause == "quota":
+        support = quota_available()
+        return "" if support else support.why
+    if cause == "network":
+        return _delayed_link.missing() or ("" if shutil.which("tc") else "there is no tc; install iproute2")
+    return ""
+
+
+@contextlib.contextmanager
+def slow_link(mbit: float) -> Iterator[list[str]]:
+    """Yield a command that starts a rank on each of two hosts, whose links carry so many megabits per second."""
+    with _delayed_link.DelayedLink(0.0, RANKS) as link:
+        for host in range(RANKS):
+            rule = f"qdisc add dev {_delayed_link.DEVICE} root tbf rate {mbit:g}mbit burst 256kb latency 1s"
+            subprocess.run([*link.on(host), "tc", *rule.split()], check=True, timeout=10, capture_output=True)
+        yield link.starter
+
+
+def measure(cause: str, number: int, seconds: float, preloaded: Preloaded) -> Outcome:
+    """Make one run and ask for its causes."""
+    known = CAUSES.get(cause)
+    strength = known.strengths[number % len(known.strengths)] if known else 0.0
+    policy, slow = POLICIES[number % 2], number // 2 % RANKS
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        path = Path(folder) / "run.jsonl"
+        starter = stack.enter_context(slow_link(strength)) if cause == "network" else []
+        arguments = ["--cause", cause, "--strength", strength, "--slow", slow, "--policy", policy]
+        launch(
+            Path(__file__).with_name("_causes_rank.py"), RANKS,
+            [*arguments, "--seconds", seconds, "--telemetry", path],
+            timeout_s=8 * seconds + 120, starter=starter, preloaded=None if starter else preloaded, env={"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        run = read_run(path)
+    losses, found = Losses.of(run), causes(run)
+    return Outcome(
+        cause,
+        known.told.format(strength) if known else "",
+        policy,
+        slow,
+        losses.cost.tolist(),
+        losses.transfer,
+        [c.kind if c else "" for c in found],
+        next((f"rank {rank}: {c.evidence}" for rank, c in enumerate(found) if c), ""),
+    )
+
+
+def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
+    """Return the text for the results, and whether the targets are met."""
+    lines = [
+        "| cause | given | policy | slow rank | costs, rank 0, 1 | transfer | named, rank 0, 1 | evidence | right |",
+        "|---|---|---|---:|---:|---:|---|---|---|",
+    ]
+    for o in outcomes:
+        slow = {CLEAN: "none", "network": "both"}.get(o.cause, str(o.slow))
+        costs, named = ", ".join(f"{c:.0%}" for c in o.cost), ", ".join(name or "none" for name in o.named)
+        lines.append(
+            f"| {o.cause} | {o.given} | {o.policy} | {slow} | {costs} | {o.transfer:.0%} | {named} | {o.evidence} "
+            f"| {'yes' if o.right else '**no**'} |"
+        )
+    known = [o for o in outcomes if o.cause != CLEAN]
+    clean = [o for o in outcomes if o.cause == CLEAN]
+    right, alarms = sum(o.right for o in known), sum(not o.right for o in clean)
+    met = right * 20 >= LEAST_RIGHT * len(known) and alarms == 0
+    lines += ["", *(f"Skipped: {cause}, because {why}." for cause, why in skipped.items()), ""]
+    lines.append(
+        f"Right: {right} of {len(known)} runs with a known cause; alarms in {alarms} of {len(clean)} clean runs. "
+        f"Target: {LEAST_RIGHT} of 20, and none: {'met' if met else '**missed**'}."
+    )
+    return "\n".join(lines), met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
+    parser.add_argument("--only", nargs="+", choices=CAUSES, default=list(CAUSES), help="these causes")
+    parser.add_argument("--each", type=int, default=4, help="runs of each cause (default 4)")
+    parser.add_argument("--clean", type=int, default=10, help="clean runs (default 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training in a run (default 10)")
+    options = parser.parse_args()
+    skipped = {cause: why for cause in options.only if (why := unavailable(cause))}
+    jobs = [(CLEAN, number) for number in range(options.clean)]
+    jobs += [(cause, number) for cause in options.only if cause not in skipped for number in range(options.each)]
+    outcomes = []
+    with Preloaded("torch", "torch._dynamo", "horovod.torch", "torch_hooks") as preloaded:
+        for cause, number in track(jobs, "runs"):
+            outcomes.append(measure(cause, number, options.seconds, preloaded))
+            print(outcomes[-1])
+    text, met = table(outcomes, skipped)
+    print(text)
+    if options.write:
+        write_result("causes", text)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""What keeps a rank from its work, on fake trees of the kernel's files of both versions, and on this machine."""
+
+from __future__ import annotations
+
+import gc
+import math
+import subprocess
+import sys
+import time
+from dataclasses import astuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.measurement.garbage import collecting_s
+from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
+from hvd_hetero.testing import quota_available
+
+V1, V2 = "4:cpu:/a/b\n3:memory:/a/b\n", "0::/a/b\n"
+SHARES = ("throttled", "contended", "stolen", "stalled", "collecting")
+
+
+class Kernel:
+    """A fake kernel with two cores, whose counters tests move on."""
+
+    def __init__(self, root, membership=V2):
+        self.proc, self.cgroup, self.cpus = root / "proc", root / "cgroup", root / "cpus"
+        self.now, self.version = 0.0, 1 if "cpu" in membership else 2
+        self.threads = {"7": (0, 0)}
+        self.put(self.proc / "self/cgroup", membership)
+        self.put(self.proc / "self/net/dev", "Inter-|\n face |\n")
+        self.stat(0)
+        self.ticks(0, 0)
+        self.schedule()
+        if self.version == 2:
+            self.put(self.cgroup / "cgroup.controllers", "cpu memory")
+
+    def put(self, path, text):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def stat(self, faults, core=1):
+        # A process name with brackets and blanks, which naive splitting falls over.
+        fields = ["R", *["0"] * 8, str(faults), *["0"] * 26, str(core), "0"]
+        self.put(self.proc / "self/stat", f"7 (my (odd) name) {' '.join(fields)}\n")
+
+    def ticks(self, busy, stolen):
+        core = f"{busy} 0 0 999 9 0 0 {stolen} 0 0"
+        self.put(
+            self.proc / "stat",
+            f"cpu 1 1 1 1 1 1 1 1 1 1\ncpu0 {core}\ncpu1 {core}\ncpu2 9 9 9 9 9 9 9 999 0 0\nintr 5\n",
+        )
+
+    def schedule(self):
+        for thread, (ran_s, ready_s) in self.threads.items():
+            text = f"{round(ran_s * 1e9)} {round(ready_s * 1e9)} 3\n"
+            self.put(self.proc / "self/task" / thread / "schedstat", text)
+
+    def throttle(self, group, seconds, quota=0.5):
+        if self.version == 1:
+            folder = self.cgroup / "cpu" / group
+            self.put(folder / "cpu.stat", f"nr_periods 9\nnr_throttled 3\nthrottled_time {round(seconds * 1e9)}\n")
+            self.put(folder / "cpu.cfs_quota_us", f"{round(quota * 5000)}\n")
+            self.put(folder / "cpu.cfs_period_us", "5000\n")
+        else:
+            folder = self.cgroup / group
+            self.put(folder / "cpu.stat", f"usage_usec 1\nnr_throttled 3\nthrottled_usec {round(seconds * 1e6)}\n")
+            self.put(folder / "cpu.max", f"{round(quota * 5000)} 5000\n")
+
+    def meter(self):
+        return HindranceMeter(
+            lambda: self.now, proc=self.proc, cgroup=self.cgroup, cpus=self.cpus, affinity=lambda: {0, 1}
+        )
+
+
+@pytest.fixture(params=[V1, V2], ids=["v1", "v2"])
+def kernel(request, tmp_path):
+    return Kernel(tmp_path, request.param)
+
+
+def test_nothing_is_known_before_the_first_interval_and_nothing_happened_in_a_quiet_one(kernel):
+    assert all(map(math.isnan, astuple(Hindrances())))
+    meter = kernel.meter()
+    assert all(map(math.isnan, astuple(meter.read()))), "no time has passed"
+    kernel.now, kernel.threads = 2.0, {"7": (2.0, 0.0)}
+    kernel.schedule()
+    reading = meter.read()
+    assert [getattr(reading, name) for name in SHARES[:4]] == [0.0] * 4
+    assert (reading.quota_cores, reading.faults_per_s, reading.clock, reading.sent_mb_s) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_quota_that_holds_a_thread_back_is_told_from_processes_that_run_in_its_place(kernel):
+    kernel.throttle("a/b", 10.0)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 2.0, {"7": (1.0, 1.0)}
+    kernel.schedule()
+    kernel.throttle("a/b", 10.8)
+    reading = meter.read()
+    assert reading.throttled == pytest.approx(0.8 / 2)
+    assert reading.contended == pytest.approx(0.2 / 2)
+    assert reading.quota_cores == 0.5
+
+
+def test_what_a_waiting_rank_wants_of_its_core_is_measured_against_all_of_the_time(kernel):
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 4.0, {"7": (1.0, 1.0)}
+    kernel.schedule()
+    assert meter.read().contended == pytest.approx(1.0 / 4)
+
+
+def test_threads_that_want_to_run_side_by_side_share_the_delay(kernel):
+    """Four threads that each get half of what they want make the work take twice as long, not five times."""
+    kernel.throttle("a/b", 0.0, quota=2.0)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {str(k): (0.5, 0.5) for k in range(4)}
+    kernel.schedule()
+    kernel.throttle("a/b", 1.0, quota=2.0)
+    reading = meter.read()
+    assert reading.throttled + reading.contended == pytest.approx(0.5)
+    assert reading.throttled == pytest.approx(0.25)
+
+
+def test_threads_come_and_go(kernel):
+    kernel.threads = {"7": (5.0, 5.0), "8": (9.0, 9.0)}
+    kernel.schedule()
+    meter = kernel.meter()
+    (kernel.proc / "self/task/8/schedstat").unlink()
+    (kernel.proc / "self/task/8").rmdir()
+    kernel.now, kernel.threads = 1.0, {"7": (5.5, 5.1), "9": (0.1, 0.2)}
+    kernel.schedule()
+    assert meter.read().contended == pytest.approx(0.1 + 0.2)
+
+
+def test_a_thread_with_the_number_of_one_that_ended_has_no_time_below_zero(kernel):
+    kernel.threads = {"7": (5.0, 5.0)}
+    kernel.schedule()
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {"7": (0.1, 0.1)}
+    kernel.schedule()
+    assert meter.read().contended == 0.0
+
+
+def test_of_nested_groups_the_one_that_held_back_most_counts_and_the_strictest_quota(kernel):
+    kernel.throttle("a", 0.0, quota=0.75)
+    kernel.throttle("a/b", 0.0, quota=1.5)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {"7": (0.7, 0.3)}
+    kernel.schedule()
+    kernel.throttle("a", 0.25, quota=0.75)
+    reading = meter.read()
+    assert (reading.throttled, reading.quota_cores) == (pytest.approx(0.25), 0.75)
+
+
+def test_without_the_schedulers_figures_throttling_is_a_share_of_the_time(kernel):
+    (kernel.proc / "self/task/7/schedstat").unlink()
+    kernel.throttle("a/b", 0.0)
+    meter = kernel.meter()
+    kernel.now = 2.0
+    kernel.throttle("a/b", 0.5)
+    reading = meter.read()
+    assert (reading.throttled, reading.contended) == (pytest.approx(0.25), 0.0)
+
+
+def test_stolen_time_counts_on_the_cores_of_this_process_alone(kernel):
+    meter = kernel.meter()
+    kernel.now = 1.0
+    kernel.ticks(60, 20)
+    assert meter.read().stolen == pytest.approx(0.25)
+
+
+def pressure(total_us):
+    return f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total_us}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+
+
+def test_the_machines_memory_pressure_counts_where_this_process_reads_back_pages(kernel):
+    kernel.put(kernel.proc / "pressure/memory", pressure(0))
+    meter = kernel.meter()
+    kernel.now = 1.0
+    kernel.put(kernel.proc / "pressure/memory", pressure(300_000))
+    assert meter.read().stalled == 0.0
+    kernel.now = 3.0
+    kernel.put(kernel.proc / "pressure/memory", pressure(900_000))
+    kernel.stat(faults=50)
+    reading = meter.read()
+    assert (reading.stalled, reading.faults_per_s) == (pytest.approx(0.3), 25.0)
+
+
+def test_the_groups_memory_pressure_goes_before_the_machines(tmp_path):
+    kernel = Kernel(tmp_path, V2)
+    kernel.put(kernel.proc / "pressure/memory", pressure(0))
+    kernel.put(kernel.cgroup / "a/b/memory.pressure", pressure(0))
+    meter = kernel.meter()
+    kernel.now = 1.0
+    kernel.put(kernel.proc / "pressure/memory", pressure(900_000))
+    kernel.put(kernel.cgroup / "a/b/memory.pressure", pressure(200_000))
+    assert meter.read().stalled == pytest.approx(0.2)
+
+
+def test_the_clock_is_that_of_the_core_that_the_process_ran_on(kernel):
+    for core, now in ((0, 3_000_000), (1, 2_000_000)):
+        kernel.put(kernel.cpus / f"cpu{core}/cpufreq/scaling_cur_freq", f"{now}\n")
+        kernel.put(kernel.cpus / f"cpu{core}/cpufreq/cpuinfo_max_freq", "4000000\n")
+    meter = kernel.meter()
+    kernel.now = 1.0
+    assert meter.read().clock == pytest.approx(0.5)
+
+
+def test_bytes_sent_are_counted_over_all_interfaces(kernel):
+    def sent(lo, eth0):
+        line = "    {}: 9 9 9 9 9 9 9 9 {} 9 9 9 9 9 9 9\n"
+        kernel.put(
+            kernel.proc / "self/net/dev", "Inter-|\n face |\n" + line.format("lo", lo) + line.format("eth0", eth0)
+        )
+
+    sent(1000, 0)
+    meter = kernel.meter()
+    kernel.now = 2.0
+    sent(1000, 50_000_000)
+    assert meter.read().sent_mb_s == pytest.approx(25.0)
+
+
+def test_collecting_garbage_is_timed():
+    began, meter = time.perf_counter(), HindranceMeter(time.perf_counter)
+    before_s = collecting_s()
+    kept = [[] for _ in range(100_000)]
+    gc.collect()
+    spent_s = collecting_s() - before_s
+    del kept
+    assert 0.0 < spent_s < time.perf_counter() - began
+    assert meter.read().collecting > 0.0
+    assert gc.callbacks.count(next(c for c in gc.callbacks if type(c).__name__ == "_Collections")) == 1
+
+
+FILES = (
+    "proc/self/cgroup", "proc/self/stat", "proc/self/task/7/schedstat", "proc/self/net/dev", "proc/stat",
+    "proc/pressure/memory", "cgroup/a/b/cpu.stat", "cgroup/a/b/cpu.max", "cgroup/a/b/memory.pressure",
+    "cgroup/cpu/a/b/cpu.stat", "cgroup/cpu/a/b/cpu.cfs_quota_us", "cgroup/cpu/a/b/cpu.cfs_period_us",
+    "cpus/cpu1/cpufreq/scaling_cur_freq", "cpus/cpu1/cpufreq/cpuinfo_max_freq",
+)  # fmt: skip
+WORDS = st.sampled_from(
+    ("0", "1", "-1", "-7", "99999999999", "1e3", "max", "nan", "cpu0", "cpu1", "some", "total=5", "throttled_usec",
+     "throttled_time", "lo:", ")", "(", ":", "\n", "")
+)  # fmt: skip
+CONTENT = st.none() | st.binary(max_size=40) | st.lists(WORDS, max_size=30).map(lambda words: " ".join(words).encode())
+
+
+@given(st.data(), st.sampled_from([V1, V2]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_the_files_hold_a_reading_is_made_of_finite_figures(tmp_path_factory, data, membership):
+    root = tmp_path_factory.mktemp("kernel")
+    kernel = Kernel(root, membership)
+    meter = kernel.meter()
+    for _ in range(2):
+        for name in data.draw(st.lists(st.sampled_from(FILES), max_size=5)):
+            content = data.draw(CONTENT)
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).unlink(missing_ok=True)
+            if content is not None:
+                (root / name).write_bytes(content)
+        kernel.now += 1.0
+        reading = (kernel.meter() if data.draw(st.booleans()) else meter).read()
+        if kernel.now > 1.0 or not math.isnan(reading.throttled):
+            figures = reading.row()
+            assert all(0.0 <= figures[name] <= 1.0 for name in SHARES) or all(map(math.isnan, figures.values()))
+            assert all(value >= 0.0 for value in figures.values()) or all(map(math.isnan, figures.values()))
+
+
+BURN = """
+import time
+from hvd_hetero.measurement.hindrances import HindranceMeter
+from hvd_hetero.testing import CpuQuota
+with CpuQuota(0.25, period_us=10_000):
+    meter = HindranceMeter(time.perf_counter)
+    end = time.perf_counter() + 0.5
+    while time.perf_counter() < end:
+        pass
+    found = meter.read()
+print(found.quota_cores, found.throttled, found.throttled + found.contended)
+"""
+
+
+def test_a_real_quota_is_seen():
+    """On a busy machine others run in its place meanwhile; together they leave the process a quarter of a core."""
+    if not (support := quota_available()):
+        pytest.skip(f"no quota can be set here: {support.why}")
+    done = subprocess.run([sys.executable, "-c", BURN], capture_output=True, text=True, timeout=60, check=True)
+    quota_cores, throttled, lost = map(float, done.stdout.split())
+    assert quota_cores == 0.25
+    assert 0.0 < throttled <= lost
+    assert lost == pytest.approx(0.75, abs=0.15)
+
+
+def test_a_reading_of_this_machine_takes_little_time():
+    """About 0.4 ms, once a second; the bound is generous, as tests share their machine."""
+    meter = HindranceMeter(time.perf_counter)
+    spent_s = []
+    for _ in range(30):
+        began = time.perf_counter()
+        meter.read()
+        spent_s.append(time.perf_counter() - began)
+    assert sorted(spent_s)[len(spent_s) // 2] < 20e-3
