@@ -1,8 +1,14 @@
 r"""Why a rank was slow: the cause that explains what it cost, with its evidence.
 
-What a rank costs, ``cost_i``, is a share of time (`losses`). Each candidate explains a share of the rank's own time as
-well: what its quota held back, what other processes took, what it waited for its data, and so on
-(`measurement.hindrances`), beyond what the fast ranks have of the same. What all ranks have makes none of them slow.
+What rank i costs, ``cost_i``, is a share of time (`losses`), and so is what each candidate explains. With ``s_i`` a
+reading of rank i (`measurement.hindrances`: the share of time in which its quota held it back, in which other processes
+ran in its place, and so on) and ``s`` the lower quartile of that reading over the ranks,
+
+    explained_i = s_i - s lag_i / cost_i.
+
+What all ranks have makes none of them slower than others; but where ranks hold each other up in turns, by pauses at
+different moments, ``lag_i`` is nothing beside ``cost_i``, and all of ``s_i`` counts. Waiting for data, and work between
+rounds, are known for each round, and count by what they take beyond those of the fast ranks, per sample and round.
 
 **Which cause.** The candidate that explains the most is named, if it explains at least half of ``cost_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
@@ -11,13 +17,14 @@ none of it, a rank whose pace is the same multiple of the fast ranks' through al
 is "unknown".
 
 **No alarm** where ``cost_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
-anything else, and one of two equal ranks is always a little slower than the other. All ranks wait for the transfer. It
-is the cause on each rank that has no larger one, if it takes at least `LEAST_TRANSFER` of the time.
+anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
+what clean runs cost). All ranks wait for the transfer. It is the cause on each of them, if it takes at least
+`LEAST_TRANSFER` of the time, and more than any rank costs: a slow rank's part in a transfer is slow, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +39,9 @@ KINDS = {
     "competition": "other processes on its processor",
     "stolen": "other virtual machines on its host",
     "memory": "too little memory",
+    "garbage": "garbage collection",
     "input": "slow input",
     "loop": "work between rounds",
-    "garbage": "garbage collection",
     "clock": "a lower clock frequency",
     "cpu": "less of its processor",
     "network": "slow network",
@@ -55,6 +62,39 @@ _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
 _STEADY = 0.15  # how far the pace of a slower processor may be from its middle, in the parts of a run
 _PARTS = 8
 
+_MORE_MEMORY = "Give it more memory, or a smaller batch, or fewer loader workers."
+_TEXTS = {
+    "throttled": (
+        "Its CPU was throttled for {share:.0%} of the time: its container's limit is {quota:.3g} cores.",
+        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
+    ),
+    "competition": (
+        "Other processes ran on its processor for {share:.0%} of the time, while it was ready.",
+        "Find them with top on its machine and move them, or pin the rank to cores of its own.",
+    ),
+    "stolen": (
+        "The hypervisor took {share:.0%} of its processor's time for other virtual machines.",
+        "Use a machine with processors of its own, or move the virtual machine to another host.",
+    ),
+    "memory": ("It waited for memory for {share:.0%} of the time.", _MORE_MEMORY),
+    "garbage": (
+        "Python collected garbage for {share:.0%} of the time.",
+        "Call gc.freeze() after the set-up, or gc.disable() and gc.collect() between epochs.",
+    ),
+    "input": (
+        "It waited for its own data for {share:.0%} of its time.",
+        "Give its data loader more workers or a faster disk, or prepare the data beforehand.",
+    ),
+    "loop": (
+        "Its loop spent {share:.0%} of its time between rounds, outside of the training step.",
+        "Log, evaluate and save less often, or in another thread or process.",
+    ),
+    "clock": (
+        "Its processor ran at {share:.0%} of its highest frequency, below that of other ranks.",
+        "Look at its temperature, its power limit and its frequency governor.",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -71,120 +111,59 @@ class Cause:
 def causes(run: Run) -> list[Cause | None]:
     """Return for each rank why it was slow; None: it held no rank up."""
     losses = Losses.of(run)
+    if losses.transfer >= max(LEAST_TRANSFER, *losses.cost):
+        return [_network(losses, rank) for rank in range(run.workers)]
     candidates = list(_candidates(losses))
-    found: list[Cause | None] = []
-    for rank, cost in enumerate(losses.cost):
-        if cost >= max(LEAST, losses.transfer):
-            found.append(_named(losses, rank, candidates))
-        else:
-            found.append(_network(losses, rank) if losses.transfer >= LEAST_TRANSFER else None)
-    return found
+    return [_named(losses, rank, candidates) if cost >= LEAST else None for rank, cost in enumerate(losses.cost)]
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """``explains`` is a share of each rank's own time."""
-
-    explains: Floats
-    cause: Callable[[int], Cause]
-
-
-def _named(losses: Losses, rank: int, candidates: list[_Candidate]) -> Cause:
-    best = max(candidates, key=lambda candidate: candidate.explains[rank])
-    if best.explains[rank] >= _EXPLAINS * losses.cost[rank]:
-        return best.cause(rank)
-    return _by_weaker_evidence(losses, rank) or _without_evidence(losses, rank)
+    kind: str
+    explained: Floats  # share of each rank's own time
+    share: Floats  # as the evidence has it
 
 
 def _candidates(losses: Losses) -> Iterator[_Candidate]:
+    """Yield what may explain a loss; of two that explain as much, the first is named."""
     run, own_s = losses.run, losses.own_s.sum(axis=0)
-    whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # readings are shares of all time
-    quota, sent = _mean(run, run.quota_cores), losses.own_s - run.compute_s - run.input_s
-    loop_s = np.clip(sent, 0.0, None)
-
-    def reading(column: Floats, kind: str, evidence: str, way_out: str) -> _Candidate:
-        shares = np.nan_to_num(_mean(run, column))
-        return _Candidate(
-            np.clip(shares - fast(shares), 0.0, None) * whole,
-            lambda rank: Cause(kind, evidence.format(share=shares[rank], quota=quota[rank]), way_out),
-        )
-
-    def seconds(spent_s: Floats, kind: str, evidence: str, way_out: str) -> _Candidate:
-        shares = _share(spent_s.sum(axis=0), own_s)
-        return _Candidate(
-            _beyond(losses, spent_s), lambda rank: Cause(kind, evidence.format(share=shares[rank]), way_out)
-        )
-
-    yield reading(
-        run.throttled,
-        "throttled",
-        "Its CPU was throttled for {share:.0%} of the time: its container's limit is {quota:.3g} cores.",
-        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
-    )
-    yield reading(
-        run.contended,
-        "competition",
-        "Other processes ran on its processor for {share:.0%} of the time, while it was ready.",
-        "Find them with top on its machine and move them, or pin the rank to cores of its own.",
-    )
-    yield reading(
-        run.stolen,
-        "stolen",
-        "The hypervisor took {share:.0%} of its processor's time for other virtual machines.",
-        "Use a machine with processors of its own, or move the virtual machine to another host.",
-    )
-    yield reading(
-        run.stalled,
-        "memory",
-        "It waited for memory for {share:.0%} of the time.",
-        "Give it more memory, or a smaller batch, or fewer loader workers.",
-    )
-    yield reading(
-        run.collecting,
-        "garbage",
-        "Python collected garbage for {share:.0%} of the time.",
-        "Call gc.freeze() after the set-up, or gc.disable() and gc.collect() between epochs.",
-    )
-    yield seconds(
-        run.input_s,
-        "input",
-        "It waited for its own data for {share:.0%} of its time.",
-        "Give its data loader more workers or a faster disk, or prepare the data beforehand.",
-    )
-    yield seconds(
-        loop_s,
-        "loop",
-        "Its loop spent {share:.0%} of its time between rounds, outside of the training step.",
-        "Log, evaluate and save less often, or in another thread or process.",
-    )
+    whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # a reading is a share of all time
+    ours = _share(losses.lag, losses.cost)
+    readings = {
+        "throttled": run.throttled,
+        "competition": run.contended,
+        "stolen": run.stolen,
+        "memory": run.stalled,
+        "garbage": run.collecting,
+    }
+    for kind, column in readings.items():
+        share = np.nan_to_num(_mean(run, column))
+        yield _Candidate(kind, (share - fast(share) * ours) * whole, share)
+    loop_s = np.clip(losses.own_s - run.compute_s - run.input_s, 0.0, None)
+    for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
+        yield _Candidate(kind, _share(_beyond_s(losses, spent_s), own_s), _share(spent_s.sum(axis=0), own_s))
     clock = np.nan_to_num(_mean(run, run.clock))
-    yield _Candidate(
-        np.where(clock > 0, 1.0 - _share(clock, np.full_like(clock, -fast(-clock))), 0.0),
-        lambda rank: Cause(
-            "clock",
-            f"Its processor ran at {clock[rank]:.0%} of its highest frequency, the fast ranks at {-fast(-clock):.0%}.",
-            "Look at its temperature, its power limit and its frequency governor.",
-        ),
-    )
+    yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
+
+
+def _named(losses: Losses, rank: int, candidates: list[_Candidate]) -> Cause:
+    best = max(candidates, key=lambda candidate: candidate.explained[rank])
+    if best.explained[rank] >= _EXPLAINS * losses.cost[rank]:
+        evidence, way_out = _TEXTS[best.kind]
+        quota = _mean(losses.run, losses.run.quota_cores)[rank]
+        return Cause(best.kind, evidence.format(share=best.share[rank], quota=quota), way_out)
+    return _by_weaker_evidence(losses, rank) or _without_evidence(losses, rank)
 
 
 def _by_weaker_evidence(losses: Losses, rank: int) -> Cause | None:
     run = losses.run
     faults, memory, cpu = (_mean(run, column) for column in (run.faults_per_s, run.memory, run.cpu))
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
-        return Cause(
-            "memory",
-            f"It read {faults[rank]:.0f} pages per second back from disk.",
-            "Give it more memory, or a smaller batch, or fewer loader workers.",
-        )
+        return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
     if memory[rank] < _LITTLE_MEMORY:
-        return Cause(
-            "memory",
-            f"Only {memory[rank]:.1%} of its memory was free.",
-            "Give it more memory, or a smaller batch, or fewer loader workers.",
-        )
+        return Cause("memory", f"Only {memory[rank]:.1%} of its memory was free.", _MORE_MEMORY)
     counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
-    if not counted and 1.0 - cpu[rank] / -fast(-cpu) >= _EXPLAINS * losses.cost[rank]:
+    if not counted and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * losses.cost[rank] and np.isfinite(cpu[rank]):
         return Cause(
             "cpu",
             f"Only {cpu[rank]:.0%} of its processor was available to it.",
@@ -195,28 +174,32 @@ def _by_weaker_evidence(losses: Losses, rank: int) -> Cause | None:
 
 def _without_evidence(losses: Losses, rank: int) -> Cause:
     cost, lag = losses.cost[rank], losses.lag[rank]
+    evened = losses.held[rank] < LEAST
     if lag >= _EXPLAINS * cost and _constant(losses, rank):
         return Cause(
             "slower",
             f"It took {1.0 / (1.0 - lag):.2g} times as long per sample as the fast ranks, through all of the run, and "
             "no reading shows that anything was taken from it.",
-            "Give it less work (policy='lb-bsp'), or a faster machine.",
+            "The split gives it less work already; only a faster machine would help more."
+            if evened
+            else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )
     return Cause(
         "unknown",
         f"It cost {cost:.0%} of the time, and no reading explains that.",
-        "Look at its machine while it trains; policy='lb-bsp' gives it less work meanwhile.",
+        "Look at its machine while it trains"
+        + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
     )
 
 
 def _network(losses: Losses, rank: int) -> Cause:
     run = losses.run
-    each_s = losses.transfer * float(run.elapsed_s.mean())
+    each_ms = 1e3 * losses.transfer * float(run.elapsed_s.mean())
     sent = _mean(run, run.sent_mb_s)[rank]
     rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
     return Cause(
         "network",
-        f"All ranks waited for the transfer: {losses.transfer:.0%} of the time, {1e3 * each_s:.3g} ms a round{rate}.",
+        f"All ranks waited for the transfer: {losses.transfer:.0%} of the time, {each_ms:.3g} ms a round{rate}.",
         "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
     )
 
@@ -230,17 +213,23 @@ def _constant(losses: Losses, rank: int) -> bool:
     return bool((np.abs(ratios / np.median(ratios) - 1.0) <= _STEADY).all())
 
 
+def _beyond_s(losses: Losses, spent_s: Floats) -> Floats:
+    """Return the seconds that these take each rank beyond those of the fast ranks, per sample and round."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_sample = np.where(losses.work > 0, spent_s / losses.work, np.inf)
+        usual = np.sort(per_sample, axis=1)[:, [(losses.run.workers - 1) // 4]]  # as in `fast`, of each round
+        beyond = np.where(losses.work > 0, np.clip(per_sample - usual, 0.0, None) * losses.work, 0.0)
+    return np.asarray(beyond.sum(axis=0))
+
+
 def _share(part: Floats, whole: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.nan_to_num(part / whole, nan=0.0, posinf=0.0, neginf=0.0))
 
 
-def _beyond(losses: Losses, seconds: Floats) -> Floats:
-    """Return what these seconds take beyond those of the fast ranks, per sample, as a share of the rank's own time."""
-    work, own_s = losses.work.sum(axis=0), losses.own_s.sum(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_sample = np.where(work > 0, seconds.sum(axis=0) / work, np.nan)
-    return _share((per_sample - fast(per_sample)) * work, own_s)
+def _best(figures: Floats) -> Floats:
+    """Return, for each rank, the upper quartile: what the ranks with most of it have."""
+    return np.full_like(figures, -fast(-figures))
 
 
 def _mean(run: Run, column: Floats) -> Floats:

@@ -1,0 +1,244 @@
+"""What a run loses and why, on runs made by hand: the cause must explain the loss, and no loss needs no cause."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.telemetry import Run
+from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_TRANSFER, Cause, causes
+from hvd_hetero.telemetry.losses import WARM_UP, Losses
+
+ROUNDS, TRANSFER_S = 60, 0.004
+
+
+def run_of(own_s, **figures) -> Run:
+    """Make a run of ranks that needed so many seconds in each round, all of them computing unless told otherwise."""
+    own_s = np.asarray(own_s, dtype=float)
+    rounds, workers = own_s.shape
+    elapsed_s = own_s.max(axis=1, initial=0.0) + figures.pop("transfer_s", TRANSFER_S)
+    per_rank = {field.name: np.zeros((rounds, workers)) for field in fields(Run)}
+    counts = np.full((rounds, workers), 10)
+    per_rank |= {"plan": counts, "samples": counts, "micro_batches": np.ones_like(counts), "compute_s": own_s}
+    per_rank |= {"wait_s": elapsed_s[:, None] - own_s, "cpu": own_s * 0 + 1.0, "memory": own_s * 0 + 0.5}
+    per_rank |= {"round": np.arange(rounds), "epoch": np.zeros(rounds, int), "elapsed_s": elapsed_s}
+    per_rank |= {"policy": "bsp", "workers": workers, "global_batch": 10 * workers}
+    return Run(**per_rank | {name: np.broadcast_to(f, (rounds, workers)) for name, f in figures.items()})
+
+
+def steady(*seconds, rounds=ROUNDS, scatter=0.02):
+    noise = np.random.Generator(np.random.PCG64(0)).normal(1.0, scatter, (rounds, len(seconds)))
+    return noise * np.array(seconds)
+
+
+def kinds(run) -> list[str]:
+    return [cause.kind if cause else "" for cause in causes(run)]
+
+
+def test_the_waiting_that_ranks_are_charged_with_is_all_the_waiting_there_was():
+    own_s = np.random.Generator(np.random.PCG64(1)).exponential(1.0, (40, 5))
+    run = run_of(own_s)
+    waited = (run.wait_s - run.wait_s.min(axis=1, keepdims=True))[WARM_UP:].sum() / run.elapsed_s[WARM_UP:].sum()
+    assert Losses.of(run).held.sum() * 4 == pytest.approx(waited)
+
+
+def test_two_ranks_that_are_equally_slow_share_the_blame():
+    run = run_of(np.tile([1.0, 1.0, 2.0, 2.0], (20, 1)), transfer_s=0.0)
+    losses = Losses.of(run)
+    assert losses.held.tolist() == pytest.approx([0.0, 0.0, 1 / 6, 1 / 6])
+    assert losses.lag.tolist() == pytest.approx([0.0, 0.0, 0.5, 0.5])
+
+
+def test_a_rank_with_less_work_costs_by_its_pace_though_no_rank_waits():
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    losses = Losses.of(run_of(steady(0.1, 0.1, scatter=0.0), samples=samples))
+    assert losses.held.tolist() == pytest.approx([0.0, 0.0])
+    assert losses.lag.tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_a_fixed_cost_counts_as_the_samples_that_it_is_worth():
+    own_s = np.tile([0.010 * 30, 0.010 * 20], (ROUNDS, 1))
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    assert Losses.of(run_of(own_s, samples=samples, fixed_samples=10.0)).lag.tolist() == pytest.approx([0.0, 0.0])
+
+
+def test_the_start_and_a_last_round_without_waiting_are_left_out():
+    own_s = steady(0.1, 0.1)
+    own_s[0, 1] = 60.0
+    run = run_of(own_s)
+    run.wait_s[-1] = np.nan
+    assert kinds(run) == ["", ""]
+    assert len(Losses.of(run).run.round) == ROUNDS - WARM_UP - 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100])
+def test_equal_ranks_raise_no_alarm(ranks):
+    assert kinds(run_of(steady(*[0.05] * ranks, scatter=0.05))) == [""] * ranks
+
+
+def test_a_loss_below_the_threshold_raises_none_whatever_the_readings_say():
+    own_s = steady(0.05, 0.05 / (1.0 - 0.9 * LEAST), scatter=0.0)
+    assert kinds(run_of(own_s, throttled=[0.0, 0.09])) == ["", ""]
+    assert kinds(run_of(steady(0.05, 0.05 / (1.0 - 1.1 * LEAST), scatter=0.0), throttled=[0.0, 0.11])) == [
+        "",
+        "throttled",
+    ]
+
+
+READINGS = {
+    "throttled": "throttled",
+    "contended": "competition",
+    "stolen": "stolen",
+    "stalled": "memory",
+    "collecting": "garbage",
+}
+
+
+@pytest.mark.parametrize(("column", "kind"), READINGS.items())
+def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
+    [none, cause] = causes(run_of(steady(0.05, 0.10), **{column: [0.0, 0.47]}, quota_cores=[0.0, 1.5]))
+    assert none is None
+    assert cause is not None
+    assert cause.kind == kind
+    assert "47%" in cause.evidence
+    assert cause.way_out
+
+
+def test_the_evidence_of_a_quota_names_it():
+    assert causes(run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5]))[1] == Cause(
+        "throttled",
+        "Its CPU was throttled for 41% of the time: its container's limit is 1.5 cores.",
+        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
+    )
+
+
+@pytest.mark.parametrize("column", READINGS)
+def test_a_reading_that_explains_little_of_the_loss_or_that_all_ranks_have_is_not_the_cause(column):
+    assert kinds(run_of(steady(0.05, 0.10), **{column: [0.0, 0.1]})) == ["", "slower"]
+    assert kinds(run_of(steady(0.05, 0.10), **{column: [0.4, 0.4]})) == ["", "slower"]
+
+
+def test_of_two_readings_the_one_that_explains_more_is_the_cause():
+    assert kinds(run_of(steady(0.05, 0.10), throttled=[0.0, 0.3], contended=[0.0, 0.2])) == ["", "throttled"]
+    assert kinds(run_of(steady(0.05, 0.10), throttled=[0.0, 0.2], contended=[0.0, 0.3])) == ["", "competition"]
+
+
+def test_pauses_that_ranks_have_in_turns_explain_what_they_cost_although_all_have_them():
+    own_s = np.full((80, 2), 0.05)
+    own_s[::4, 0] += 0.10
+    own_s[2::4, 1] += 0.10
+    assert kinds(run_of(own_s, collecting=[0.3, 0.3])) == ["garbage", "garbage"]
+    assert kinds(run_of(own_s)) == ["unknown", "unknown"]
+
+
+def test_readings_of_the_first_second_are_not_known_and_do_not_dilute_those_of_later():
+    throttled = np.zeros((ROUNDS, 2))
+    throttled[:, 1] = 0.5
+    throttled[: ROUNDS // 2] = np.nan
+    [_, cause] = causes(run_of(steady(0.05, 0.10), throttled=throttled))
+    assert cause is not None
+    assert "50%" in cause.evidence
+
+
+@pytest.mark.parametrize(("column", "kind"), [("input_s", "input"), ("loop", "loop")])
+def test_waiting_for_data_and_work_between_rounds_are_causes(column, kind):
+    base = np.full((ROUNDS, 2), 0.05)
+    extra = np.tile([0.001, 0.03], (ROUNDS, 1))
+    figures = {"input_s": extra} if column == "input_s" else {}
+    [none, cause] = causes(run_of(base + extra, compute_s=base, **figures))
+    assert none is None
+    assert cause is not None
+    assert (cause.kind, "38%" in cause.evidence) == (kind, True)
+
+
+def test_input_that_is_slow_now_on_one_rank_and_now_on_the_other_is_the_cause_on_both():
+    base, extra = np.full((80, 2), 0.05), np.zeros((80, 2))
+    extra[::4, 0] = extra[2::4, 1] = 0.10
+    assert kinds(run_of(base + extra, compute_s=base, input_s=extra)) == ["input", "input"]
+
+
+def test_under_a_split_by_speed_slow_input_is_found_per_sample():
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    input_s = np.tile([0.002, 0.051], (ROUNDS, 1))
+    run = run_of(np.full((ROUNDS, 2), 0.1), samples=samples, input_s=input_s, compute_s=0.1 - input_s)
+    assert kinds(run) == ["", "input"]
+
+
+def test_a_lower_clock_is_a_cause_where_it_is_known():
+    assert kinds(run_of(steady(0.05, 0.10), clock=[0.9, 0.45])) == ["", "clock"]
+    assert kinds(run_of(steady(0.05, 0.10), clock=[0.9, 0.0])) == ["", "slower"]
+
+
+def test_pages_read_back_and_memory_that_has_run_out_are_weaker_evidence():
+    assert kinds(run_of(steady(0.05, 0.10), faults_per_s=[2.0, 500.0])) == ["", "memory"]
+    assert kinds(run_of(steady(0.05, 0.10), memory=[0.5, 0.01])) == ["", "memory"]
+    assert kinds(run_of(steady(0.05, 0.10), faults_per_s=[2.0, 500.0], contended=[0.0, 0.5])) == ["", "competition"]
+
+
+def test_the_cpu_driver_is_evidence_in_files_without_the_kernels_counters():
+    run = run_of(steady(0.05, 0.10), cpu=[1.0, 0.5])
+    assert kinds(run) == ["", "cpu"]
+    assert kinds(run_of(steady(0.05, 0.10), cpu=[1.0, 0.5], sent_mb_s=[5.0, 5.0])) == ["", "slower"]
+    assert kinds(run_of(steady(0.05, 0.10), cpu=[np.nan, np.nan])) == ["", "slower"]
+
+
+def test_a_rank_that_is_slow_for_a_part_of_the_run_only_is_no_slower_processor():
+    own_s = steady(0.05, 0.05)
+    own_s[ROUNDS // 2 :, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
+def test_what_to_do_depends_on_whether_the_split_follows_speed():
+    [_, waited_for] = causes(run_of(steady(0.05, 0.10)))
+    [_, evened] = causes(run_of(steady(0.1, 0.1), samples=np.tile([20, 10], (ROUNDS, 1))))
+    assert waited_for is not None
+    assert evened is not None
+    assert "lb-bsp" in waited_for.way_out
+    assert "lb-bsp" not in evened.way_out
+
+
+def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more():
+    slow_s = 0.05 * LEAST_TRANSFER / (1.0 - LEAST_TRANSFER) * 1.2
+    [first, second] = causes(run_of(steady(0.05, 0.05), transfer_s=slow_s, sent_mb_s=[12.0, 12.0]))
+    assert first == second
+    assert first is not None
+    assert (first.kind, "12 MB per second" in first.evidence) == ("network", True)
+    assert kinds(run_of(steady(0.05, 0.05), transfer_s=slow_s / 1.5)) == ["", ""]
+    assert kinds(run_of(steady(0.05, 0.10), transfer_s=slow_s, contended=[0.0, 0.5])) == ["", "competition"]
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (1, 2), (WARM_UP, 2), (50, 1)])
+def test_runs_too_short_or_of_one_rank_have_no_cause(shape):
+    assert kinds(run_of(np.full(shape, 0.1))) == [""] * shape[1]
+
+
+def test_a_rank_without_samples_is_not_blamed():
+    samples = np.tile([10, 0], (ROUNDS, 1))
+    assert kinds(run_of(np.tile([0.05, 0.0], (ROUNDS, 1)), samples=samples))[1] == ""
+
+
+NUMBERS = st.floats(0.0, 1e3) | st.just(float("nan"))
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 12))
+@settings(max_examples=100, deadline=None)
+def test_any_file_that_can_be_read_is_answered_for_each_rank(data, workers, rounds):
+    def column():
+        return np.array(data.draw(st.lists(NUMBERS, min_size=rounds * workers, max_size=rounds * workers)), dtype=float)
+
+    figures = {
+        name: column().reshape(rounds, workers)
+        for name in ("compute_s", "input_s", "wait_s", "cpu", "memory", *READINGS, "clock", "faults_per_s")
+    }
+    figures["samples"] = np.array(
+        data.draw(st.lists(st.integers(0, 9), min_size=rounds * workers, max_size=rounds * workers)), int
+    )
+    figures["samples"] = figures["samples"].reshape(rounds, workers)
+    found = causes(run_of(np.full((rounds, workers), 0.1), **figures))
+    assert len(found) == workers
+    for cause in found:
+        assert cause is None or (cause.kind in KINDS and cause.evidence.endswith(".") and cause.way_out.endswith("."))
