@@ -7,14 +7,17 @@ import math
 import subprocess
 import sys
 import time
-from dataclasses import astuple
+from dataclasses import astuple, fields
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.measurement.garbage import collecting_s
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
+from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.testing import quota_available
 
 V1, V2 = "4:cpu:/a/b\n3:memory:/a/b\n", "0::/a/b\n"
@@ -300,3 +303,42 @@ def test_a_reading_of_this_machine_takes_little_time():
         meter.read()
         spent_s.append(time.perf_counter() - began)
     assert sorted(spent_s)[len(spent_s) // 2] < 20e-3
+
+
+class Counted:
+    """Stands in for a meter: tells how often it was read, and when a reading would have delayed others."""
+
+    def __init__(self):
+        self.reads, self.at_leisure = 0, False
+
+    def read(self):
+        assert self.at_leisure, "read while others may wait for this rank"
+        self.reads += 1
+        return Hindrances(*[0.25] * 9)
+
+
+@pytest.mark.parametrize("policy", [BSP(), LBBSP(predictor="narx")], ids=["no drivers", "drivers"])
+def test_a_rank_reads_once_a_second_while_others_compute_and_tells_it_with_the_next_row(policy):
+    now, meter = [0.0], Counted()
+    balancer = Balancer(policy, 0, 1, 16, clock=lambda: now[0], hindrances=meter)
+    told = []
+    for _ in range(100):
+        balancer.begin(MicroBatch(balancer.plan(), 16))
+        now[0] += 0.05
+        row = balancer.report()
+        meter.at_leisure = True
+        balancer.waiting()
+        meter.at_leisure = False
+        balancer.agree(row)
+        told.append(balancer.finished.table.figures("throttled")[0])
+    assert 4 <= meter.reads <= 5
+    assert all(map(math.isnan, told[:20]))
+    assert told[25:] == [0.25] * 75
+    assert {balancer.finished.table.figures(field.name)[0] for field in fields(Hindrances)} == {0.25}
+
+
+def test_a_rank_without_a_meter_tells_zeros_as_older_files_are_read():
+    balancer = Balancer(BSP(), 0, 1, 16, clock=lambda: 0.0)
+    balancer.begin(MicroBatch(balancer.plan(), 16))
+    balancer.agree(balancer.report())
+    assert {balancer.finished.table.figures(field.name)[0] for field in fields(Hindrances)} == {0.0}

@@ -18,6 +18,8 @@ WORKERS = 2
 DEVICE = {
     "once_s": 0.0625,
     "fixed_samples": 12.5, "limit": 57, "slope_s": 0.001, "intercept_s": -0.002, "saturation": 16,
+    "throttled": 0.25, "quota_cores": 1.5, "contended": 0.125, "stolen": 0.03125, "stalled": 0.5, "faults_per_s": 3,
+    "collecting": 0.0625, "clock": 0.75, "sent_mb_s": 12.5,
 }  # fmt: skip
 
 
@@ -126,6 +128,7 @@ def test_a_run_recorded_before_there_were_limits_is_read(tmp_path):
     write(path, 3)
     path.write_text(path.read_text().replace(',"headroom":0.1', ""))
     assert not read_run(path).limit.any()
+    assert not read_run(path).throttled.any()
 
 
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
