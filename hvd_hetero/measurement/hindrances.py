@@ -2,15 +2,22 @@ r"""What keeps a rank from its work: shares of its time that others had, from co
 
 Each reading gives what has happened since the one before, ``t`` seconds ago. Over the threads of this process, let
 ``c`` be the seconds that they ran, and ``d`` those that they were ready and did not run (``schedstat``; a thread that
-has ended meanwhile is left out). They wanted the processor for ``c + d``: if that is above ``t``, they wanted it side
-by side, and each second of delay cost them less than a second. With ``h`` the seconds that a control group around this
-process held its threads back because its quota was used up (the most of all such groups),
+has ended meanwhile is left out). They wanted a processor for ``c + d``, and on average ``max(1, (c + d) / t)`` of them
+at once. Of what they wanted they did not get
 
-    throttled = min(h, d) / max(t, c + d)          by the quota
-    contended = max(d - h, 0) / max(t, c + d)      by other processes, who ran instead
+    D = d / max(t, c + d),
 
-since a thread that is held back counts as ready. Where ``d`` cannot be read, ``throttled = min(h / t, 1)``, and
-``contended`` is 0. A waiting rank has no ready thread, so both are of the time that it was at work.
+for three reasons: a quota, other processes, and each other, where they are more than the process has cores. With ``h``
+the seconds that a control group around this process was held back because its quota was used up (the most of all such
+groups, summed over the cores by the kernel), and ``o`` the seconds that other processes ran on the A cores that this
+one may use,
+
+    throttled = min(D, h / (t min(A, max(1, (c + d) / t))))
+    contended = min(D - throttled, o / (A t)).
+
+Neither ``d`` nor ``o`` would do alone: a thread that waits for another one of its process is ready as well, and others
+take nothing from a process that does not want their core. Where ``d`` cannot be read, ``throttled = min(1, h / t)``,
+and ``contended`` is 0. Loader workers are other processes, too.
 
     stolen      the share of the busy time of its cores that the hypervisor took from them
     stalled     the share of time in which a thread waited for memory: of the innermost control group that tells, else
@@ -76,8 +83,11 @@ class _Counters:
     at_s: float
     threads: dict[str, tuple[int, int]]  # ns that each ran, and was ready and did not
     throttled_s: dict[Path, float]  # by control group
-    busy: int  # ticks of its cores, stolen ones included
-    stolen: int
+    cores: int  # that this process may use
+    busy_s: float  # of these cores, stolen time included
+    stolen_s: float
+    processes_s: float  # what all processes ran on these cores
+    own_s: float  # and this one
     stalled_s: float
     faults: int
     collecting_s: float
@@ -103,6 +113,7 @@ class HindranceMeter:
         self._clock = clock
         self._proc, self._cpus = Path(proc), Path(cpus)
         self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
+        self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
         groups = ControlGroups(self._proc / "self", Path(cgroup))
         self._limiting = [*groups.levels("cpu"), *groups.levels("")]
         pressures = [group / "memory.pressure" for group in groups.levels("")]
@@ -116,16 +127,21 @@ class HindranceMeter:
         if not t > 0:
             return Hindrances()
         self._before = new
-        ran, ready = _since(old.threads, new.threads)
         held_s = max((s - old.throttled_s.get(group, s) for group, s in new.throttled_s.items()), default=0.0)
-        wanted_s = max(t, ran + ready)
+        throttled, contended = _share(held_s, t), 0.0
+        if new.threads:
+            ran_s, ready_s = _since(old.threads, new.threads)
+            missed = _share(ready_s, max(t, ran_s + ready_s))
+            throttled = min(missed, _share(held_s, min(max(new.cores, 1) * t, max(t, ran_s + ready_s))))
+            others_s = new.processes_s - old.processes_s - (new.own_s - old.own_s)
+            contended = min(missed - throttled, _share(others_s, new.cores * t))
         faults = max(new.faults - old.faults, 0)
         mine = self._pressure is not None or faults > 0
         return Hindrances(
-            throttled=_share(min(held_s, ready) if new.threads else held_s, wanted_s),
+            throttled=throttled,
             quota_cores=min(filter(math.isfinite, self._quotas()), default=0.0),
-            contended=_share(ready - max(held_s, 0.0), wanted_s),
-            stolen=_share(new.stolen - old.stolen, new.busy - old.busy),
+            contended=contended,
+            stolen=_share(new.stolen_s - old.stolen_s, new.busy_s - old.busy_s),
             stalled=_share(new.stalled_s - old.stalled_s, t) if mine else 0.0,
             faults_per_s=faults / t,
             collecting=_share(new.collecting_s - old.collecting_s, t),
@@ -134,13 +150,16 @@ class HindranceMeter:
         )
 
     def _count(self) -> _Counters:
-        busy, stolen = _known(self._ticks, (0, 0))
+        cores, busy_s, stolen_s, processes_s = _known(self._cores, (0, 0.0, 0.0, 0.0))
         return _Counters(
             self._clock(),
             _known(self._threads, {}),
             {group: _known(partial(_throttled_s, group), 0.0) for group in self._limiting},
-            busy,
-            stolen,
+            cores,
+            busy_s,
+            stolen_s,
+            processes_s,
+            _known(lambda: sum(map(int, self._own_stat()[11:13])) * self._tick_s, 0.0),
             _known(self._stalled_s, 0.0),
             _known(lambda: int(self._own_stat()[9]), 0),
             collecting_s(),
@@ -161,18 +180,19 @@ class HindranceMeter:
     def _own_stat(self) -> list[str]:
         return _text(self._proc / "self" / "stat").rpartition(")")[2].split()  # from field 3, the state, on
 
-    def _ticks(self) -> tuple[int, int]:
-        """Return the busy ticks of the cores of this process, and those of them that were stolen."""
+    def _cores(self) -> tuple[int, float, float, float]:
+        """Return how many cores this process may use, and how long they were busy, stolen and used by processes."""
         cores = set(self._affinity())
-        busy = stolen = 0
+        busy = stolen = processes = 0
         for line in _text(self._proc / "stat").splitlines()[1:]:
             if not line.startswith("cpu"):
                 break  # the cores come first
             name, user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = line.split()
             if int(name[3:]) in cores:
+                processes += sum(map(int, (user, nice, system)))
                 busy += sum(map(int, (user, nice, system, irq, softirq, steal)))
                 stolen += int(steal)
-        return busy, stolen
+        return len(cores), busy * self._tick_s, stolen * self._tick_s, processes * self._tick_s
 
     def _stalled_s(self) -> float:
         text = _text(self._pressure or self._proc / "pressure" / "memory")

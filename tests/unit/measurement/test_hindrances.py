@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.testing import quota_available
 
 V1, V2 = "4:cpu:/a/b\n3:memory:/a/b\n", "0::/a/b\n"
+TICKS = os.sysconf("SC_CLK_TCK")
 SHARES = ("throttled", "contended", "stolen", "stalled", "collecting")
 
 
@@ -43,9 +45,9 @@ class Kernel:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def stat(self, faults, core=1):
+    def stat(self, faults, core=1, own_s=0.0):
         # A process name with brackets and blanks, which naive splitting falls over.
-        fields = ["R", *["0"] * 8, str(faults), *["0"] * 26, str(core), "0"]
+        fields = ["R", *["0"] * 8, str(faults), "0", str(round(own_s * TICKS)), "0", *["0"] * 23, str(core), "0"]
         self.put(self.proc / "self/stat", f"7 (my (odd) name) {' '.join(fields)}\n")
 
     def ticks(self, busy, stolen):
@@ -54,6 +56,12 @@ class Kernel:
             self.proc / "stat",
             f"cpu 1 1 1 1 1 1 1 1 1 1\ncpu0 {core}\ncpu1 {core}\ncpu2 9 9 9 9 9 9 9 999 0 0\nintr 5\n",
         )
+
+    def others(self, seconds):
+        """Let other processes have run for so long on the cores of this one, which ran as its threads say."""
+        own_s = sum(ran_s for ran_s, _ in self.threads.values())
+        self.stat(0, own_s=own_s)
+        self.ticks(round((own_s + seconds) * TICKS / 2), 0)
 
     def schedule(self):
         for thread, (ran_s, ready_s) in self.threads.items():
@@ -98,6 +106,7 @@ def test_a_quota_that_holds_a_thread_back_is_told_from_processes_that_run_in_its
     meter = kernel.meter()
     kernel.now, kernel.threads = 2.0, {"7": (1.0, 1.0)}
     kernel.schedule()
+    kernel.others(3.0)
     kernel.throttle("a/b", 10.8)
     reading = meter.read()
     assert reading.throttled == pytest.approx(0.8 / 2)
@@ -109,29 +118,54 @@ def test_what_a_waiting_rank_wants_of_its_core_is_measured_against_all_of_the_ti
     meter = kernel.meter()
     kernel.now, kernel.threads = 4.0, {"7": (1.0, 1.0)}
     kernel.schedule()
+    kernel.others(6.0)
     assert meter.read().contended == pytest.approx(1.0 / 4)
 
 
-def test_threads_that_want_to_run_side_by_side_share_the_delay(kernel):
-    """Four threads that each get half of what they want make the work take twice as long, not five times."""
-    kernel.throttle("a/b", 0.0, quota=2.0)
+def test_threads_that_wait_for_each_other_wait_for_no_other_process(kernel):
+    """Four threads of one process on two cores each get half of what they want, and nothing is taken from them."""
     meter = kernel.meter()
     kernel.now, kernel.threads = 1.0, {str(k): (0.5, 0.5) for k in range(4)}
     kernel.schedule()
-    kernel.throttle("a/b", 1.0, quota=2.0)
+    kernel.others(0.0)
     reading = meter.read()
-    assert reading.throttled + reading.contended == pytest.approx(0.5)
-    assert reading.throttled == pytest.approx(0.25)
+    assert (reading.throttled, reading.contended) == (0.0, 0.0)
+
+
+def test_others_that_run_take_nothing_from_a_process_that_wants_no_more(kernel):
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {"7": (1.0, 0.0)}
+    kernel.schedule()
+    kernel.others(1.0)
+    assert meter.read().contended == 0.0
+
+
+@pytest.mark.parametrize(("threads", "held_s"), [(1, 0.6), (2, 1.2), (4, 1.2)])
+def test_however_many_threads_a_quota_holds_back_it_takes_the_same_share_of_the_time(kernel, threads, held_s):
+    """The kernel counts the time of each of the two cores; threads that share one are ready side by side."""
+    kernel.throttle("a/b", 0.0)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {str(k): (0.8 / threads, 1 - 0.8 / threads) for k in range(threads)}
+    if threads == 1:
+        kernel.threads = {"0": (0.4, 0.6)}
+    kernel.schedule()
+    kernel.others(0.0)
+    kernel.throttle("a/b", held_s)
+    reading = meter.read()
+    assert (reading.throttled, reading.contended) == (pytest.approx(0.6), 0.0)
 
 
 def test_threads_come_and_go(kernel):
     kernel.threads = {"7": (5.0, 5.0), "8": (9.0, 9.0)}
     kernel.schedule()
+    kernel.others(0.0)
     meter = kernel.meter()
     (kernel.proc / "self/task/8/schedstat").unlink()
     (kernel.proc / "self/task/8").rmdir()
     kernel.now, kernel.threads = 1.0, {"7": (5.5, 5.1), "9": (0.1, 0.2)}
     kernel.schedule()
+    kernel.stat(0, own_s=14.6)
+    kernel.ticks(round(16.6 * TICKS / 2), 0)
     assert meter.read().contended == pytest.approx(0.1 + 0.2)
 
 
