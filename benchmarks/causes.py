@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import _delayed_link
+import psutil
 from _report import write_result
 from rich.progress import track
 
@@ -40,6 +41,7 @@ from hvd_hetero.testing import Preloaded, launch, quota_available
 
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")
 LEAST_RIGHT = 19  # of twenty
+BUSY_PERCENT = 10.0  # of the machine: below that, nothing else runs to speak of
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,16 @@ def slow_link(mbit: float) -> Iterator[list[str]]:
         yield link.starter
 
 
-def measure(cause: str, number: int, seconds: float, preloaded: Preloaded) -> Outcome:
+def wait_until_idle() -> None:
+    """Wait, for at most a minute, for a second in which other processes leave the cores alone."""
+    for _ in range(60):
+        if psutil.cpu_percent(interval=1.0) < BUSY_PERCENT:
+            return
+
+
+def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep: Path | None) -> Outcome:
     """Make one run and ask for its causes."""
+    wait_until_idle()
     known = CAUSES.get(cause)
     strength = known.strengths[number % len(known.strengths)] if known else 0.0
     policy, slow = POLICIES[number % 2], number // 2 % RANKS
@@ -115,9 +125,12 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded) -> Ou
         launch(
             Path(__file__).with_name("_causes_rank.py"), RANKS,
             [*arguments, "--seconds", seconds, "--telemetry", path],
-            timeout_s=8 * seconds + 120, starter=starter, preloaded=None if starter else preloaded, env={"OMP_NUM_THREADS": "1"},
+            timeout_s=8 * seconds + 120, env={"OMP_NUM_THREADS": "1"},
+            starter=starter, preloaded=None if starter else preloaded,  # whose forks would be outside of the namespaces
         )  # fmt: skip
         run = read_run(path)
+        if keep is not None:
+            shutil.copy(path, keep / f"{cause}_{number}.jsonl")
     losses, found = Losses.of(run), causes(run)
     return Outcome(
         cause,
@@ -147,7 +160,7 @@ def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
     known = [o for o in outcomes if o.cause != CLEAN]
     clean = [o for o in outcomes if o.cause == CLEAN]
     right, alarms = sum(o.right for o in known), sum(not o.right for o in clean)
-    met = right * 20 >= LEAST_RIGHT * len(known) and alarms == 0
+    met = bool(known) and right * 20 >= LEAST_RIGHT * len(known) and alarms == 0
     lines += ["", *(f"Skipped: {cause}, because {why}." for cause, why in skipped.items()), ""]
     lines.append(
         f"Right: {right} of {len(known)} runs with a known cause; alarms in {alarms} of {len(clean)} clean runs. "
@@ -162,6 +175,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=CAUSES, default=list(CAUSES), help="these causes")
     parser.add_argument("--each", type=int, default=4, help="runs of each cause (default 4)")
     parser.add_argument("--clean", type=int, default=10, help="clean runs (default 10)")
+    parser.add_argument("--keep", type=Path, help="copy the runs' files into this folder")
     parser.add_argument("--seconds", type=float, default=10.0, help="of training in a run (default 10)")
     options = parser.parse_args()
     skipped = {cause: why for cause in options.only if (why := unavailable(cause))}
@@ -170,7 +184,7 @@ def main() -> int:
     outcomes = []
     with Preloaded("torch", "torch._dynamo", "horovod.torch", "torch_hooks") as preloaded:
         for cause, number in track(jobs, "runs"):
-            outcomes.append(measure(cause, number, options.seconds, preloaded))
+            outcomes.append(measure(cause, number, options.seconds, preloaded, options.keep))
             print(outcomes[-1])
     text, met = table(outcomes, skipped)
     print(text)
