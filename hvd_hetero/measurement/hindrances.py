@@ -2,18 +2,21 @@ r"""What keeps a rank from its work: shares of its time that others had, from co
 
 Each reading gives what has happened since the one before, ``t`` seconds ago. Over the threads of this process, let
 ``c`` be the seconds that they ran, and ``d`` those that they were ready and did not run (``schedstat``; a thread that
-has ended meanwhile is left out). They wanted a processor for ``c + d``, and on average ``max(1, (c + d) / t)`` of them
-at once. Of what they wanted they did not get
+has ended meanwhile is left out). They wanted a processor for ``c + d``, on average ``W = min(A, max(1, (c + d) / t))``
+of the A cores that the process may use. Of what they wanted they did not get
 
     D = d / max(t, c + d),
 
 for three reasons: a quota, other processes, and each other, where they are more than the process has cores. With ``h``
 the seconds that a control group around this process was held back because its quota was used up (the most of all such
-groups, summed over the cores by the kernel), and ``o`` the seconds that other processes ran on the A cores that this
-one may use,
+groups, summed over the cores by the kernel), and ``o`` the seconds that other processes ran on these cores,
 
-    throttled = min(D, h / (t min(A, max(1, (c + d) / t))))
+    throttled = min(D, h / (t W)),
     contended = min(D - throttled, o / (A t)).
+
+Others fill what a process at its quota of q cores must leave idle, and take nothing from it, but the kernel then counts
+less of ``h``. So where it was held back, and ran for at least 0.9 of ``q t``, ``1 - q / W`` stands for ``h / (t W)`` if
+that is more.
 
 Neither ``d`` nor ``o`` would do alone: a thread that waits for another one of its process is ready as well, and others
 take nothing from a process that does not want their core. Where ``d`` cannot be read, ``throttled = min(1, h / t)``,
@@ -47,6 +50,7 @@ __all__ = ["HindranceMeter", "Hindrances"]
 
 _Value = TypeVar("_Value")
 
+_USED_UP = 0.9  # of a quota: it is enforced by the slice, a few milliseconds
 _UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 
 
@@ -128,18 +132,23 @@ class HindranceMeter:
             return Hindrances()
         self._before = new
         held_s = max((s - old.throttled_s.get(group, s) for group, s in new.throttled_s.items()), default=0.0)
+        allowed = min(filter(math.isfinite, self._quotas()), default=0.0)
         throttled, contended = _share(held_s, t), 0.0
         if new.threads:
             ran_s, ready_s = _since(old.threads, new.threads)
-            missed = _share(ready_s, max(t, ran_s + ready_s))
-            throttled = min(missed, _share(held_s, min(max(new.cores, 1) * t, max(t, ran_s + ready_s))))
+            wanted_s = max(t, ran_s + ready_s)
+            at_once_s = min(max(new.cores, 1) * t, wanted_s)
+            missed, by_quota = _share(ready_s, wanted_s), _share(held_s, at_once_s)
+            if held_s > 0.0 and ran_s >= _USED_UP * allowed * t:
+                by_quota = max(by_quota, 1.0 - allowed * t / at_once_s)
+            throttled = min(missed, by_quota)
             others_s = new.processes_s - old.processes_s - (new.own_s - old.own_s)
             contended = min(missed - throttled, _share(others_s, new.cores * t))
         faults = max(new.faults - old.faults, 0)
         mine = self._pressure is not None or faults > 0
         return Hindrances(
             throttled=throttled,
-            quota_cores=min(filter(math.isfinite, self._quotas()), default=0.0),
+            quota_cores=allowed,
             contended=contended,
             stolen=_share(new.stolen_s - old.stolen_s, new.busy_s - old.busy_s),
             stalled=_share(new.stalled_s - old.stalled_s, t) if mine else 0.0,

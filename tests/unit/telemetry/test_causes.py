@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def run_of(own_s, **figures) -> Run:
     own_s = np.asarray(own_s, dtype=float)
     rounds, workers = own_s.shape
     elapsed_s = own_s.max(axis=1, initial=0.0) + figures.pop("transfer_s", TRANSFER_S)
-    per_rank = {field.name: np.zeros((rounds, workers)) for field in fields(Run)}
+    per_rank = {field.name: np.zeros((rounds, workers)) for field in fields(Run) if field.default is MISSING}
     counts = np.full((rounds, workers), 10)
     per_rank |= {"plan": counts, "samples": counts, "micro_batches": np.ones_like(counts), "compute_s": own_s}
     per_rank |= {"wait_s": elapsed_s[:, None] - own_s, "cpu": own_s * 0 + 1.0, "memory": own_s * 0 + 0.5}
