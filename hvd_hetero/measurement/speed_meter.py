@@ -17,15 +17,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hvd_hetero.measurement.fixed_cost import FixedCost
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
+from hvd_hetero.measurement.stopwatch import Stopwatch
 from hvd_hetero.policies import Policy
 
-__all__ = ["SpeedMeter", "Stopwatch"]
+__all__ = ["SpeedMeter"]
 
 # The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
@@ -37,19 +38,6 @@ _LEISURE_S = 1.0
 # a millisecond, for which all would wait; what is told is then a round old, which costs a round at the old split after
 # each change.
 _SHORT_S = 0.01
-
-
-class Stopwatch(Protocol):
-    """Takes the time of work that is queued."""
-
-    def start(self) -> None:
-        """What is queued from now on counts."""
-
-    def stop(self) -> None:
-        """What is queued from now on does not."""
-
-    def read(self) -> float:
-        """The seconds of all that counted since it was read last, now that it is done; NaN where it is not."""
 
 
 @dataclass(slots=True)
