@@ -12,7 +12,7 @@ __all__ = ["ControlGroups", "memberships", "quota", "text_of"]
 def text_of(path: Path) -> str:
     """The text of a file of the kernel; "" if it is gone, since groups and processes may end between two looks."""
     try:
-        return path.read_text().strip()
+        return os.fsdecode(path.read_bytes()).strip()  # the name of a group is any bytes
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         return ""
 

@@ -118,9 +118,9 @@ class HindranceMeter:
         self._proc, self._cpus = Path(proc), Path(cpus)
         self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        groups = ControlGroups(self._proc / "self", Path(cgroup))
-        self._limiting = [*groups.levels("cpu"), *groups.levels("")]
-        pressures = [group / "memory.pressure" for group in groups.levels("")]
+        first, second = _known(partial(_groups, self._proc / "self", Path(cgroup)), ([], []))
+        self._limiting = [*first, *second]
+        pressures = (group / "memory.pressure" for group in second)
         self._pressure = next((path for path in pressures if _text(path)), None)
         self._before = self._count()
 
@@ -233,6 +233,12 @@ def _known(measure: Callable[[], _Value], otherwise: _Value) -> _Value:
         return measure()
     except _UNREADABLE:
         return otherwise
+
+
+def _groups(process: Path, root: Path) -> tuple[list[Path], list[Path]]:
+    """Return the groups that may limit a process, of version 1 and of version 2."""
+    groups = ControlGroups(process, root)
+    return groups.levels("cpu"), groups.levels("")
 
 
 def _throttled_s(group: Path) -> float:

@@ -387,3 +387,12 @@ def test_a_rank_without_a_meter_tells_zeros_as_older_files_are_read():
     balancer.begin(MicroBatch(balancer.plan(), 16))
     balancer.agree(balancer.report())
     assert {balancer.finished.table.figures(field.name)[0] for field in fields(Hindrances)} == {0.0}
+
+
+def test_the_name_of_a_group_is_any_bytes(tmp_path):
+    kernel = Kernel(tmp_path, V2)
+    (kernel.proc / "self/cgroup").write_bytes(b"0::/caf\xe9\n")
+    kernel.throttle(os.fsdecode(b"caf\xe9"), 0.0, quota=1.5)
+    meter = kernel.meter()
+    kernel.now = 1.0
+    assert meter.read().quota_cores == 1.5
