@@ -75,6 +75,8 @@ class Outcome:
     transfer: float
     named: list[str]
     evidence: str
+    idle: bool = True
+    """Whether the machine was idle when the run began."""
 
     @property
     def right(self) -> bool:
@@ -105,16 +107,14 @@ def slow_link(mbit: float) -> Iterator[list[str]]:
         yield link.starter
 
 
-def wait_until_idle() -> None:
-    """Wait, for at most a minute, for a second in which other processes leave the cores alone."""
-    for _ in range(60):
-        if psutil.cpu_percent(interval=1.0) < BUSY_PERCENT:
-            return
+def wait_until_idle() -> bool:
+    """Wait, for at most ten seconds, for one in which other processes leave the cores alone; return whether it came."""
+    return any(psutil.cpu_percent(interval=1.0) < BUSY_PERCENT for _ in range(10))
 
 
 def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep: Path | None) -> Outcome:
     """Make one run and ask for its causes."""
-    wait_until_idle()
+    idle = wait_until_idle()
     known = CAUSES.get(cause)
     strength = known.strengths[number % len(known.strengths)] if known else 0.0
     policy, slow = POLICIES[number % 2], number // 2 % RANKS
@@ -141,6 +141,7 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
         losses.transfer,
         [c.kind if c else "" for c in found],
         next((f"rank {rank}: {c.evidence}" for rank, c in enumerate(found) if c), ""),
+        idle,
     )
 
 
@@ -162,6 +163,8 @@ def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
     right, alarms = sum(o.right for o in known), sum(not o.right for o in clean)
     met = bool(known) and right * 20 >= LEAST_RIGHT * len(known) and alarms == 0
     lines += ["", *(f"Skipped: {cause}, because {why}." for cause, why in skipped.items()), ""]
+    if busy := sum(not o.idle for o in outcomes):
+        lines.append(f"In {busy} runs something else ran on the machine at the start.")
     lines.append(
         f"Right: {right} of {len(known)} runs with a known cause; alarms in {alarms} of {len(clean)} clean runs. "
         f"Target: {LEAST_RIGHT} of 20, and none: {'met' if met else '**missed**'}."
