@@ -179,7 +179,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=4, help="runs of each cause (default 4)")
     parser.add_argument("--clean", type=int, default=10, help="clean runs (default 10)")
     parser.add_argument("--keep", type=Path, help="copy the runs' files into this folder")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of training in a run (default 10)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of training in a run (default 8)")
     options = parser.parse_args()
     skipped = {cause: why for cause in options.only if (why := unavailable(cause))}
     jobs = [(CLEAN, number) for number in range(options.clean)]
