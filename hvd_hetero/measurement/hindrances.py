@@ -139,7 +139,7 @@ class HindranceMeter:
             wanted_s = max(t, ran_s + ready_s)
             at_once_s = min(max(new.cores, 1) * t, wanted_s)
             missed, by_quota = _share(ready_s, wanted_s), _share(held_s, at_once_s)
-            if held_s > 0.0 and ran_s >= _USED_UP * allowed * t:
+            if held_s > 0.0 and allowed > 0.0 and ran_s >= _USED_UP * allowed * t:
                 by_quota = max(by_quota, 1.0 - allowed * t / at_once_s)
             throttled = min(missed, by_quota)
             others_s = new.processes_s - old.processes_s - (new.own_s - old.own_s)

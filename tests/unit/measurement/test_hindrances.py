@@ -126,6 +126,16 @@ def test_others_that_fill_what_a_quota_leaves_idle_take_nothing(kernel):
     assert (reading.throttled, reading.contended) == (pytest.approx(0.6), pytest.approx(0.004))
 
 
+def test_a_quota_that_has_been_lifted_meanwhile_explains_what_the_kernel_counted_and_no_more(kernel):
+    kernel.throttle("a/b", 0.0)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {"7": (0.4, 0.6)}
+    kernel.schedule()
+    kernel.throttle("a/b", 0.1, quota=-1.0)
+    reading = meter.read()
+    assert (reading.throttled, reading.quota_cores) == (pytest.approx(0.1), 0.0)
+
+
 def test_what_a_waiting_rank_wants_of_its_core_is_measured_against_all_of_the_time(kernel):
     meter = kernel.meter()
     kernel.now, kernel.threads = 4.0, {"7": (1.0, 1.0)}
