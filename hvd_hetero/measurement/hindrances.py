@@ -18,6 +18,9 @@ Others fill what a process at its quota of q cores must leave idle, and take not
 less of ``h``. So where it was held back, and ran for at least 0.9 of ``q t``, ``1 - q / W`` stands for ``h / (t W)`` if
 that is more.
 
+``o`` is the smaller one of two figures, since most kernels look at each tick who runs, and a quota's period is some
+ticks: they then see this process at each, and think that it ran all of the time. Idle time they measure.
+
 Neither ``d`` nor ``o`` would do alone: a thread that waits for another one of its process is ready as well, and others
 take nothing from a process that does not want their core. Where ``d`` cannot be read, ``throttled = min(1, h / t)``,
 and ``contended`` is 0. Loader workers are other processes, too.
@@ -78,8 +81,8 @@ class Hindrances:
     """Megabytes per second that its host, or its container, sent over all interfaces; 0: not known."""
 
     def row(self) -> dict[str, float]:
-        """Return the figures for the table, rounded, because they are read by people."""
-        return {name: float(f"{value:.3g}") for name, value in zip(self.__slots__, astuple(self), strict=True)}
+        """Return the figures for the table, to three places."""
+        return {name: round(value, 3) for name, value in zip(self.__slots__, astuple(self), strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class _Counters:
     busy_s: float  # of these cores, stolen time included
     stolen_s: float
     processes_s: float  # what all processes ran on these cores
-    own_s: float  # and this one
+    idle_s: float  # when none did
+    own_s: float  # what this one ran
     stalled_s: float
     faults: int
     collecting_s: float
@@ -142,7 +146,8 @@ class HindranceMeter:
             if held_s > 0.0 and allowed > 0.0 and ran_s >= _USED_UP * allowed * t:
                 by_quota = max(by_quota, 1.0 - allowed * t / at_once_s)
             throttled = min(missed, by_quota)
-            others_s = new.processes_s - old.processes_s - (new.own_s - old.own_s)
+            spent_s = min(new.processes_s - old.processes_s, new.cores * t - (new.idle_s - old.idle_s))
+            others_s = spent_s - (new.own_s - old.own_s)
             contended = min(missed - throttled, _share(others_s, new.cores * t))
         faults = max(new.faults - old.faults, 0)
         mine = self._pressure is not None or faults > 0
@@ -159,7 +164,7 @@ class HindranceMeter:
         )
 
     def _count(self) -> _Counters:
-        cores, busy_s, stolen_s, processes_s = _known(self._cores, (0, 0.0, 0.0, 0.0))
+        cores, busy_s, stolen_s, processes_s, idle_s = _known(self._cores, (0, 0.0, 0.0, 0.0, 0.0))
         return _Counters(
             self._clock(),
             _known(self._threads, {}),
@@ -168,6 +173,7 @@ class HindranceMeter:
             busy_s,
             stolen_s,
             processes_s,
+            idle_s,
             _known(lambda: sum(map(int, self._own_stat()[11:13])) * self._tick_s, 0.0),
             _known(self._stalled_s, 0.0),
             _known(lambda: int(self._own_stat()[9]), 0),
@@ -189,19 +195,21 @@ class HindranceMeter:
     def _own_stat(self) -> list[str]:
         return _text(self._proc / "self" / "stat").rpartition(")")[2].split()  # from field 3, the state, on
 
-    def _cores(self) -> tuple[int, float, float, float]:
-        """Return how many cores this process may use, and how long they were busy, stolen and used by processes."""
+    def _cores(self) -> tuple[int, float, float, float, float]:
+        """Return how many cores this process may use, and how long they were busy, stolen, used by processes, idle."""
         cores = set(self._affinity())
-        busy = stolen = processes = 0
+        busy = stolen = processes = idle = 0
         for line in _text(self._proc / "stat").splitlines()[1:]:
             if not line.startswith("cpu"):
                 break  # the cores come first
-            name, user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = line.split()
+            name, user, nice, system, nothing, iowait, irq, softirq, steal, *_ = line.split()
             if int(name[3:]) in cores:
                 processes += sum(map(int, (user, nice, system)))
                 busy += sum(map(int, (user, nice, system, irq, softirq, steal)))
                 stolen += int(steal)
-        return len(cores), busy * self._tick_s, stolen * self._tick_s, processes * self._tick_s
+                idle += int(nothing) + int(iowait)
+        tick_s = self._tick_s
+        return len(cores), busy * tick_s, stolen * tick_s, processes * tick_s, idle * tick_s
 
     def _stalled_s(self) -> float:
         text = _text(self._pressure or self._proc / "pressure" / "memory")

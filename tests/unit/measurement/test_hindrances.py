@@ -50,8 +50,8 @@ class Kernel:
         fields = ["R", *["0"] * 8, str(faults), "0", str(round(own_s * TICKS)), "0", *["0"] * 23, str(core), "0"]
         self.put(self.proc / "self/stat", f"7 (my (odd) name) {' '.join(fields)}\n")
 
-    def ticks(self, busy, stolen):
-        core = f"{busy} 0 0 999 9 0 0 {stolen} 0 0"
+    def ticks(self, busy, stolen, idle=999):
+        core = f"{busy} 0 0 {idle} 9 0 0 {stolen} 0 0"
         self.put(
             self.proc / "stat",
             f"cpu 1 1 1 1 1 1 1 1 1 1\ncpu0 {core}\ncpu1 {core}\ncpu2 9 9 9 9 9 9 9 999 0 0\nintr 5\n",
@@ -134,6 +134,18 @@ def test_a_quota_that_has_been_lifted_meanwhile_explains_what_the_kernel_counted
     kernel.throttle("a/b", 0.1, quota=-1.0)
     reading = meter.read()
     assert (reading.throttled, reading.quota_cores) == (pytest.approx(0.1), 0.0)
+
+
+def test_ticks_that_always_meet_this_process_running_are_not_taken_for_those_of_others(kernel):
+    """A quota of 0.7 in periods of two ticks: each tick counts as busy, and three tenths of the core are idle."""
+    kernel.throttle("a/b", 0.0, quota=0.7)
+    meter = kernel.meter()
+    kernel.now, kernel.threads = 1.0, {"7": (0.6, 0.1), "8": (0.0, 0.3)}
+    kernel.schedule()
+    kernel.stat(0, own_s=0.6)
+    kernel.ticks(round(1.0 * TICKS), 0, idle=999 + round(0.7 * TICKS))
+    kernel.throttle("a/b", 0.1, quota=0.7)
+    assert meter.read().contended == pytest.approx(0.0, abs=1e-9)
 
 
 def test_what_a_waiting_rank_wants_of_its_core_is_measured_against_all_of_the_time(kernel):
