@@ -122,7 +122,8 @@ class HindranceMeter:
         self._proc, self._cpus = Path(proc), Path(cpus)
         self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
         self._tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-        first, second = _known(partial(_groups, self._proc / "self", Path(cgroup)), ([], []))
+        nowhere: tuple[list[Path], list[Path]] = ([], [])
+        first, second = _known(partial(_groups, self._proc / "self", Path(cgroup)), nowhere)
         self._limiting = [*first, *second]
         pressures = (group / "memory.pressure" for group in second)
         self._pressure = next((path for path in pressures if _text(path)), None)
