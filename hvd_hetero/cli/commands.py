@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_hetero import __version__, horovod_build
-from hvd_hetero.cli import profile, simulate
+from hvd_hetero.cli import check, profile, simulate
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -31,6 +31,12 @@ COMMANDS = (
         "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
         horovod_build.add_arguments,
         horovod_build.run,
+    ),
+    Command(
+        "check",
+        "say whether this installation can train, and which command mends what is amiss",
+        check.add_arguments,
+        check.run,
     ),
     Command(
         "profile",
