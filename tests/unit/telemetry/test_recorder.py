@@ -1,0 +1,148 @@
+"""The hook: who is called, with what, and what becomes of a training whose listener fails."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from runs import finished, write
+
+from hvd_hetero.session import Session
+from hvd_hetero.telemetry import Recorder
+from hvd_hetero.telemetry.records import _plain
+
+
+class Kept(list):
+    """A listener that keeps records, and knows whether it was closed."""
+
+    closed = 0
+
+    def __call__(self, record):
+        self.append(record)
+
+    def close(self):
+        self.closed += 1
+
+
+def records(*listeners, rounds=4):
+    recorder = Recorder()
+    for listener in listeners:
+        recorder.add(listener)
+    for number in range(rounds):
+        recorder(finished(number, wait_s=number - 1.0))
+    return recorder
+
+
+def test_a_listener_gets_each_round_once_complete_and_the_last_one_at_the_end():
+    kept = Kept()
+    recorder = records(kept)
+    assert [record["round"] for record in kept] == [0, 1, 2]
+    assert [record["wait_s"] for record in kept] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    recorder.close()
+    recorder.close()
+    assert (kept[-1]["round"], kept[-1]["wait_s"], kept.closed) == (3, [None, None], 1)
+
+
+def test_a_record_is_the_line_of_the_file(tmp_path):
+    kept = Kept()
+    writer = write(tmp_path / "run.jsonl", 0)
+    writer.add(kept)
+    for number in range(3):
+        writer(finished(number, samples_per_s=np.nan if number == 0 else 1 / 3, compute_s=[1e-9 / 3, 2e8 / 3]))
+    writer.close()
+    assert kept == [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    assert len(kept) == 3
+
+
+def test_every_k_th_round_alone_costs_a_record():
+    kept, all_of_them = Kept(), Kept()
+    recorder = Recorder()
+    recorder.add(kept, every=3)
+    for number in range(8):
+        recorder(finished(number, wait_s=number - 1.0))
+    assert [(record["round"], record["wait_s"][0]) for record in kept] == [(0, 0.0), (3, 3.0), (6, 6.0)]
+    assert recorder._held is None
+    recorder.add(all_of_them)
+    recorder(finished(8))
+    recorder.close()
+    assert [record["round"] for record in all_of_them] == [8]
+
+
+def test_a_listener_that_raises_is_dropped_with_one_message_and_the_others_go_on(caplog):
+    called, kept = [], Kept()
+
+    def fails(record):
+        called.append(record["round"])
+        raise KeyError("no such figure")
+
+    records(fails, kept, rounds=6).close()
+    assert called == [0]
+    assert [record["round"] for record in kept] == [0, 1, 2, 3, 4, 5]
+    (said,) = caplog.records
+    assert said.levelname == "ERROR"
+    assert "fails has failed and is called no more; training goes on without it" in said.getMessage()
+    assert "no such figure" in caplog.text
+
+
+def test_a_listener_that_cannot_be_closed_keeps_no_other_from_it(caplog):
+    class Stuck(Kept):
+        def close(self):
+            raise OSError("server is gone")
+
+    kept = Kept()
+    records(Stuck(), kept).close()
+    assert kept.closed == 1
+    assert "server is gone" in caplog.text
+
+
+def test_an_interruption_is_no_failure_of_the_listener():
+    def interrupted(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        records(interrupted)
+
+
+def test_a_process_that_is_about_to_end_writes_its_file_and_calls_nobody(tmp_path):
+    writer, kept = write(tmp_path / "run.jsonl", 0), Kept()
+    writer.add(kept)
+    writer(finished(0))
+    writer.last_words()
+    assert (len((tmp_path / "run.jsonl").read_text().splitlines()), kept, kept.closed) == (2, [], 0)
+
+
+def test_numbers_have_seven_digits_as_a_format_would_write_them():
+    draws = np.random.default_rng(0).normal(size=5000)
+    values = np.concatenate([draws, 10.0 ** (9 * draws), -(10.0 ** (3 * draws)), [0.0, 1e5, 999999.96, 1e-5, 9e15]])
+    size = np.abs(values)
+    values = values[(size == 0) | ((size > 1e-15) & (size < 1e15))]
+    assert _plain(values) == [float(f"{value:.7g}") for value in values]
+    assert _plain(np.array([[1.0, np.nan], [np.inf, 2.0]])) == [[1.0, None], [None, 2.0]]
+
+
+# In a session.
+
+
+def test_rank_0_calls_the_function_and_others_check_their_arguments_alone():
+    for rank in (0, 1):
+        session, kept = Session("bsp", rank, 2, 8), Kept()
+        assert session.balancer.observer is None
+        session.on_round(kept)
+        if rank == 0:
+            session.balancer.observer(finished(0))
+        assert (session.balancer.observer is None) == (rank == 1)
+        session.close()
+        assert (len(kept), kept.closed) == ((1, 1) if rank == 0 else (0, 0))
+        with pytest.raises(TypeError, match=r"on_round needs a function that takes a record, got 'run.jsonl'"):
+            session.on_round("run.jsonl")
+        with pytest.raises(ValueError, match="every must be at least 1, got 0"):
+            session.on_round(kept, every=0)
+
+
+def test_a_function_that_comes_beside_telemetry_gets_what_is_written(tmp_path):
+    session, kept = Session("bsp", 0, 2, 8, tmp_path / "run.jsonl"), Kept()
+    session.on_round(kept)
+    session.balancer.observer(finished(0))
+    session.close()
+    assert [json.loads((tmp_path / "run.jsonl").read_text().splitlines()[1])] == kept
