@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_hetero import __version__, horovod_build
-from hvd_hetero.cli import check, profile, simulate
+from hvd_hetero.cli import check, profile, simulate, timeline
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -49,6 +49,12 @@ COMMANDS = (
         "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded run",
         simulate.add_arguments,
         simulate.run,
+    ),
+    Command(
+        "timeline",
+        "write a recorded run as a timeline of all ranks, which Perfetto and Chrome open",
+        timeline.add_arguments,
+        timeline.run,
     ),
 )
 

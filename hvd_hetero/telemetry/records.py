@@ -49,10 +49,11 @@ def _plain(columns: npt.NDArray[np.float64]) -> list[Any]:
     digits = np.floor(np.log10(np.abs(numbers), out=np.zeros_like(numbers), where=numbers != 0.0))
     places = np.clip(6 - digits, -22, 22).astype(np.int64)
     up, down = _TENS[np.maximum(places, 0)], _TENS[np.maximum(-places, 0)]
-    rounded = np.rint(numbers * up / down) / up * down
-    if known.all():
-        return rounded.tolist()  # type: ignore[no-any-return]
-    return np.where(known, rounded, None).tolist()  # type: ignore[no-any-return, call-overload]
+    rounded: npt.NDArray[Any] = np.rint(numbers * up / down) / up * down
+    if not known.all():
+        rounded = rounded.astype(object)
+        rounded[~known] = None
+    return rounded.tolist()  # type: ignore[no-any-return]
 
 
 class RecordsFile(Protocol):
