@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
@@ -48,7 +48,7 @@ class Session:
         rank: int,
         workers: int,
         global_batch: int,
-        telemetry: str | Path | Telemetry | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
         *,
         progress: bool = False,
         sync: str | Mixing = "allreduce",
@@ -83,8 +83,9 @@ class Session:
                 goes_on=self.goes_on,
             )
             self._record()
-        if progress:
-            self.on_round(LiveView())
+        if progress and rank == 0:
+            self._recorder.add(LiveView(), ours=True)
+            self._record()
         number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
         if wire is not None:
             number = wire.broadcast_object(number, root_rank=0, name="hetero.number")

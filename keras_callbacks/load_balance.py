@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -86,7 +86,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         global_batch: int,
         sync: str | Mixing = "allreduce",
         local_layers: Sequence[Any] = (),
-        telemetry: str | Path | Telemetry | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
     ) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from hvd_hetero.checks import integer
@@ -63,7 +63,7 @@ class LoadBalance(Face):
         *,
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
-        telemetry: str | Path | Telemetry | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
         check_body: bool = True,

@@ -10,12 +10,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.lines import read_lines
 from hvd_hetero.telemetry.parts import parts_of
 
@@ -66,6 +67,12 @@ class RecordsFile(Protocol):
         """Close the file."""
 
 
+class _Listening(NamedTuple):
+    listener: Listener
+    every: int
+    ours: bool
+
+
 class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
@@ -75,18 +82,22 @@ class Recorder:
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
-        self._file = file
-        self._listeners: list[tuple[Listener, int]] = [] if file is None else [(file, every)]
+        self._listeners: list[_Listening] = []
+        if file is not None:
+            self.add(file, every, ours=True)
 
-    def add(self, listener: Listener, every: int = 1) -> None:
-        """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed."""
-        self._listeners.append((listener, every))
+    def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
+        """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed.
+
+        One of ``ours`` is quick, whatever happens, and so is told of the end even where the process has no time.
+        """
+        self._listeners.append(_Listening(listener, every, ours))
 
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
             self._release(_plain(finished.table.column("wait_s")))
-        if all(finished.round % every for _, every in self._listeners):  # also if there are none
+        if all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
         table = finished.table
         names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
@@ -105,21 +116,20 @@ class Recorder:
         if self._held is not None:
             self._release([None] * len(self._held["plan"]))
         listeners, self._listeners = self._listeners, []
-        for listener, _ in listeners:
-            if callable(close := getattr(listener, "close", None)):
-                _went_well(listener, close)
+        for each in listeners:
+            if callable(close := getattr(each.listener, "close", None)):
+                _went_well(each.listener, close)
 
     def last_words(self) -> None:
-        """Finish the file of the run alone: the process is about to end, and a user's function might not return."""
-        self._listeners = [each for each in self._listeners if each[0] is self._file]
+        """Close our own listeners alone: the process is about to end, and a user's function might not return."""
+        self._listeners = [each for each in self._listeners if each.ours]
         self.close()
 
     def _release(self, wait_s: list[float | None]) -> None:
         assert self._held is not None, "the caller has looked"
         record, self._held = {**self._held, "wait_s": wait_s}, None
         for each in tuple(self._listeners):
-            listener, every = each
-            if record["round"] % every == 0 and not _went_well(listener, listener, record):
+            if record["round"] % each.every == 0 and not _went_well(each.listener, each.listener, record):
                 self._listeners.remove(each)
 
 
@@ -217,6 +227,13 @@ def read_run(path: str | Path) -> Run:
     found = parts_of(Path(path), SCHEMA)
     read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES)) for p in found.paths]
     header, columns = read[-1]
+    for other, (its_header, _) in zip(found.paths, read, strict=True):
+        for name in ("policy", "workers", "global_batch", "every"):
+            if its_header[name] != header[name]:
+                raise ValueError(
+                    f"{named(other)}, line 1: {name} must be {header[name]!r}, as in the other files of this run, got "
+                    f"{its_header[name]!r}; move that file elsewhere"
+                )
     if len(read) > 1:
         columns = {name: np.concatenate([part[name] for _, part in read]) for name in columns}
     return Run(

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,12 @@ class Telemetry:
         ``run.2.jsonl`` and so on. ``read_run`` reads them as one. None: one file.
     """
 
-    path: str | Path
+    path: str | os.PathLike[str]
     every: int = 1
     rotate_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | Path):
+        if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f'telemetry must be a path, got {self.path!r}; write telemetry="run.jsonl"')
         integer("every", self.every, 1, way_out="with 1 every round is recorded")
         if self.rotate_bytes is not None:
@@ -127,7 +128,7 @@ class TelemetryWriter(Recorder):
 
     def __init__(
         self,
-        telemetry: str | Path | Telemetry,
+        telemetry: str | os.PathLike[str] | Telemetry,
         *,
         policy: str,
         workers: int,

@@ -104,12 +104,14 @@ def test_an_interruption_is_no_failure_of_the_listener():
         records(interrupted)
 
 
-def test_a_process_that_is_about_to_end_writes_its_file_and_calls_nobody(tmp_path):
-    writer, kept = write(tmp_path / "run.jsonl", 0), Kept()
+def test_a_process_that_is_about_to_end_writes_its_file_and_calls_no_function_of_users(tmp_path):
+    writer, kept, ours = write(tmp_path / "run.jsonl", 0), Kept(), Kept()
     writer.add(kept)
+    writer.add(ours, ours=True)
     writer(finished(0))
     writer.last_words()
     assert (len((tmp_path / "run.jsonl").read_text().splitlines()), kept, kept.closed) == (2, [], 0)
+    assert (len(ours), ours.closed) == (1, 1)
 
 
 def test_numbers_have_seven_digits_as_a_format_would_write_them():

@@ -62,6 +62,15 @@ def test_one_part_twice_is_an_error_that_names_both(tmp_path):
         read_run(path)
 
 
+def test_files_of_one_run_that_contradict_each_other_are_an_error(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    first = tmp_path / "run.1.jsonl"
+    first.write_text(first.read_text().replace('"global_batch":20', '"global_batch":21'))
+    with pytest.raises(ValueError, match=r"run\.1\.jsonl, line 1: global_batch must be 20, as in the other files"):
+        read_run(path)
+
+
 def test_every_k_th_round_is_written_and_said(tmp_path):
     path = tmp_path / "run.jsonl"
     write(Telemetry(path, every=4), 18).close()
