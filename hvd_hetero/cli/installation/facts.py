@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -13,7 +14,15 @@ from hvd_hetero.horovod_build.plan import find_frameworks
 from hvd_hetero.horovod_build.toolchain import find_toolchain
 from hvd_hetero.measurement.control_groups import ControlGroups, quota, text_of
 
-__all__ = ["cpu_quota", "gpus", "installed_frameworks", "keras_versions", "memory_limit", "missing_tools"]
+__all__ = [
+    "cpu_quota",
+    "gpus",
+    "installed_frameworks",
+    "keras_backend",
+    "keras_versions",
+    "memory_limit",
+    "missing_tools",
+]
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # version 1 writes a number of this size for none
@@ -31,6 +40,18 @@ def keras_versions(installed: Mapping[str, str]) -> dict[str, str]:
     """Return the versions of TensorFlow and of each Keras that is installed."""
     found = {name: installed_version(name) for name in ("keras", "tf_keras")}
     return {name: version for name, version in {**installed, **found}.items() if version is not None}
+
+
+def keras_backend(environ: Mapping[str, str]) -> str:
+    """Return the backend that Keras 3 will take, as it decides itself: by the environment, else by its settings."""
+    if named := environ.get("KERAS_BACKEND"):
+        return named
+    folder = Path(environ.get("KERAS_HOME") or Path(environ.get("HOME", "/tmp")) / ".keras")
+    try:
+        settings = json.loads((folder / "keras.json").read_text())
+    except (OSError, ValueError):
+        return "tensorflow"
+    return str(settings.get("backend", "tensorflow")) if isinstance(settings, dict) else "tensorflow"
 
 
 def missing_tools(environ: Mapping[str, str]) -> str:

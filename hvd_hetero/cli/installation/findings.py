@@ -112,7 +112,7 @@ def horovod_edits(facts: HorovodFacts) -> Finding:
     return Finding("edits", "warning", f"{kind}; it lacks: {'; '.join(facts.lacks)}", f"{BUILD} --force")
 
 
-def keras(versions: Mapping[str, str], environ: Mapping[str, str]) -> Finding:
+def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str = "tensorflow") -> Finding:
     """Which Keras ``fit`` runs on, and what that means for Horovod."""
     if "tensorflow" not in versions:
         return Finding("Keras", "ok", "not used: TensorFlow is not installed")
@@ -123,7 +123,7 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str]) -> Finding:
         return Finding("Keras", "ok", f"tf_keras {versions['tf_keras']} (TF_USE_LEGACY_KERAS)")
     if "keras" not in versions:
         return Finding("Keras", "failure", "TensorFlow is installed without Keras", "pip install 'keras>=3'")
-    version, backend = versions["keras"], environ.get("KERAS_BACKEND", "tensorflow")
+    version = versions["keras"]
     if backend != "tensorflow":
         text = f"{version} on {backend}; keras_callbacks needs the TensorFlow backend"
         return Finding("Keras", "warning", text, "export KERAS_BACKEND=tensorflow")

@@ -75,7 +75,7 @@ def with_(**changes) -> HorovodFacts:
         (findings.keras({**BOTH, "keras": "2.15.0"}, {}), "warning", "Keras 3", "pip install 'keras>=3'"),
         (findings.keras(BOTH, {}), "failure", "without Keras", "pip install 'keras>=3'"),
         (
-            findings.keras({**BOTH, "keras": "3.15.1"}, {"KERAS_BACKEND": "jax"}),
+            findings.keras({**BOTH, "keras": "3.15.1"}, {}, "jax"),
             "warning",
             "on jax",
             "export KERAS_BACKEND=tensorflow",
@@ -211,6 +211,17 @@ def test_limits_are_read_in_both_versions_of_control_groups(tmp_path, membership
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     assert (facts.cpu_quota(process, root), facts.memory_limit(process, root)) == expected
+
+
+def test_the_backend_is_that_of_the_environment_or_of_the_settings_of_keras(tmp_path):
+    assert facts.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
+    (tmp_path / ".keras").mkdir()
+    (tmp_path / ".keras" / "keras.json").write_text('{"backend": "jax"}')
+    assert facts.keras_backend({"HOME": str(tmp_path)}) == "jax"
+    assert facts.keras_backend({"KERAS_HOME": str(tmp_path / ".keras")}) == "jax"
+    assert facts.keras_backend({"HOME": str(tmp_path), "KERAS_BACKEND": "torch"}) == "torch"
+    (tmp_path / ".keras" / "keras.json").write_text("no settings")
+    assert facts.keras_backend({"HOME": str(tmp_path)}) == "tensorflow"
 
 
 # Two ranks.
