@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,9 +46,7 @@ def _part(recorded: Run, wanted: str) -> Run:
     if found is None:
         raise ValueError(f'--rounds must be two numbers with a colon between, such as "100:200", got {wanted!r}')
     first, end = int(found[1] or 0), int(found[2] or 2**62)
-    kept = (recorded.round >= first) & (recorded.round < end)
-    arrays = {f.name: getattr(recorded, f.name) for f in fields(recorded)}
-    return replace(recorded, **{name: array[kept] for name, array in arrays.items() if hasattr(array, "shape")})
+    return recorded.take((recorded.round >= first) & (recorded.round < end))
 
 
 def _extent(recorded: Run) -> str:

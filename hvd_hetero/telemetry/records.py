@@ -182,8 +182,11 @@ class Run:
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``, recorded or not."""
-        kept = self.round >= self.round[:1] + rounds
-        return replace(self, **{n: getattr(self, n)[kept] for n in (*_PER_ROUND, *_PER_RANK)})
+        return self.take(self.round >= self.round[:1] + rounds)
+
+    def take(self, rounds: slice | npt.NDArray[np.bool_]) -> Run:
+        """Return the run with these rounds only."""
+        return replace(self, **{n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)})
 
     @property
     def left_out(self) -> str:
