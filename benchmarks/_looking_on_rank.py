@@ -5,6 +5,7 @@ Arguments: a folder for telemetry, the number of pairs, and the steps of a block
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 
@@ -12,6 +13,7 @@ import horovod.torch as hvd
 import torch
 from _alternating import STOCK, STOCK_S, alternate
 
+from hvd_hetero.rounds import FinishedRound
 from hvd_hetero.testing import report
 from torch_hooks import DistributedOptimizer, LoadBalance
 
@@ -28,19 +30,35 @@ class Training:
         sgd = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.optimizer = DistributedOptimizer(sgd, self.balance, self.model.named_parameters())
         self.x = torch.randn(BATCH * hvd.size(), FEATURES)
+        self.looking_on_s = 0.0
+        """Seconds that the training thread has spent in what looks on, since ``shares`` was last added to."""
+        self.shares: list[float] = []
+        """Of each block's time."""
+        balancer = self.balance._session.balancer
+        if (observer := balancer.observer) is not None:
+
+            def timed(finished: FinishedRound) -> None:
+                begin = time.perf_counter()
+                observer(finished)
+                self.looking_on_s += time.perf_counter() - begin
+
+            balancer.observer = timed
 
     def block(self, steps: int) -> float:
-        """Train a block and return its mean seconds per step."""
+        """Train a block and return its median seconds per step."""
         hvd.allreduce(torch.zeros(1), name="block")
-        begin = time.perf_counter()
+        took, self.looking_on_s = [], 0.0
         for _ in range(steps):
+            begin = time.perf_counter()
             samples = self.balance.batch_size
             self.balance.batch(samples)
             self.optimizer.zero_grad()
             time.sleep(STEP_S)
             self.model(self.x[:samples]).square().mean().backward()
             self.optimizer.step()
-        return (time.perf_counter() - begin) / steps
+            took.append(time.perf_counter() - begin)
+        self.shares.append(self.looking_on_s / sum(took))
+        return statistics.median(took)
 
 
 def main() -> None:
@@ -50,13 +68,13 @@ def main() -> None:
     kinds = {
         STOCK: Training(),
         "telemetry": Training(telemetry=f"{folder}/telemetry.jsonl"),
-        "view": Training(progress=True),
         "both": Training(telemetry=f"{folder}/both.jsonl", progress=True),
     }
     found = alternate(pairs, "pair", kinds, steps)
     for each in kinds.values():
         each.balance.close()
-    report({"seconds": found.pop(STOCK_S), **found})
+    # The first block of each is a warm-up.
+    report({"seconds": found.pop(STOCK_S), **{kind: [found[kind], kinds[kind].shares[1:]] for kind in found}})
 
 
 if __name__ == "__main__":
