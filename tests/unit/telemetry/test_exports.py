@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -162,6 +163,31 @@ def test_tensorboard_gets_every_figure_with_the_round_as_its_step(writers):
     assert [told for told in writer.told if told[0] == "hvd_hetero/batch/rank_1"] == [
         ("hvd_hetero/batch/rank_1", 10.0, number) for number in range(4)
     ]
+
+
+def test_without_pytorch_tensorflow_writes_outside_of_its_graphs(monkeypatch):
+    scopes, told, closed = [], [], []
+
+    @contextlib.contextmanager
+    def scope(name):
+        scopes.append(name)
+        yield
+        scopes.remove(name)
+
+    writer = types.SimpleNamespace(as_default=scope, close=lambda: closed.append(True))
+    tensorflow = types.ModuleType("tensorflow")
+    tensorflow.init_scope = lambda: scope("eager")
+    tensorflow.summary = types.SimpleNamespace(
+        create_file_writer=lambda folder: told.append(folder) or writer,
+        scalar=lambda name, value: told.append((name, value, *scopes)),
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    feed(TensorBoard("runs/1"), rounds=2, samples=[30, 10])
+    assert told[0] == "runs/1"
+    assert ("hvd_hetero/batch/rank_1", 10.0, "eager", 1) in told
+    assert closed == [True]
 
 
 def test_other_ranks_open_no_folder(writers):
