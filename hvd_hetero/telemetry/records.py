@@ -7,6 +7,7 @@ of a run has no waiting time (``null``).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.lines import read_lines
 from hvd_hetero.telemetry.parts import parts_of
 
-__all__ = ["SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
+__all__ = ["MANY", "SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
@@ -30,6 +31,8 @@ _FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
 _SOMETIMES = ("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation")
 
+MANY = 64
+"""From so many ranks on, figures are taken all at once (arbitrary: about there, both ways take the same time)."""
 _TENS = 10.0 ** np.arange(23)  # each exactly
 
 logger = logging.getLogger(__name__)
@@ -39,8 +42,24 @@ Record: TypeAlias = dict[str, Any]
 Listener: TypeAlias = Callable[[Record], object]
 
 
-def _plain(columns: npt.NDArray[np.float64]) -> list[Any]:
-    """Return numbers for JSON, which has no NaN, with the seven digits of a float32.
+def _figures(table: RoundTable) -> dict[str, list[Any]]:
+    """Return what a record holds of a table."""
+    if table.workers < MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
+        lists = table.lists()
+        names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
+        return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _formatted(lists[n]) for n in names}
+    names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
+    figures = _rounded(np.array([table.column(name) for name in names]))
+    return {n: table.column(n).astype(int).tolist() for n in _COUNTS} | dict(zip(names, figures, strict=True))
+
+
+def _formatted(figures: list[float]) -> list[float | None]:
+    """Return figures for JSON, which has no NaN, with the seven digits of a float32."""
+    return [float(f"{figure:.7g}") if math.isfinite(figure) else None for figure in figures]
+
+
+def _rounded(columns: npt.NDArray[np.float64]) -> list[Any]:
+    """Return the same as `_formatted` for many numbers.
 
     Where |x| has m digits before the point, a whole number below 10^7 is divided, or multiplied, by a power of ten that
     a float holds exactly. So the quotient is the float nearest to that decimal, and is written with as many digits.
@@ -96,19 +115,15 @@ class Recorder:
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
-            self._release(_plain(finished.table.column("wait_s")))
+            self._release(_formatted(finished.table.figures("wait_s")))
         if all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
-        table = finished.table
-        names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
-        figures = _plain(np.array([table.column(name) for name in names]))
         self._held = {
             "round": finished.round,
             "epoch": finished.epoch,
             "elapsed_s": float(f"{finished.elapsed_s:.7g}"),
             "plan": list(finished.plan.samples),
-            **{name: table.column(name).astype(np.int64).tolist() for name in _COUNTS},
-            **dict(zip(names, figures, strict=True)),
+            **_figures(finished.table),
         }
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from runs import finished, write
 
 from hvd_hetero.session import Session
 from hvd_hetero.telemetry import Recorder
-from hvd_hetero.telemetry.records import _plain
+from hvd_hetero.telemetry.records import _rounded
 
 
 class Kept(list):
@@ -119,8 +119,27 @@ def test_numbers_have_seven_digits_as_a_format_would_write_them():
     values = np.concatenate([draws, 10.0 ** (9 * draws), -(10.0 ** (3 * draws)), [0.0, 1e5, 999999.96, 1e-5, 9e15]])
     size = np.abs(values)
     values = values[(size == 0) | ((size > 1e-15) & (size < 1e15))]
-    assert _plain(values) == [float(f"{value:.7g}") for value in values]
-    assert _plain(np.array([[1.0, np.nan], [np.inf, 2.0]])) == [[1.0, None], [None, 2.0]]
+    assert _rounded(values) == [float(f"{value:.7g}") for value in values]
+    assert _rounded(np.array([[1.0, np.nan], [np.inf, 2.0]])) == [[1.0, None], [None, 2.0]]
+
+
+@pytest.mark.parametrize("workers", [3, 200])
+def test_many_ranks_are_recorded_as_few_are(tmp_path, workers):
+    """Both ways of making a record, and of writing it, give the same figures."""
+    rng, kept = np.random.default_rng(1), Kept()
+    writer = write(tmp_path / "run.jsonl", 0, workers)
+    writer.add(kept)
+    speeds, waits = rng.uniform(10, 1000, workers), rng.uniform(0, 1e-3, workers)
+    speeds[1] = np.nan
+    for number in range(2):
+        limits = [0] * (workers - 1) + [57]
+        writer(finished(number, workers, samples_per_s=speeds, wait_s=waits, limit=limits, compute_s=[1 / 3] * workers))
+    writer.close()
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    assert lines == kept
+    assert lines[0]["samples_per_s"] == [None if np.isnan(v) else float(f"{v:.7g}") for v in speeds]
+    assert lines[0]["wait_s"] == [float(f"{v:.7g}") for v in waits]
+    assert (lines[0]["limit"], lines[0]["compute_s"][0], "slope_s" in lines[0]) == (limits, 0.3333333, False)
 
 
 # In a session.
