@@ -6,13 +6,13 @@ There is no thread: the view is a listener, and writes at most twice a second, w
 from __future__ import annotations
 
 import io
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
-
-import numpy as np
 
 from hvd_hetero.telemetry.bottom_line import BottomLine
 from hvd_hetero.telemetry.records import Record
@@ -43,10 +43,10 @@ class LiveView:
         self._line = line
         self._looked = line is not None
         self._clock = clock
-        self._next_s = -np.inf
+        self._next_s = -math.inf
         self._records = 0
         self._samples = self._elapsed_s = self._known_s = 0.0
-        self._wait_s = np.zeros(1)
+        self._wait_s: list[float] = []
 
     def __call__(self, record: Record) -> None:
         """Take a round into account, and show it if the last time is long enough ago."""
@@ -76,13 +76,14 @@ class LiveView:
         self._elapsed_s = kept * self._elapsed_s + elapsed_s
         if record["wait_s"][0] is not None:  # only the last record of a run does not know it
             self._known_s = kept * self._known_s + elapsed_s
-            self._wait_s = kept * self._wait_s + np.nan_to_num(np.array(record["wait_s"], np.float64))
+            before = self._wait_s or [0.0] * len(record["wait_s"])
+            self._wait_s = [kept * old + (new or 0.0) for old, new in zip(before, record["wait_s"], strict=True)]
 
     def _text(self, record: Record) -> Text:
         from rich.text import Text
 
-        shares = self._wait_s / self._known_s if self._known_s > 0 else self._wait_s
-        waits, most = float(shares.mean()), int(shares.argmax())
+        shares = [wait / self._known_s if self._known_s > 0 else 0.0 for wait in self._wait_s] or [0.0]
+        waits, most = statistics.fmean(shares), shares.index(max(shares))
         told = Text.assemble(
             (" hvd-hetero ", "reverse"),
             f" round {record['round']:,} of epoch {record['epoch']:,}",
@@ -100,7 +101,7 @@ class LiveView:
 def _batches(samples: list[int]) -> str:
     if len(samples) <= _SHOWN:
         return " ".join(map(str, samples))
-    return f"{min(samples)} to {max(samples)}, median {np.median(samples):g}"
+    return f"{min(samples)} to {max(samples)}, median {statistics.median(samples):g}"
 
 
 def _rendered(text: Text, columns: int) -> str:
