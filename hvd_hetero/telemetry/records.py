@@ -53,6 +53,11 @@ def _figures(table: RoundTable) -> dict[str, list[Any]]:
     return {n: table.column(n).astype(int).tolist() for n in _COUNTS} | dict(zip(names, figures, strict=True))
 
 
+def _waits(table: RoundTable) -> list[float | None]:
+    """Return what was waited in the round before that of the table."""
+    return _formatted(table.figures("wait_s")) if table.workers < MANY else _rounded(table.column("wait_s"))
+
+
 def _formatted(figures: list[float]) -> list[float | None]:
     """Return figures for JSON, which has no NaN, with the seven digits of a float32."""
     return [float(f"{figure:.7g}") if math.isfinite(figure) else None for figure in figures]
@@ -96,7 +101,7 @@ class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
     A round's waiting is known one round later, so each record is held back until then. A listener that raises is
-    dropped with one warning: what only looks on must not end a training, or end it on one rank alone.
+    dropped with one message: what only looks on must not end a training, or end it on one rank alone.
     """
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
@@ -115,7 +120,7 @@ class Recorder:
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
-            self._release(_formatted(finished.table.figures("wait_s")))
+            self._release(_waits(finished.table))
         if all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
         self._held = {
