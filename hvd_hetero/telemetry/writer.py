@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from hvd_hetero.checks import integer
 from hvd_hetero.measurement.memory_limits import HEADROOM
+from hvd_hetero.telemetry.numbers import as_json
 from hvd_hetero.telemetry.records import MANY, SCHEMA, VERSION, Record, Recorder
 
 __all__ = ["RunFile", "Telemetry", "TelemetryWriter"]
@@ -151,7 +152,7 @@ class TelemetryWriter(Recorder):
 
 
 def _json(line: dict[str, Any]) -> str:
-    """Return what ``json.dumps`` returns; of many ranks in half of the time, for all floats have seven digits."""
+    """Return a record as JSON; the figures of many ranks have seven digits at the largest of them."""
     if len(line.get("plan", ())) < MANY:
         return _ENCODER.encode(line)
     pairs = ",".join(f'"{key}":{_list(value)}' for key, value in line.items())
@@ -159,10 +160,8 @@ def _json(line: dict[str, Any]) -> str:
 
 
 def _list(value: Any) -> str:
-    if isinstance(value, list) and isinstance(value[0], float):
-        with contextlib.suppress(TypeError):  # one is None
-            return f"[{('%.7g,' * len(value) % tuple(value))[:-1]}]"
-    return _ENCODER.encode(value)
+    floats = isinstance(value, list) and not isinstance(value[0], int)
+    return as_json(value) if floats else _ENCODER.encode(value)
 
 
 def _keep_former(path: Path) -> str:

@@ -10,6 +10,7 @@ from runs import finished, write
 
 from hvd_hetero.session import Session
 from hvd_hetero.telemetry import Recorder
+from hvd_hetero.telemetry.numbers import as_json
 from hvd_hetero.telemetry.records import _rounded
 
 
@@ -136,10 +137,41 @@ def test_many_ranks_are_recorded_as_few_are(tmp_path, workers):
         writer(finished(number, workers, samples_per_s=speeds, wait_s=waits, limit=limits, compute_s=[1 / 3] * workers))
     writer.close()
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
-    assert lines == kept
-    assert lines[0]["samples_per_s"] == [None if np.isnan(v) else float(f"{v:.7g}") for v in speeds]
-    assert lines[0]["wait_s"] == [float(f"{v:.7g}") for v in waits]
-    assert (lines[0]["limit"], lines[0]["compute_s"][0], "slope_s" in lines[0]) == (limits, 0.3333333, False)
+    assert kept[0]["samples_per_s"] == [None if np.isnan(v) else float(f"{v:.7g}") for v in speeds]
+    assert kept[0]["wait_s"] == [float(f"{v:.7g}") for v in waits]
+    assert (kept[0]["limit"], kept[0]["compute_s"][0], "slope_s" in kept[0]) == (limits, 0.3333333, False)
+    assert len(lines) == len(kept) == 2
+    for line, record in zip(lines, kept, strict=True):
+        assert list(line) == list(record)
+        for name, figures in record.items():
+            ours, theirs = np.array(figures, np.float64), np.array(line[name], np.float64)
+            off = 0.6e-6 * ours.max(initial=0.0, where=np.isfinite(ours))
+            assert np.allclose(theirs, ours, rtol=0, atol=off, equal_nan=True), name
+
+
+def written_all_at_once(values):
+    text = as_json(values)
+    back = json.loads(text)
+    assert len(back) == len(values)
+    assert [each is None for each in back] == [value is None for value in values]
+    largest = max(abs(value) for value in values if value is not None)
+    pairs = [(b, v) for b, v in zip(back, values, strict=True) if v is not None]
+    assert all(abs(b - v) <= 0.5001e-6 * largest for b, v in pairs), "seven digits of the largest"
+    return text
+
+
+def test_long_lists_are_written_all_at_once_with_seven_digits_of_the_largest():
+    rng = np.random.default_rng(2)
+    for scale in 10.0 ** np.arange(-12, 13):
+        written_all_at_once((scale * rng.uniform(0, 1, 500)).tolist())
+        written_all_at_once((scale * rng.normal(size=50)).tolist())
+        written_all_at_once([scale, *(scale * 10.0 ** -np.arange(1, 9)).tolist(), None, 0.0])
+    edges = [9.9999999, 0.99999999, 99.999999, 999999.96, 9999999.6, 1e7, 1.0, 0.1, 5e-324]
+    for edge in edges:
+        written_all_at_once([edge, edge / 3, None])
+    assert as_json([0.5, None, 0.0]) == "[0.5000000,     null,0.0000000]"
+    assert as_json([1234.5, 0.25, 10.0]) == "[ 1234.500,    0.250,   10.000]"
+    assert as_json([None, None]) == "[null,null]"
 
 
 # In a session.
