@@ -4,7 +4,7 @@
 
 Two real ranks train a small linear model under LB-BSP, without and with looking on, in alternating blocks of one job.
 Computing is a sleep of 50 ms, for the machine's noise in real work is larger than what is to be found. A block counts
-with its median step. Steps in which the live view writes, one of ten, are not in that; so the time that the training
+with its median step. Steps in which the live view writes, one of twenty, are not in that; so the time that the training
 thread spends in what looks on is measured as well, with all steps, as a share of the block. The terminal is a
 pseudo-terminal that another process reads. Then the time of one round's record, of 2 and of 1,000 ranks, without a
 training around it.

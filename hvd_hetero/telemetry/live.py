@@ -1,6 +1,6 @@
 """What rank 0 shows of a training while it runs: ``LoadBalance(progress=True)``.
 
-There is no thread: the view is a listener, and writes at most twice a second, when a record comes.
+There is no thread: the view is a listener, and writes at most once a second, when a record comes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hvd_hetero.telemetry.bottom_line import BottomLine
 from hvd_hetero.telemetry.records import Record
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 __all__ = ["PROGRESS", "LiveView"]
@@ -25,7 +26,7 @@ __all__ = ["PROGRESS", "LiveView"]
 PROGRESS = "HVD_HETERO_PROGRESS"
 """Names the terminal to write to, for launchers that give ranks none: ``HVD_HETERO_PROGRESS=$(tty) horovodrun …``."""
 
-_PAUSE_S = 0.5
+_PAUSE_S = 1.0
 _KEPT = 0.9  # of the sums, from round to round: figures are of the last ten rounds or so
 _SHOWN = 8
 """More ranks than this are not listed one by one."""
@@ -43,6 +44,7 @@ class LiveView:
         self._line = line
         self._looked = line is not None
         self._clock = clock
+        self._console: Console | None = None
         self._next_s = -math.inf
         self._records = 0
         self._samples = self._elapsed_s = self._known_s = 0.0
@@ -60,12 +62,23 @@ class LiveView:
         now = self._clock()
         if now >= self._next_s:
             self._next_s = now + _PAUSE_S
-            self._line.show(_rendered(self._text(record), self._line.columns))
+            self._line.show(self._rendered(self._text(record), self._line.columns))
 
     def close(self) -> None:
         """Give the line back to the terminal."""
         if self._line is not None:
             self._line.close()
+
+    def _rendered(self, text: Text, columns: int) -> str:
+        """Return the text with the terminal's colours, cut to so many columns."""
+        from rich.console import Console
+
+        if self._console is None:  # making one takes longer than what it is for
+            self._console = Console(file=io.StringIO(), force_terminal=True)
+        text.truncate(max(columns, 1), overflow="ellipsis")
+        with self._console.capture() as captured:
+            self._console.print(text, end="", no_wrap=True, crop=False, soft_wrap=True)
+        return captured.get()
 
     def _learn(self, record: Record) -> None:
         self._records += 1
@@ -102,16 +115,6 @@ def _batches(samples: list[int]) -> str:
     if len(samples) <= _SHOWN:
         return " ".join(map(str, samples))
     return f"{min(samples)} to {max(samples)}, median {statistics.median(samples):g}"
-
-
-def _rendered(text: Text, columns: int) -> str:
-    """Return the text with the terminal's colours, cut to so many columns."""
-    from rich.console import Console
-
-    out = io.StringIO()
-    text.truncate(max(columns, 1), overflow="ellipsis")
-    Console(file=out, force_terminal=True, width=max(columns, 1)).print(text, end="", no_wrap=True, crop=True)
-    return out.getvalue()
 
 
 def _terminal() -> TextIO | None:
