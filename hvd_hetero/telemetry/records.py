@@ -33,7 +33,6 @@ _SOMETIMES = ("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "sat
 
 MANY = 64
 """From so many ranks on, figures are taken all at once (arbitrary: about there, both ways take the same time)."""
-_TENS = 10.0 ** np.arange(23)  # each exactly
 
 logger = logging.getLogger(__name__)
 
@@ -43,42 +42,18 @@ Listener: TypeAlias = Callable[[Record], object]
 
 
 def _figures(table: RoundTable) -> dict[str, list[Any]]:
-    """Return what a record holds of a table."""
+    """Return what a record holds of a table, with None for what is not known."""
     if table.workers < MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
         lists = table.lists()
         names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
-        return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _formatted(lists[n]) for n in names}
+        return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}
     names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
-    figures = _rounded(np.array([table.column(name) for name in names]))
-    return {n: table.column(n).astype(int).tolist() for n in _COUNTS} | dict(zip(names, figures, strict=True))
+    counts = {name: table.column(name).astype(int).tolist() for name in _COUNTS}
+    return counts | {name: _known(table.figures(name)) for name in names}
 
 
-def _waits(table: RoundTable) -> list[float | None]:
-    """Return what was waited in the round before that of the table."""
-    return _formatted(table.figures("wait_s")) if table.workers < MANY else _rounded(table.column("wait_s"))
-
-
-def _formatted(figures: list[float]) -> list[float | None]:
-    """Return figures for JSON, which has no NaN, with the seven digits of a float32."""
-    return [float(f"{figure:.7g}") if math.isfinite(figure) else None for figure in figures]
-
-
-def _rounded(columns: npt.NDArray[np.float64]) -> list[Any]:
-    """Return the same as `_formatted` for many numbers.
-
-    Where |x| has m digits before the point, a whole number below 10^7 is divided, or multiplied, by a power of ten that
-    a float holds exactly. So the quotient is the float nearest to that decimal, and is written with as many digits.
-    """
-    known = np.isfinite(columns)
-    numbers = np.where(known, columns, 0.0)
-    digits = np.floor(np.log10(np.abs(numbers), out=np.zeros_like(numbers), where=numbers != 0.0))
-    places = np.clip(6 - digits, -22, 22).astype(np.int64)
-    up, down = _TENS[np.maximum(places, 0)], _TENS[np.maximum(-places, 0)]
-    rounded: npt.NDArray[Any] = np.rint(numbers * up / down) / up * down
-    if not known.all():
-        rounded = rounded.astype(object)
-        rounded[~known] = None
-    return rounded.tolist()  # type: ignore[no-any-return]
+def _known(figures: list[float]) -> list[float | None]:
+    return [figure if math.isfinite(figure) else None for figure in figures]
 
 
 class RecordsFile(Protocol):
@@ -120,13 +95,13 @@ class Recorder:
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
-            self._release(_waits(finished.table))
+            self._release(_known(finished.table.figures("wait_s")))
         if all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
         self._held = {
             "round": finished.round,
             "epoch": finished.epoch,
-            "elapsed_s": float(f"{finished.elapsed_s:.7g}"),
+            "elapsed_s": finished.elapsed_s,
             "plan": list(finished.plan.samples),
             **_figures(finished.table),
         }

@@ -152,16 +152,19 @@ class TelemetryWriter(Recorder):
 
 
 def _json(line: dict[str, Any]) -> str:
-    """Return a record as JSON; the figures of many ranks have seven digits at the largest of them."""
-    if len(line.get("plan", ())) < MANY:
-        return _ENCODER.encode(line)
-    pairs = ",".join(f'"{key}":{_list(value)}' for key, value in line.items())
+    pairs = ",".join(f'"{key}":{_value(value)}' for key, value in line.items())
     return f"{{{pairs}}}"
 
 
-def _list(value: Any) -> str:
-    floats = isinstance(value, list) and not isinstance(value[0], int)
-    return as_json(value) if floats else _ENCODER.encode(value)
+def _value(value: Any) -> str:
+    """Return a value as JSON; figures that are measured have seven digits, those of a float32."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if not isinstance(value, list) or not value or isinstance(value[0], int):
+        return _ENCODER.encode(value)
+    if len(value) >= MANY:
+        return as_json(value)
+    return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
 
 
 def _keep_former(path: Path) -> str:

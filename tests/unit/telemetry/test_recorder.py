@@ -11,7 +11,6 @@ from runs import finished, write
 from hvd_hetero.session import Session
 from hvd_hetero.telemetry import Recorder
 from hvd_hetero.telemetry.numbers import as_json
-from hvd_hetero.telemetry.records import _rounded
 
 
 class Kept(list):
@@ -52,8 +51,12 @@ def test_a_record_is_the_line_of_the_file(tmp_path):
     for number in range(3):
         writer(finished(number, samples_per_s=np.nan if number == 0 else 1 / 3, compute_s=[1e-9 / 3, 2e8 / 3]))
     writer.close()
-    assert kept == [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
-    assert len(kept) == 3
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
+    assert [(line["round"], line["samples_per_s"], line["compute_s"]) for line in lines] == [
+        (number, [None, None] if number == 0 else [0.3333333] * 2, [3.333333e-10, 6.666667e7]) for number in range(3)
+    ]
+    assert [list(record) for record in kept] == [list(line) for line in lines]
+    assert kept[1]["samples_per_s"] == [1 / 3, 1 / 3]
 
 
 def test_every_k_th_round_alone_costs_a_record():
@@ -115,15 +118,6 @@ def test_a_process_that_is_about_to_end_writes_its_file_and_calls_no_function_of
     assert (len(ours), ours.closed) == (1, 1)
 
 
-def test_numbers_have_seven_digits_as_a_format_would_write_them():
-    draws = np.random.default_rng(0).normal(size=5000)
-    values = np.concatenate([draws, 10.0 ** (9 * draws), -(10.0 ** (3 * draws)), [0.0, 1e5, 999999.96, 1e-5, 9e15]])
-    size = np.abs(values)
-    values = values[(size == 0) | ((size > 1e-15) & (size < 1e15))]
-    assert _rounded(values) == [float(f"{value:.7g}") for value in values]
-    assert _rounded(np.array([[1.0, np.nan], [np.inf, 2.0]])) == [[1.0, None], [None, 2.0]]
-
-
 @pytest.mark.parametrize("workers", [3, 200])
 def test_many_ranks_are_recorded_as_few_are(tmp_path, workers):
     """Both ways of making a record, and of writing it, give the same figures."""
@@ -137,9 +131,9 @@ def test_many_ranks_are_recorded_as_few_are(tmp_path, workers):
         writer(finished(number, workers, samples_per_s=speeds, wait_s=waits, limit=limits, compute_s=[1 / 3] * workers))
     writer.close()
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]]
-    assert kept[0]["samples_per_s"] == [None if np.isnan(v) else float(f"{v:.7g}") for v in speeds]
-    assert kept[0]["wait_s"] == [float(f"{v:.7g}") for v in waits]
-    assert (kept[0]["limit"], kept[0]["compute_s"][0], "slope_s" in kept[0]) == (limits, 0.3333333, False)
+    assert kept[0]["samples_per_s"] == [None if np.isnan(v) else v for v in speeds]
+    assert kept[0]["wait_s"] == waits.tolist()
+    assert (kept[0]["limit"], kept[0]["compute_s"][0], "slope_s" in kept[0]) == (limits, 1 / 3, False)
     assert len(lines) == len(kept) == 2
     for line, record in zip(lines, kept, strict=True):
         assert list(line) == list(record)
