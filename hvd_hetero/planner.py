@@ -22,12 +22,13 @@ from hvd_hetero.measurement.anticipation import Anticipation
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.telemetry.changes import ChangeLog
 
 __all__ = ["Planner"]
 
 
 class Planner:
-    """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed."""
+    """The plans of one training. ``logs``: say in the log which ranks' speeds are not believed, and what changes."""
 
     def __init__(self, policy: Policy, workers: int, global_batch: int, *, logs: bool = False) -> None:
         if isinstance(global_batch, bool) or not isinstance(global_batch, int | np.integer):
@@ -46,6 +47,7 @@ class Planner:
         self._plans = deque([first])
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
+        self._changes = ChangeLog() if logs else None
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
     @property
@@ -83,6 +85,8 @@ class Planner:
             believed = replace(finished, table=self._plausibility(self.rounds, finished.table, short=short))
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
+        if self._changes is not None:
+            self._changes(self.rounds + 1 + self.lead, self._plans[-1], plan, believed.table)
         self._plans.append(plan)
         self._plans.popleft()
         if self.anticipation is not None and finished.plan.ends == "first":

@@ -303,6 +303,10 @@ class RoundTable:
         """The same as an array."""
         return self._rows[:, _COLUMNS[name]].copy()
 
+    def lists(self) -> dict[str, list[float]]:
+        """All figures of all ranks, by name."""
+        return dict(zip(_COLUMNS, self._rows.T.tolist(), strict=True))
+
     def replaced(self, name: str, figures: npt.ArrayLike) -> RoundTable:
         """The same with other figures of that name."""
         other = RoundTable(self._rows, self.workers)

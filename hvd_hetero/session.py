@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Protocol
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.checks import integer
 from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.communication.threads import Crew, SharedSignals
 from hvd_hetero.communication.wire import Wire
@@ -17,7 +18,9 @@ from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy, resolve_policy
-from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.telemetry import Recorder, Telemetry, TelemetryWriter
+from hvd_hetero.telemetry.live import LiveView
+from hvd_hetero.telemetry.records import Listener
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
 from hvd_hetero.watchdog import Patience, Watchdog
 
@@ -46,8 +49,9 @@ class Session:
         rank: int,
         workers: int,
         global_batch: int,
-        telemetry: str | Path | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
         *,
+        progress: bool = False,
         sync: str | Mixing = "allreduce",
         wire: Wire | None = None,
         patience: Patience | None = None,
@@ -61,7 +65,6 @@ class Session:
             )
         patience = Patience.of_environment() if patience is None else patience
         self.policy = resolve_policy(policy)
-        self._telemetry: TelemetryWriter | None = None
         self.balancer = Balancer(
             self.policy,
             rank,
@@ -72,16 +75,19 @@ class Session:
             hindrances=HindranceMeter(clock=time.perf_counter),
         )
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
+        self._recorder = Recorder()
         if telemetry is not None and rank == 0:
-            self._telemetry = TelemetryWriter(
+            self._recorder = TelemetryWriter(
                 telemetry,
                 policy=self.policy.name,
                 workers=workers,
                 global_batch=self.balancer.global_batch,
                 goes_on=self.goes_on,
             )
-            self.balancer.observer = self._telemetry
-            atexit.register(self._telemetry.close)
+            self._record()
+        if progress and rank == 0:
+            self._recorder.add(LiveView(), ours=True)
+            self._record()
         number = next(_numbers)  # drawn last: what fails above may fail on one rank alone
         if wire is not None:
             number = wire.broadcast_object(number, root_rank=0, name="hetero.number")
@@ -99,7 +105,6 @@ class Session:
                 self._channel = crew.signals(number)
             self.balancer.signals = self._channel
         # What the watchdog keeps must not lead back here: its thread would keep all of this alive.
-        last_words = (lambda: None) if self._telemetry is None else self._telemetry.close
         self._watchdog: Watchdog | None = None
         if wire is not None and crew is None:
             told = f"{self.prefix}.watchdog"
@@ -110,7 +115,7 @@ class Session:
                 patience=patience,
                 waits_in=waits_in,
                 waits_at_the_end_in=waits_at_the_end_in,
-                last_words=last_words,
+                last_words=self._recorder.last_words,
             )
 
     @property
@@ -129,15 +134,31 @@ class Session:
         if self._watchdog is not None:
             self._watchdog.trains_here()
 
+    def on_round(self, function: Listener, every: int = 1) -> None:
+        """Call ``function`` with the record of every such round, on rank 0."""
+        if not callable(function):
+            raise TypeError(
+                f"on_round needs a function that takes a record, got {function!r}; try balance.on_round(print)"
+            )
+        every = integer("every", every, 1, way_out="with 1 the function is called after every round")
+        if self.balancer.rank == 0:
+            self._recorder.add(function, every)
+            self._record()
+
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
         if self._watchdog is not None:
             self._watchdog.close()
         if self._channel is not None:
             self._channel.close()
-        if self._telemetry is not None:
-            self._telemetry.close()
-            atexit.unregister(self._telemetry.close)
+        self._recorder.close()
+        atexit.unregister(self._recorder.close)
+
+    def _record(self) -> None:
+        """From now on somebody wants records; before, making them would be time lost."""
+        if self.balancer.observer is None:
+            self.balancer.observer = self._recorder
+            atexit.register(self._recorder.close)
 
 
 class _Training(Protocol):
@@ -148,6 +169,8 @@ class _Training(Protocol):
 
     @property
     def balancer(self) -> Balancer: ...
+
+    def on_round(self, function: Listener, every: int = 1) -> None: ...
 
     def close(self) -> None: ...
 
@@ -176,6 +199,21 @@ class Face:
     def batch_size(self) -> int:
         """Samples of this rank in the round at hand (between rounds: in the next one)."""
         return self.plan[self._session.balancer.rank]
+
+    def on_round(self, function: Listener, *, every: int = 1) -> None:
+        """Call ``function(record)`` after every round, or every so many rounds one. Call this on all ranks alike.
+
+            balance.on_round(lambda record: print(record["round"], record["samples"]))
+
+        Rank 0 calls the function; other ranks only check the arguments. A record is a line of telemetry
+        (``docs/telemetry.md``), as a dict. It comes one round late, because the waiting of a round is known only
+        then. The last one comes with ``close()``, or when the process ends.
+
+        All ranks wait while the function runs, so let it be quick. It must not call collectives. If it raises, the
+        error is logged, and the function is called no more; training goes on. A ``close`` method of the function is
+        called at the end.
+        """
+        self._session.on_round(function, every)
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 from hvd_hetero.consistency import WaysOut
 from hvd_hetero.policies import Policy
 from hvd_hetero.session import Face, Session
+from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.keras_versions import build_model, trained_variables
@@ -65,7 +66,12 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
     local_layers
         Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.
     telemetry
-        Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+        Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
+        ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
+        None: nowhere.
+    progress
+        Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
+        terminal it shows nothing (``docs/telemetry.md``).
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
@@ -80,7 +86,8 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         global_batch: int,
         sync: str | Mixing = "allreduce",
         local_layers: Sequence[Any] = (),
-        telemetry: str | Path | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
+        progress: bool = False,
         patience: Patience | None = None,
     ) -> None:
         wire = TensorFlowWire()
@@ -88,8 +95,8 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         super().__init__()
         core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, sync=sync, wire=wire, patience=patience,
-            waits_at_the_end_in=("tensorflow.",),
+            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, wire=wire,
+            patience=patience, waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
         core.balancer.ways_out = _WAYS_OUT
         if local_layers and (core.mixing is not None or core.policy.updates_locally):

@@ -48,6 +48,7 @@ class FitSession:
         self.prefix = core.prefix
         self.mixing = core.mixing
         self.close = core.close
+        self.on_round = core.on_round
         self.trains_here = core.trains_here
         self.wire = wire
         self.local_layers = local_layers

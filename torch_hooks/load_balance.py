@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from hvd_hetero.checks import integer
 from hvd_hetero.policies import BSP, Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
+from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from torch_hooks.arguments import LOAD_BALANCE, refuse
@@ -36,7 +37,12 @@ class LoadBalance(Face):
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``).
     telemetry
-        Where rank 0 writes one JSON line per round (``docs/telemetry.md``). None: nowhere.
+        Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
+        ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
+        None: nowhere.
+    progress
+        Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
+        terminal it shows nothing (``docs/telemetry.md``).
     check_body
         Whether to look, in the first two rounds, at what the loop's body does beside its batch, and a rank without data
         would not do: collectives, changes of learning rates or parameters. An error if the data show that it will lack
@@ -57,7 +63,8 @@ class LoadBalance(Face):
         *,
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
-        telemetry: str | Path | None = None,
+        telemetry: str | os.PathLike[str] | Telemetry | None = None,
+        progress: bool = False,
         patience: Patience | None = None,
         check_body: bool = True,
         wire: TorchWire | None = None,
@@ -71,8 +78,8 @@ class LoadBalance(Face):
             )
         wire = wire_here() if wire is None else wire
         core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, sync=sync, wire=wire, patience=patience,
-            waits_in=wire.waits_in, crew=wire.crew,
+            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, wire=wire,
+            patience=patience, waits_in=wire.waits_in, crew=wire.crew,
         )  # fmt: skip
         self._session = TorchSession(core, wire, check_body=check_body)
         self._patience = patience

@@ -62,6 +62,7 @@ class TorchSession:
         self.balancer = core.balancer
         self.balancer.ways_out = _WAYS_OUT
         self.meter = core.meter
+        self.on_round = core.on_round
         self.prefix = core.prefix
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_hetero import __version__, horovod_build
-from hvd_hetero.cli import profile, simulate
+from hvd_hetero.cli import check, profile, simulate, timeline
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -33,6 +33,12 @@ COMMANDS = (
         horovod_build.run,
     ),
     Command(
+        "check",
+        "say whether this installation can train, and which command mends what is amiss",
+        check.add_arguments,
+        check.run,
+    ),
+    Command(
         "profile",
         "time one training step over batch sizes: where this device saturates, what a sample costs, where memory ends",
         profile.add_arguments,
@@ -43,6 +49,12 @@ COMMANDS = (
         "compute what each scheme would gain, on a cluster described in a file or on the machines of a recorded run",
         simulate.add_arguments,
         simulate.run,
+    ),
+    Command(
+        "timeline",
+        "write a recorded run as a timeline of all ranks, which Perfetto and Chrome open",
+        timeline.add_arguments,
+        timeline.run,
     ),
 )
 

@@ -95,6 +95,11 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     machines: Replay | None = None
     if args.run_file is not None:
         recorded = read_run(args.run_file)
+        if recorded.left_out:
+            sys.stderr.write(
+                f"{named(args.run_file)}: {recorded.left_out}. What a micro-batch costs besides its samples, and what "
+                "a rank read of its CPU before a round, are not known from it. The samples of an epoch are estimated.\n"
+            )
         try:
             machines = replay(recorded)
         except ValueError as error:

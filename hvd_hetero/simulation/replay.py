@@ -18,7 +18,8 @@ epochs, but for β, of which they tell most.
 
 **Pairs of rounds that tell β** follow each other in one epoch. Both are whole: where the first rank ends a round, the
 pace decides what the others have done. Where a plan changes in the middle of an epoch, the rank's drivers must not have
-changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace.
+changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace. A record of
+every k-th round has no such pairs.
 
 **Drivers.** The line of round k tells what a rank read of its CPU and memory after computing it, that is before round
 k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
@@ -124,10 +125,16 @@ def replay(run: Run) -> Replay:
     figures = [[worker.compute.intercept_s for worker in c.workers] for c in (extremes[0], likely, extremes[1])]
     measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
     first = run.epoch == run.epoch[0]
-    dataset = None if first.all() else max(int(run.samples[first].sum()), 1)
+    dataset = None if first.all() else max(_samples_of(run, first), 1)
     full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
     fixed_s = tuple(zip(*figures, strict=True))
     return Replay(run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s)
+
+
+def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
+    """Samples of an epoch with others after it. Rounds that are not recorded had as many as those that are."""
+    rounds = int(run.round[~epoch][0] - run.round[epoch][0]) if run.left_out else int(epoch.sum())
+    return round(int(run.samples[epoch].sum()) * rounds / int(epoch.sum()))
 
 
 def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
@@ -163,8 +170,7 @@ def _usable(run: Run) -> NDArray[np.int64]:
     planned = run.plan.sum(axis=1)
     last = np.append(run.epoch[1:] != run.epoch[:-1], True)
     short = last & (planned < np.median(planned))
-    rounds = np.arange(len(run.round))
-    return np.asarray(rounds[(rounds >= WARM_UP_ROUNDS) & ~short])
+    return np.flatnonzero((run.round >= run.round[:1] + WARM_UP_ROUNDS) & ~short)
 
 
 def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats:

@@ -105,6 +105,9 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
     policy = header.get("policy")
     if not isinstance(policy, str) or not policy.isprintable() or len(policy) > 200:
         _refuse(f"{path}, line 1: policy", "the name of a policy", policy)
+    every = header.setdefault("every", 1)  # absent in older runs
+    if type(every) is not int or every < 1:
+        _refuse(f"{path}, line 1: every", "a whole number of at least 1", every)
     return header
 
 

@@ -1,29 +1,27 @@
-"""One JSON line per round, written by rank 0 from the table that it has anyway. Schema: ``docs/telemetry.md``.
+"""The record of a round, which rank 0 makes from the table that it has anyway. Schema: ``docs/telemetry.md``.
 
-A round's waiting time travels with the next round's table, so the writer holds one round back and fills it in. The
-last round of a run has no waiting time (``null``).
+A round's waiting time travels with the next round's table, so a round is held back until that has come. The last round
+of a run has no waiting time (``null``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import json
 import logging
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.measurement.memory_limits import HEADROOM
-from hvd_hetero.rounds import FinishedRound
+from hvd_hetero.rounds import FinishedRound, RoundTable
+from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.lines import read_lines
+from hvd_hetero.telemetry.parts import parts_of
 
-__all__ = ["SCHEMA", "VERSION", "Run", "TelemetryWriter", "read_run"]
+__all__ = ["MANY", "SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
@@ -37,102 +35,112 @@ _SOMETIMES = (
     *(*_HINDRANCES, "clock", "sent_mb_s"),
 )
 
+MANY = 64
+"""From so many ranks on, figures are taken all at once (arbitrary: about there, both ways take the same time)."""
+
 logger = logging.getLogger(__name__)
 
+Record: TypeAlias = dict[str, Any]
+"""A line of telemetry: ``docs/telemetry.md`` has its keys."""
+Listener: TypeAlias = Callable[[Record], object]
 
-def _plain(values: Iterable[float]) -> list[float | None]:
-    """Return numbers for JSON, which has no NaN, with the seven digits of a float32."""
-    return [float(f"{v:.7g}") if math.isfinite(v) else None for v in values]
+
+def _figures(table: RoundTable) -> dict[str, list[Any]]:
+    """Return what a record holds of a table, with None for what is not known."""
+    if table.workers < MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
+        lists = table.lists()
+        names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
+        return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}
+    names = (*_FIGURES, *(name for name in _SOMETIMES if table.column(name).any()))
+    counts = {name: table.column(name).astype(int).tolist() for name in _COUNTS}
+    return counts | {name: _known(table.figures(name)) for name in names}
 
 
-class TelemetryWriter:
-    """Write a run to a new file; an earlier file of that name gets another name.
+def _known(figures: list[float]) -> list[float | None]:
+    return [figure if math.isfinite(figure) else None for figure in figures]
 
-    If the file fails, the telemetry ends with one warning, and the training goes on. At the start a path that cannot
-    be written is an error, unless the training ``goes_on`` from before.
+
+class RecordsFile(Protocol):
+    """Where a run's records are written to."""
+
+    def __call__(self, record: Record) -> None:
+        """Write a record."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class _Listening(NamedTuple):
+    listener: Listener
+    every: int
+    ours: bool
+
+
+class Recorder:
+    """Make the record of each finished round, and hand it to the file of the run and to listeners.
+
+    A round's waiting is known one round later, so each record is held back until then. A listener that raises is
+    dropped with one message: what only looks on must not end a training, or end it on one rank alone.
     """
 
-    def __init__(
-        self, path: str | Path, *, policy: str, workers: int, global_batch: int, goes_on: bool = False
-    ) -> None:
-        self._path = Path(path)
-        self._held: dict[str, Any] | None = None
-        self._file: TextIO | None = None
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_former(self._path)
-            self._file = self._path.open("w", encoding="utf-8")
-        except OSError as error:
-            if not goes_on:  # a mistake of the user, who should hear of it at once
-                raise
-            self._warn(error)
-        self._write(
-            {
-                "schema": SCHEMA,
-                "version": VERSION,
-                "policy": policy,
-                "workers": workers,
-                "global_batch": global_batch,
-                "headroom": HEADROOM,
-            }
-        )
+    def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
+        self._held: Record | None = None
+        self._listeners: list[_Listening] = []
+        if file is not None:
+            self.add(file, every, ours=True)
+
+    def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
+        """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed.
+
+        One of ``ours`` is quick, whatever happens, and so is told of the end even where the process has no time.
+        """
+        self._listeners.append(_Listening(listener, every, ours))
 
     def __call__(self, finished: FinishedRound) -> None:
-        """Take a finished round, and write the previous one, which is now complete."""
-        self._release(_plain(finished.table.figures("wait_s")))
+        """Take a finished round, and hand out the previous one, which is now complete."""
+        if self._held is not None:
+            self._release(_known(finished.table.figures("wait_s")))
+        if all(finished.round % each.every for each in self._listeners):  # also if there are none
+            return
         self._held = {
             "round": finished.round,
             "epoch": finished.epoch,
-            "elapsed_s": float(f"{finished.elapsed_s:.7g}"),
+            "elapsed_s": finished.elapsed_s,
             "plan": list(finished.plan.samples),
-            **{name: [int(v) for v in finished.table.figures(name)] for name in _COUNTS},
-            **{name: _plain(finished.table.figures(name)) for name in _FIGURES},
-            **{name: _plain(column) for name in _SOMETIMES if any(column := finished.table.figures(name))},
+            **_figures(finished.table),
         }
 
     def close(self) -> None:
-        """Write the last round and close the file; a second call does nothing."""
-        if self._file is not None:
-            self._release([None] * (len(self._held["plan"]) if self._held else 0))
-        if self._file is not None:
-            file, self._file = self._file, None
-            try:
-                file.close()
-            except OSError as error:  # some file systems report a full disk only now
-                self._warn(error)
+        """Hand out the last round, whose waiting is not known, and close who can be closed. Again: nothing happens."""
+        if self._held is not None:
+            self._release([None] * len(self._held["plan"]))
+        listeners, self._listeners = self._listeners, []
+        for each in listeners:
+            if callable(close := getattr(each.listener, "close", None)):
+                _went_well(each.listener, close)
+
+    def last_words(self) -> None:
+        """Close our own listeners alone: the process is about to end, and a user's function might not return."""
+        self._listeners = [each for each in self._listeners if each.ours]
+        self.close()
 
     def _release(self, wait_s: list[float | None]) -> None:
-        if self._held is not None:
-            self._write({**self._held, "wait_s": wait_s})
-            self._held = None
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._file is None:
-            return
-        try:
-            # Each line is flushed, so that a killed run keeps its rounds.
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            self._file.flush()
-        except OSError as error:
-            self._warn(error)
-            file, self._file = self._file, None
-            with contextlib.suppress(OSError):  # closing tries to write the rest to the same full disk
-                file.close()
-
-    def _warn(self, error: OSError) -> None:
-        logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
+        assert self._held is not None, "the caller has looked"
+        record, self._held = {**self._held, "wait_s": wait_s}, None
+        for each in tuple(self._listeners):
+            if record["round"] % each.every == 0 and not _went_well(each.listener, each.listener, record):
+                self._listeners.remove(each)
 
 
-def _keep_former(path: Path) -> None:
-    """Rename an earlier run at this path to the next free number.
-
-    One file cannot hold both runs, because the number of ranks may differ.
-    """
-    if path.is_file() and path.stat().st_size:
-        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-        kept = next(name for name in names if not name.exists())
-        path.rename(kept)
-        logger.warning("%s exists already, and is kept as %s", path, kept.name)
+def _went_well(listener: Listener, call: Callable[..., object], *arguments: Record) -> bool:
+    """Call, and say in the log if that fails."""
+    try:
+        call(*arguments)
+    except Exception:
+        name = getattr(listener, "__qualname__", type(listener).__name__)
+        logger.exception("%s has failed and is called no more; training goes on without it", name)
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +192,25 @@ class Run:
     """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: npt.NDArray[np.float64]
     """Megabytes per second that its host, or its container, sent; 0: not known."""
+    every: int = 1
+    """Every how many rounds one was recorded (``Telemetry(every=…)``)."""
+    files_missing: int = 0
+    """Files of this run that are gone (``Telemetry(rotate_bytes=…)``)."""
 
     def after(self, rounds: int) -> Run:
-        """Return the run without its first ``rounds``."""
-        return self.take(slice(rounds, None))
+        """Return the run without its first ``rounds``, recorded or not."""
+        return self.take(self.round >= self.round[:1] + rounds)
 
     def take(self, rounds: slice | npt.NDArray[np.bool_]) -> Run:
         """Return the run with these rounds only."""
-        kept = {n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)}
-        return Run(self.policy, self.workers, self.global_batch, **kept)
+        return replace(self, **{n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)})
+
+    @property
+    def left_out(self) -> str:
+        """What the record leaves out, in words; "" if it holds all rounds of the run."""
+        thin = f"1 round of {self.every} is recorded" if self.every > 1 else ""
+        gone = f"{self.files_missing} of its files are missing" if self.files_missing else ""
+        return " and ".join(filter(None, (thin, gone)))
 
     @property
     def throughput(self) -> float:
@@ -222,6 +240,27 @@ _PER_RANK: dict[str, type] = {
 
 
 def read_run(path: str | Path) -> Run:
-    """Read a telemetry file. A last line cut short, as a killed run leaves it, is ignored."""
-    header, columns = read_lines(path, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES))
-    return Run(policy=header["policy"], workers=header["workers"], global_batch=header["global_batch"], **columns)
+    """Read a telemetry file, with the other files of its run if it was written in several.
+
+    A last line cut short, as a killed run leaves it, is ignored.
+    """
+    found = parts_of(Path(path), SCHEMA)
+    read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES)) for p in found.paths]
+    header, columns = read[-1]
+    for other, (its_header, _) in zip(found.paths, read, strict=True):
+        for name in ("policy", "workers", "global_batch", "every"):
+            if its_header[name] != header[name]:
+                raise ValueError(
+                    f"{named(other)}, line 1: {name} must be {header[name]!r}, as in the other files of this run, got "
+                    f"{its_header[name]!r}; move that file elsewhere"
+                )
+    if len(read) > 1:
+        columns = {name: np.concatenate([part[name] for _, part in read]) for name in columns}
+    return Run(
+        policy=header["policy"],
+        workers=header["workers"],
+        global_batch=header["global_batch"],
+        **columns,
+        every=header["every"],
+        files_missing=found.missing,
+    )

@@ -15,6 +15,8 @@ from elastic_jobs import example_that_loses_a_rank
 from limits import DEMO_S, KERAS_S, TORCH_S
 from side_by_side import side_by_side
 
+from hvd_hetero.cli.installation.findings import Finding
+from hvd_hetero.cli.installation.two_ranks import two_ranks
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing.hosts import host_name
 
@@ -36,6 +38,12 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(launch, tmp_path, 
     run = read_run(path)
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
     assert (run.compute_s > 0).all()
+
+
+@pytest.mark.parametrize(("framework", "module"), [("torch", "torch"), ("Keras 3", "tensorflow")])
+def test_the_two_ranks_of_check_sum_a_vector(launch, framework, module):
+    found = two_ranks(module, KERAS_S, partial(launch, framework=framework))
+    assert found == Finding(f"two ranks, {module}", "ok", "sum a vector of 1000 numbers")
 
 
 @pytest.mark.parametrize("framework", ["torch", "Keras 3"])

@@ -18,7 +18,7 @@ from hvd_hetero.simulation.description import read_description
 from hvd_hetero.simulation.figure import comparison_figure
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.replay import replay
-from hvd_hetero.telemetry import TelemetryWriter, read_run
+from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cluster.toml"
 SMALL = """
@@ -169,6 +169,24 @@ MACHINES = Cluster(
     tuple(Worker(Compute.at_speed(v), variation=(Jitter("round", 0.05),)) for v in (100.0, 250.0, 300.0)),
     Network(latency_s=1e-3, message_bytes=1e6, bandwidth=1e9),
 )
+
+
+def test_a_run_in_several_files_is_replayed_as_in_one(tmp_path):
+    record(tmp_path / "one.jsonl", BSP(), MACHINES)
+    record(Telemetry(tmp_path / "many.jsonl", rotate_bytes=2000), BSP(), MACHINES)
+    assert len(list(tmp_path.glob("many.*.jsonl"))) > 5
+    one, many = (replay(read_run(tmp_path / name)) for name in ("one.jsonl", "many.jsonl"))
+    assert (many.measured_rate, many.rounds, many.dataset) == (one.measured_rate, one.rounds, one.dataset)
+
+
+def test_a_run_of_every_fourth_round_is_replayed_and_what_it_does_not_tell_is_said(tmp_path, capsys):
+    path = tmp_path / "thin.jsonl"
+    rate = record(Telemetry(path, every=4), BSP(), MACHINES, rounds=120, length=6000)
+    machines = replay(read_run(path))
+    assert machines.measured_rate == pytest.approx(rate, rel=0.03)
+    assert machines.dataset == pytest.approx(6000, rel=4 * 120 / 6000)
+    assert cli.main(["simulate", "--from", str(path), "--policies", "bsp"]) == 0
+    assert "1 round of 4 is recorded. What a micro-batch costs" in capsys.readouterr().err
 
 
 def test_a_recorded_run_replayed_under_its_own_scheme_takes_as_long(tmp_path):

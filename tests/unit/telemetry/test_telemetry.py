@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.telemetry import VERSION, TelemetryWriter, read_run
+from hvd_hetero.telemetry import VERSION, Telemetry, TelemetryWriter, read_run
 from hvd_hetero.telemetry.plots import rounds_figure
 
 WORKERS = 2
@@ -106,7 +106,7 @@ def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
 
 
 def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
-    write(tmp_path / "run.jsonl", 4, device=True)
+    write(Telemetry(tmp_path / "run.jsonl", rotate_bytes=100_000), 4, device=True)
     header, *_, line = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
     document = (request.config.rootpath / "docs" / "telemetry.md").read_text()
     documented = {row.split("`")[1] for row in document.splitlines() if row.startswith("| `")}
@@ -164,7 +164,7 @@ def test_a_full_disk_ends_the_telemetry_with_one_warning(tmp_path, caplog):
         def close(self) -> None:
             pass
 
-    writer._file = Full()
+    writer.file._file = Full()
     for number in range(5):
         writer(finished(number))
     writer.close()
@@ -190,7 +190,7 @@ def test_a_disk_that_tells_on_closing_that_it_is_full_ends_nothing(tmp_path, cap
         def close(self) -> None:
             raise OSError(122, "Disk quota exceeded")
 
-    writer._file = Late()
+    writer.file._file = Late()
     writer.close()
     writer.close()
     assert len(caplog.records) == 1

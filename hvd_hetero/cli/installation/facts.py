@@ -1,0 +1,90 @@
+"""Read what a check needs to know of this machine. Nothing is imported that may be missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvd_hetero.horovod_build.distributions import installed_version
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import find_frameworks
+from hvd_hetero.horovod_build.toolchain import find_toolchain
+from hvd_hetero.measurement.control_groups import ControlGroups, quota, text_of
+
+__all__ = [
+    "cpu_quota",
+    "gpus",
+    "installed_frameworks",
+    "keras_backend",
+    "keras_versions",
+    "memory_limit",
+    "missing_tools",
+]
+
+_GROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = 2**60  # version 1 writes a number of this size for none
+
+
+def installed_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the version of each framework that is installed; empty if there is none."""
+    try:
+        return {framework.module: framework.version for framework in find_frameworks(environ)}
+    except HorovodBuildError:
+        return {}
+
+
+def keras_versions(installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of TensorFlow and of each Keras that is installed."""
+    found = {name: installed_version(name) for name in ("keras", "tf_keras")}
+    return {name: version for name, version in {**installed, **found}.items() if version is not None}
+
+
+def keras_backend(environ: Mapping[str, str]) -> str:
+    """Return the backend that Keras 3 will take, as it decides itself: by the environment, else by its settings."""
+    if named := environ.get("KERAS_BACKEND"):
+        return named
+    folder = Path(environ.get("KERAS_HOME") or Path(environ.get("HOME", "/tmp")) / ".keras")
+    try:
+        settings = json.loads((folder / "keras.json").read_text())
+    except (OSError, ValueError):
+        return "tensorflow"
+    return str(settings.get("backend", "tensorflow")) if isinstance(settings, dict) else "tensorflow"
+
+
+def missing_tools(environ: Mapping[str, str]) -> str:
+    """Return what a build of Horovod lacks here, in words; "" if nothing."""
+    try:
+        find_toolchain(environ)
+    except HorovodBuildError as error:
+        return str(error)
+    return ""
+
+
+def gpus() -> int:
+    """Return the number of NVIDIA GPUs that the driver shows."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(os.listdir(folder)) if folder.is_dir() else 0
+
+
+def cpu_quota(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> float:
+    """Return the cores that this process's control groups allow; infinite without a limit."""
+    groups = ControlGroups(process, root)
+    return min((quota(group) for kind in ("", "cpu") for group in groups.levels(kind)), default=math.inf)
+
+
+def memory_limit(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> tuple[float, float]:
+    """Return the bytes that this process's control groups allow (infinite without a limit), and those in use."""
+    groups = ControlGroups(process, root)
+    found = [_memory_of(group) for kind in ("", "memory") for group in groups.levels(kind)]
+    return min(found, default=(math.inf, 0.0))
+
+
+def _memory_of(group: Path) -> tuple[float, float]:
+    limit = text_of(group / "memory.max") or text_of(group / "memory.limit_in_bytes")
+    used = text_of(group / "memory.current") or text_of(group / "memory.usage_in_bytes")
+    if not limit.isdigit() or int(limit) >= _NO_LIMIT:
+        return math.inf, 0.0
+    return float(limit), float(used) if used.isdigit() else 0.0

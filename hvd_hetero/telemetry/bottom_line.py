@@ -1,0 +1,68 @@
+"""The last line of a terminal, kept for one text. All else that is written scrolls in the lines above it.
+
+Progress bars move the cursor of the line that they are on, and lines of other ranks may come at any time. So nothing
+here depends on where the cursor is: the scrolling region (DECSTBM) leaves out the last line, which is written to with
+the cursor saved before and restored afterwards. Each update is a single write, between which and others nothing comes.
+
+https://vt100.net/docs/vt510-rm/chapter4.html has the sequences.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TextIO
+
+__all__ = ["BottomLine", "size_of"]
+
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
+_DOWN, _UP = "\x1bD", "\x1b[A"  # from the last line, the first one scrolls; both stay in their column
+_CLEAR, _WHOLE = "\x1b[2K", "\x1b[r"
+_LEAST_ROWS = 3
+
+
+def size_of(terminal: TextIO) -> tuple[int, int]:
+    """Return columns and rows of a terminal; (0, 0) if it does not tell."""
+    try:
+        columns, rows = os.get_terminal_size(terminal.fileno())
+    except OSError:
+        return 0, 0
+    return columns, rows
+
+
+class BottomLine:
+    """A text in the last line. ``close()`` gives the line back."""
+
+    def __init__(self, terminal: TextIO, size: Callable[[TextIO], tuple[int, int]] = size_of) -> None:
+        self._terminal = terminal
+        self._size = size
+        self._rows = 0  # of the terminal while the last one is kept; 0: none is
+
+    @property
+    def columns(self) -> int:
+        """The longest text that fits."""
+        return max(self._size(self._terminal)[0] - 1, 0)
+
+    def show(self, text: str) -> None:
+        """Replace the text, which may hold colours and must fit."""
+        rows = self._size(self._terminal)[1]
+        if rows < _LEAST_ROWS:
+            return
+        begins = ""
+        if rows != self._rows:
+            begins = self._ends() + f"{_DOWN}{_UP}{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}"
+            self._rows = rows
+        self._write(f"{begins}{_SAVE}\x1b[{rows};1H{_CLEAR}{text}{_RESTORE}")
+
+    def close(self) -> None:
+        """Clear the line and give it back; a second call does nothing."""
+        self._write(self._ends())
+        self._rows = 0
+
+    def _ends(self) -> str:
+        return f"{_SAVE}\x1b[{self._rows};1H{_CLEAR}{_WHOLE}{_RESTORE}" if self._rows else ""
+
+    def _write(self, sequence: str) -> None:
+        if sequence:
+            self._terminal.write(sequence)
+            self._terminal.flush()

@@ -1,0 +1,14 @@
+"""Listeners that hand the records of a training to other programs, and a recorded run as a timeline.
+
+    balance.on_round(TensorBoard("runs/1"))                         # needs hvd-hetero[tensorboard]
+    balance.on_round(PrometheusFile("/var/lib/node_exporter/train.prom"))       # needs hvd-hetero[prometheus]
+
+Make them on every rank: other ranks than 0 open nothing. `figures` is for programs that are not here.
+"""
+
+from hvd_hetero.telemetry.exports.figures import figures
+from hvd_hetero.telemetry.exports.prometheus import PrometheusFile
+from hvd_hetero.telemetry.exports.tensorboard import TensorBoard
+from hvd_hetero.telemetry.exports.timeline import write_timeline
+
+__all__ = ["PrometheusFile", "TensorBoard", "figures", "write_timeline"]

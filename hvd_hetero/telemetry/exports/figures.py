@@ -1,0 +1,47 @@
+"""A record as named numbers, as trackers of experiments want them."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Sequence
+
+from hvd_hetero.telemetry.records import Record
+
+__all__ = ["figures", "require"]
+
+_PER_RANK = {"batch": "samples", "compute_s": "compute_s", "input_s": "input_s", "wait_s": "wait_s"}
+_SHOWN = 16
+"""More ranks than this have no curve each."""
+
+
+def figures(record: Record) -> dict[str, float]:
+    """Return the figures of a round by name: ``samples_per_s``, ``waiting_share``, and those of the ranks.
+
+    These are ``batch/rank_0`` and so on, and so for ``compute_s``, ``input_s`` and ``wait_s``; of more than 16 ranks
+    ``batch/least``, ``batch/median`` and ``batch/most``. What is not known is left out.
+    """
+    elapsed_s, found = record["elapsed_s"], {}
+    waits = [wait for wait in record["wait_s"] if wait is not None]
+    if elapsed_s > 0:
+        found["samples_per_s"] = sum(record["samples"]) / elapsed_s
+        if waits:
+            found["waiting_share"] = statistics.fmean(waits) / elapsed_s
+    for name, key in _PER_RANK.items():
+        found |= {f"{name}/{rank}": value for rank, value in _ranks(record[key]).items()}
+    return found
+
+
+def _ranks(values: Sequence[float | None]) -> dict[str, float]:
+    known = {rank: float(value) for rank, value in enumerate(values) if value is not None}
+    if len(values) <= _SHOWN or not known:
+        return {f"rank_{rank}": value for rank, value in known.items()}
+    return {"least": min(known.values()), "median": statistics.median(known.values()), "most": max(known.values())}
+
+
+def require(module: str, who: str, extra: str) -> None:
+    """Raise, when a listener is made and not in the first round, if its library is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(
+            f"{who} needs {module}, which is not installed; run pip install 'hvd-hetero[{extra}]'", name=module
+        )

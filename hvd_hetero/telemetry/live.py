@@ -1,0 +1,126 @@
+"""What rank 0 shows of a training while it runs: ``LoadBalance(progress=True)``.
+
+There is no thread: the view is a listener, and writes at most once a second, when a record comes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from hvd_hetero.telemetry.bottom_line import BottomLine
+from hvd_hetero.telemetry.records import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+__all__ = ["PROGRESS", "LiveView"]
+
+PROGRESS = "HVD_HETERO_PROGRESS"
+"""Names the terminal to write to, for launchers that give ranks none: ``HVD_HETERO_PROGRESS=$(tty) horovodrun …``."""
+
+_PAUSE_S = 1.0
+_KEPT = 0.9  # of the sums, from round to round: figures are of the last ten rounds or so
+_SHOWN = 8
+"""More ranks than this are not listed one by one."""
+_WAITS = 0.1  # a share of waiting from which on the figure is in yellow (arbitrary)
+
+
+class LiveView:
+    """A listener that shows rounds, samples per second, waiting and batches in the terminal's last line."""
+
+    def __init__(
+        self,
+        line: BottomLine | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._line = line
+        self._looked = line is not None
+        self._clock = clock
+        self._console: Console | None = None
+        self._next_s = -math.inf
+        self._records = 0
+        self._samples = self._elapsed_s = self._known_s = 0.0
+        self._wait_s: list[float] = []
+
+    def __call__(self, record: Record) -> None:
+        """Take a round into account, and show it if the last time is long enough ago."""
+        if not self._looked:
+            self._looked = True
+            terminal = _terminal()
+            self._line = None if terminal is None else BottomLine(terminal)
+        if self._line is None:
+            return
+        self._learn(record)
+        now = self._clock()
+        if now >= self._next_s:
+            self._next_s = now + _PAUSE_S
+            self._line.show(self._rendered(self._text(record), self._line.columns))
+
+    def close(self) -> None:
+        """Give the line back to the terminal."""
+        if self._line is not None:
+            self._line.close()
+
+    def _rendered(self, text: Text, columns: int) -> str:
+        """Return the text with the terminal's colours, cut to so many columns."""
+        from rich.console import Console
+
+        if self._console is None:  # making one takes longer than what it is for
+            self._console = Console(file=io.StringIO(), force_terminal=True)
+        text.truncate(max(columns, 1), overflow="ellipsis")
+        with self._console.capture() as captured:
+            self._console.print(text, end="", no_wrap=True, crop=False, soft_wrap=True)
+        return captured.get()
+
+    def _learn(self, record: Record) -> None:
+        self._records += 1
+        # The first round that is seen pays for the start, and counts only until there is another.
+        kept = 0.0 if self._records == 2 else _KEPT
+        elapsed_s = record["elapsed_s"]
+        self._samples = kept * self._samples + sum(record["samples"])
+        self._elapsed_s = kept * self._elapsed_s + elapsed_s
+        if record["wait_s"][0] is not None:  # only the last record of a run does not know it
+            self._known_s = kept * self._known_s + elapsed_s
+            before = self._wait_s or [0.0] * len(record["wait_s"])
+            self._wait_s = [kept * old + (new or 0.0) for old, new in zip(before, record["wait_s"], strict=True)]
+
+    def _text(self, record: Record) -> Text:
+        from rich.text import Text
+
+        shares = [wait / self._known_s if self._known_s > 0 else 0.0 for wait in self._wait_s] or [0.0]
+        waits, most = statistics.fmean(shares), shares.index(max(shares))
+        told = Text.assemble(
+            (" hvd-hetero ", "reverse"),
+            f" round {record['round']:,} of epoch {record['epoch']:,}",
+            (" · ", "dim"),
+            (f"{self._samples / self._elapsed_s if self._elapsed_s > 0 else 0.0:,.0f} samples/s", "bold"),
+            (" · ", "dim"),
+            (f"waiting {waits:.0%}", "yellow" if waits >= _WAITS else "green"),
+        )
+        if len(shares) > 1:
+            told.append(f", rank {most} most: {shares[most]:.0%}")
+        told.append(" · ", "dim")
+        return told.append(f"batches {_batches(record['samples'])}")
+
+
+def _batches(samples: list[int]) -> str:
+    if len(samples) <= _SHOWN:
+        return " ".join(map(str, samples))
+    return f"{min(samples)} to {max(samples)}, median {statistics.median(samples):g}"
+
+
+def _terminal() -> TextIO | None:
+    """The terminal to write to: the one named in the environment, else standard error if it is one."""
+    if os.environ.get("TERM") == "dumb":
+        return None
+    if named := os.environ.get(PROGRESS):
+        return os.fdopen(os.open(named, os.O_WRONLY | os.O_NOCTTY), "w")
+    return sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None

@@ -1,0 +1,180 @@
+"""Write a run to a file, one JSON line per round. Trouble with the file never reaches the training."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from hvd_hetero.checks import integer
+from hvd_hetero.measurement.memory_limits import HEADROOM
+from hvd_hetero.telemetry.numbers import as_json
+from hvd_hetero.telemetry.records import MANY, SCHEMA, VERSION, Record, Recorder
+
+__all__ = ["RunFile", "Telemetry", "TelemetryWriter"]
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Where rank 0 writes the record of a run, and how much of it: ``LoadBalance(telemetry=Telemetry(…))``.
+
+    Parameters
+    ----------
+    path
+        The file. An earlier one of this name is kept under another name.
+    every
+        Write every so many rounds one. Others are not recorded.
+    rotate_bytes
+        Begin another file when this one has grown to so many bytes; the former one is kept as ``run.1.jsonl``,
+        ``run.2.jsonl`` and so on. ``read_run`` reads them as one. None: one file.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 1
+    rotate_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise TypeError(f'telemetry must be a path, got {self.path!r}; write telemetry="run.jsonl"')
+        integer("every", self.every, 1, way_out="with 1 every round is recorded")
+        if self.rotate_bytes is not None:
+            integer("rotate_bytes", self.rotate_bytes, 1, way_out="give bytes, such as 100_000_000, or None")
+
+
+class RunFile:
+    """The file, or files, of a run: a line for the run, and one for each record, each flushed.
+
+    If the file fails, the telemetry ends with one warning, and the training goes on. At the start a path that cannot
+    be written is an error, unless the training ``goes_on`` from before.
+    """
+
+    def __init__(self, settings: Telemetry, header: dict[str, Any], *, goes_on: bool = False) -> None:
+        self._path = Path(settings.path)
+        self._rotate_bytes = settings.rotate_bytes
+        self._header = header
+        self._part = itertools.count()
+        self._bytes = 0
+        self._file: TextIO | None = None
+        if settings.rotate_bytes is not None:
+            self._header["run"] = uuid.uuid4().hex
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if kept := _keep_former(self._path):
+                logger.warning("%s exists already, and is kept as %s", self._path, kept)
+            self._open()
+        except OSError as error:
+            if not goes_on:  # a mistake of the user, who should hear of it at once
+                raise
+            self._warn(error)
+        self._write(self._line_of_run())
+
+    def __call__(self, record: Record) -> None:
+        """Write a record. The operating system has it then: a crash of this process takes no line that is written."""
+        if self._file is not None and self._rotate_bytes is not None and self._bytes >= self._rotate_bytes:
+            self._begin_another()
+        self._write(record)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:  # some file systems report a full disk only now
+                self._warn(error)
+
+    def _open(self) -> None:
+        self._file = self._path.open("w", encoding="utf-8")
+        self._bytes = 0
+
+    def _line_of_run(self) -> dict[str, Any]:
+        return self._header if self._rotate_bytes is None else {**self._header, "part": next(self._part)}
+
+    def _begin_another(self) -> None:
+        self.close()
+        try:
+            _keep_former(self._path)
+            self._open()
+        except OSError as error:
+            self._warn(error)
+        self._write(self._line_of_run())
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._bytes += self._file.write(f"{_json(line)}\n")
+            self._file.flush()
+        except OSError as error:
+            self._warn(error)
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):  # closing tries to write the rest to the same full disk
+                file.close()
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
+
+
+class TelemetryWriter(Recorder):
+    """Take finished rounds, write them to a new file, and hand their records to listeners."""
+
+    def __init__(
+        self,
+        telemetry: str | os.PathLike[str] | Telemetry,
+        *,
+        policy: str,
+        workers: int,
+        global_batch: int,
+        goes_on: bool = False,
+    ) -> None:
+        settings = telemetry if isinstance(telemetry, Telemetry) else Telemetry(telemetry)
+        header = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "policy": policy,
+            "workers": workers,
+            "global_batch": global_batch,
+            "headroom": HEADROOM,
+            "every": settings.every,
+        }
+        self.file = RunFile(settings, header, goes_on=goes_on)
+        super().__init__(self.file, every=settings.every)
+
+
+def _json(line: dict[str, Any]) -> str:
+    pairs = ",".join(f'"{key}":{_value(value)}' for key, value in line.items())
+    return f"{{{pairs}}}"
+
+
+def _value(value: Any) -> str:
+    """Return a value as JSON; figures that are measured have seven digits, those of a float32."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if not isinstance(value, list) or not value or isinstance(value[0], int):
+        return _ENCODER.encode(value)
+    if len(value) >= MANY:
+        return as_json(value)
+    return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
+
+
+def _keep_former(path: Path) -> str:
+    """Rename the file at this path to the next free number, and return that name; "" if there is none.
+
+    One file cannot hold two runs, because the number of ranks may differ.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return ""
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+    kept = next(name for name in names if not name.exists())
+    path.rename(kept)
+    return kept.name

@@ -1,0 +1,34 @@
+"""Finished rounds and records for tests of what looks on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.telemetry import TelemetryWriter
+
+
+def table(workers: int = 2, **figures) -> RoundTable:
+    """A table with these figures, one for all ranks or one for each; all else is 1."""
+    rows = []
+    for rank in range(workers):
+        named = dict.fromkeys(RoundReport.__dataclass_fields__, 1.0)
+        named |= dict.fromkeys(("limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s"), 0.0)
+        named |= {name: float(np.broadcast_to(value, workers)[rank]) for name, value in figures.items()}
+        rows.append(RoundReport(**named).vector(rank, workers))
+    return RoundTable(np.sum(rows, axis=0), workers)
+
+
+def finished(number: int, workers: int = 2, elapsed_s: float = 2.5, **figures) -> FinishedRound:
+    """Round ``number`` of an epoch of three rounds."""
+    samples = np.broadcast_to(figures.pop("samples", 10), workers)
+    plan = RoundPlan.of(samples)
+    return FinishedRound(number, number // 3, plan, table(workers, samples=samples, **figures), elapsed_s)
+
+
+def write(settings, rounds: int, workers: int = 2) -> TelemetryWriter:
+    """Write so many rounds; the waiting of round r is r seconds on every rank. The writer is left open."""
+    writer = TelemetryWriter(settings, policy="bsp", workers=workers, global_batch=10 * workers)
+    for number in range(rounds):
+        writer(finished(number, workers, wait_s=number - 1.0))
+    return writer

@@ -1,0 +1,228 @@
+"""The live view keeps to the last line of the terminal, as an emulated terminal shows, and to itself elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+import pyte
+import pytest
+from runs import finished
+from tqdm import tqdm
+
+from hvd_hetero.telemetry import Recorder
+from hvd_hetero.telemetry.bottom_line import BottomLine, size_of
+from hvd_hetero.telemetry.live import PROGRESS, LiveView
+
+COLUMNS, ROWS = 100, 8
+
+
+class Terminal(io.StringIO):
+    """What is written appears on an emulated screen; each write is counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.screen = pyte.Screen(COLUMNS, ROWS)
+        self._stream = pyte.Stream(self.screen)
+        self.writes = 0
+
+    def write(self, text):
+        self.writes += 1
+        self._stream.feed(text.replace("\n", "\r\n"))  # as the kernel does
+        return len(text)
+
+    def isatty(self):
+        return True
+
+    @property
+    def lines(self):
+        return [line.rstrip() for line in self.screen.display]
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def viewed(terminal, workers=2):
+    """A live view on the terminal, its clock, and a function that finishes a round."""
+    clock = Clock()
+    view = LiveView(BottomLine(terminal, lambda _: (COLUMNS, ROWS)), clock)
+    recorder = Recorder()
+    recorder.add(view)
+    rounds = iter(range(1000))
+
+    def finish(seconds=1.0, **figures):
+        clock.now_s += seconds
+        recorder(finished(next(rounds), workers, seconds, **figures))
+
+    return view, recorder, finish
+
+
+def test_the_last_line_has_rounds_rate_waiting_and_batches():
+    terminal = Terminal()
+    _, _, finish = viewed(terminal)
+    finish(seconds=100.0)  # the start, which counts no more once there is another round
+    for _ in range(5):
+        finish(seconds=2.0, samples=[30, 10], wait_s=[0.0, 1.0])
+    assert terminal.lines[-1] == (
+        " hvd-hetero  round 4 of epoch 1 · 20 samples/s · waiting 25%, rank 1 most: 50% · batches 30 10"
+    )
+
+
+def test_a_thousand_ranks_fit_into_the_line():
+    terminal = Terminal()
+    _, _, finish = viewed(terminal, 1000)
+    for _ in range(3):
+        finish(samples=[10] * 999 + [2], wait_s=0.0)
+    assert "batches 2 to 10" in terminal.lines[-1]
+    assert terminal.lines[-2] == ""
+
+
+def test_a_bar_of_tqdm_and_lines_of_others_stay_whole_and_the_view_stays_below():
+    terminal = Terminal()
+    _, recorder, finish = viewed(terminal)
+    bar = tqdm(total=20, file=terminal, ncols=60, mininterval=0, miniters=1, desc="mine")
+    for step in range(20):
+        finish()
+        bar.update()
+        if step % 5 == 0:
+            bar.clear()
+            terminal.write(f"line {step}\n")
+            bar.refresh()
+    bar.close()
+    assert terminal.lines[-1].startswith(" hvd-hetero  round 18")
+    told = terminal.lines[:-1]
+    assert [line for line in told if line.startswith("line")] == ["line 0", "line 5", "line 10", "line 15"]
+    assert sum(line.startswith("mine: 100%") for line in told) == 1
+    assert not any("hvd-hetero" in line for line in told)
+    recorder.close()
+    terminal.write("after\n")
+    assert not any("hvd-hetero" in line for line in terminal.lines)
+    assert "after" in terminal.lines
+
+
+def test_a_bar_of_keras_that_returns_to_the_beginning_of_its_line_stays_whole():
+    terminal = Terminal()
+    _, _, finish = viewed(terminal)
+    for epoch in range(4):
+        terminal.write(f"Epoch {epoch + 1}/4\n")
+        for step in range(1, 11):
+            terminal.write(f"\r\x1b[1m{step}/10\x1b[0m {'━' * step}{' ' * (10 - step)} 1s 20ms/step - loss: 0.5")
+            finish()
+        terminal.write("\n")
+    told = [line for line in terminal.lines[:-1] if line]
+    assert told[-2:] == ["Epoch 4/4", "10/10 ━━━━━━━━━━ 1s 20ms/step - loss: 0.5"]
+    assert terminal.lines[-1].startswith(" hvd-hetero  round 38 of epoch 12")
+
+
+def test_at_the_end_of_the_screen_nothing_that_was_there_is_lost():
+    terminal = Terminal()
+    terminal.write("".join(f"line {k}\n" for k in range(ROWS - 1)) + "prompt")
+    _, recorder, finish = viewed(terminal)
+    finish()
+    finish()
+    assert terminal.lines[-2] == "prompt"
+    terminal.write(" goes on")
+    assert terminal.lines[-2] == "prompt goes on"
+    recorder.close()
+    assert terminal.lines[-2:] == ["prompt goes on", ""]
+
+
+def test_it_is_written_at_most_once_a_second():
+    terminal = Terminal()
+    _, _, finish = viewed(terminal)
+    for _ in range(101):
+        finish(seconds=0.05)
+    assert 5 <= terminal.writes <= 6
+
+
+def test_a_terminal_that_changes_its_size_is_followed():
+    terminal, size = Terminal(), [COLUMNS, ROWS]
+    line = BottomLine(terminal, lambda _: tuple(size))
+    line.show("one")
+    size[1] = ROWS + 4
+    terminal.screen.resize(ROWS + 4, COLUMNS)
+    line.show("two")
+    assert terminal.lines[-1] == "two"
+    assert sum(text in ("one", "two") for text in terminal.lines) == 1
+    size[1] = 2
+    line.show("too low for a line of its own")
+    assert terminal.lines[-1] == "two"
+
+
+# Where it is shown.
+
+
+def shown_on(monkeypatch, stream):
+    monkeypatch.setattr("sys.stderr", stream)
+    view = LiveView()
+    recorder = Recorder()
+    recorder.add(view)
+    for number in range(3):
+        recorder(finished(number))
+    recorder.close()
+
+
+def test_without_a_terminal_nothing_is_written(monkeypatch):
+    monkeypatch.delenv(PROGRESS, raising=False)
+    pipe = io.StringIO()
+    shown_on(monkeypatch, pipe)
+    assert pipe.getvalue() == ""
+    shown_on(monkeypatch, None)
+
+
+def test_a_terminal_that_knows_no_sequences_is_left_alone(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    shown_on(monkeypatch, terminal)
+    assert terminal.writes == 0
+
+
+def test_a_real_terminal_is_written_to_by_name_where_standard_error_is_a_pipe(monkeypatch, caplog):
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(PROGRESS, os.ttyname(theirs))
+    try:
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        shown_on(monkeypatch, io.StringIO())
+        written = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "round 0 of epoch 0" in written
+    assert written.endswith("\x1b[r\x1b8"), "the line is given back"
+    assert not caplog.records
+
+
+def test_a_terminal_that_does_not_exist_ends_the_view_alone(monkeypatch, caplog):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(PROGRESS, "/dev/no-such-terminal")
+    shown_on(monkeypatch, io.StringIO())
+    assert "LiveView has failed and is called no more" in caplog.text
+
+
+def test_what_is_no_terminal_has_no_size(tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        assert size_of(file) == (0, 0)
+        BottomLine(file).show("text")
+    assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("columns", [1, 20])
+def test_a_narrow_terminal_shows_the_beginning(columns):
+    terminal = Terminal()
+    recorder = Recorder()
+    recorder.add(LiveView(BottomLine(terminal, lambda _: (columns, ROWS)), Clock()))
+    recorder(finished(0))
+    recorder(finished(1))
+    assert len(terminal.lines[-1]) < max(columns, 2)
+    assert terminal.lines[-2] == ""

@@ -1,0 +1,152 @@
+"""Telemetry in parts: every k-th round, several files, and what is left of a run that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from runs import finished, write
+
+from hvd_hetero.telemetry import Telemetry, read_run
+from hvd_hetero.telemetry.plots import rounds_figure
+
+
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_files_of_one_run_are_read_as_one(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    assert len(names(tmp_path)) > 3
+    assert all(file.stat().st_size < 900 + 400 for file in tmp_path.iterdir())
+    run = read_run(path)
+    assert run.round.tolist() == list(range(20))
+    assert run.wait_s[:-1, 0].tolist() == list(range(19))
+    assert run.left_out == ""
+    assert read_run(tmp_path / "run.1.jsonl").round.tolist() == list(range(20)), "whichever file is named"
+
+
+def test_files_of_other_runs_between_them_are_left_alone(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 2).close()  # becomes run.1.jsonl
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    (tmp_path / "run.2.jsonl").rename(tmp_path / "run.99.jsonl")  # numbers say nothing of the order
+    assert read_run(path).round.tolist() == list(range(20))
+    assert read_run(tmp_path / "run.1.jsonl").round.tolist() == [0, 1]
+    write(Telemetry(path, rotate_bytes=900), 3).close()
+    assert read_run(path).round.tolist() == [0, 1, 2]
+
+
+def test_a_file_that_is_gone_is_told(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    (tmp_path / "run.1.jsonl").unlink()
+    run = read_run(path)
+    assert run.left_out == "1 of its files are missing"
+    assert 0 < len(run.round) < 20
+    assert "1 of its files are missing" in rounds_figure({"mine": run}).get_supxlabel()
+
+
+def test_one_part_twice_is_an_error_that_names_both(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    (tmp_path / "run.77.jsonl").write_text(path.read_text())
+    with pytest.raises(ValueError, match=r"run\.77\.jsonl and .*run\.jsonl are the same part|are the same part of one"):
+        read_run(path)
+
+
+def test_files_of_one_run_that_contradict_each_other_are_an_error(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    first = tmp_path / "run.1.jsonl"
+    first.write_text(first.read_text().replace('"global_batch":20', '"global_batch":21'))
+    with pytest.raises(ValueError, match=r"run\.1\.jsonl, line 1: global_batch must be 20, as in the other files"):
+        read_run(path)
+
+
+def test_every_k_th_round_is_written_and_said(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, every=4), 18).close()
+    run = read_run(path)
+    assert run.round.tolist() == [0, 4, 8, 12, 16]
+    assert run.wait_s[:, 0].tolist() == [0, 4, 8, 12, 16]
+    assert (run.every, run.left_out) == (4, "1 round of 4 is recorded")
+    assert "1 round of 4 is recorded" in rounds_figure({"mine": run}).get_supxlabel()
+    assert run.throughput == pytest.approx(20 / 2.5), "as of all rounds, since these are like the others"
+    assert run.after(5).round.tolist() == [8, 12, 16], "rounds are left out, not lines"
+    assert run.after(5).every == 4
+
+
+def test_a_header_without_a_sampling_rate_is_of_an_older_run(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 3).close()
+    path.write_text(path.read_text().replace(',"every":1', ""))
+    assert read_run(path).every == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"path": 3}, TypeError, r'telemetry must be a path, got 3; write telemetry="run\.jsonl"'),
+        ({"every": 0}, ValueError, "every must be at least 1, got 0; with 1 every round"),
+        ({"every": 1.5}, TypeError, "every must be an integer"),
+        ({"rotate_bytes": 0}, ValueError, "rotate_bytes must be at least 1, got 0"),
+    ],
+)
+def test_wrong_settings_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Telemetry(**{"path": "run.jsonl", **arguments})
+
+
+def test_a_disk_that_is_full_when_another_file_begins_ends_the_telemetry_alone(tmp_path, caplog):
+    path = tmp_path / "run.jsonl"
+    writer = write(Telemetry(path, rotate_bytes=300), 1)
+    writer.file._path = tmp_path / "file" / "run.jsonl"
+    (tmp_path / "file").write_text("in the way")
+    for number in range(1, 6):
+        writer(finished(number))
+    writer.close()
+    (said,) = caplog.records
+    assert "training goes on" in said.getMessage()
+
+
+_TRAINING = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from runs import finished, write
+writer = write(sys.argv[1], 0)
+for number in range(100_000):
+    writer(finished(number))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_process_loses_one_line_at_most(tmp_path, request):
+    path = tmp_path / "run.jsonl"
+    folders = [str(request.config.rootpath), str(request.path.parent)]
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRAINING, str(path), *folders], stdout=subprocess.PIPE, text=True
+    ) as job:
+        seen = [int(job.stdout.readline()) for _ in range(50)]
+        time.sleep(0.02)
+        os.kill(job.pid, signal.SIGKILL)
+        seen += [int(line) for line in job.stdout if line.endswith("\n")]
+    run = read_run(path)
+    assert seen[-1] - run.round[-1] <= 1
+    assert run.round.tolist() == list(range(len(run.round)))
+    assert job.returncode == -signal.SIGKILL
+
+
+def test_lines_are_json_also_where_a_figure_is_unknown(tmp_path):
+    writer = write(tmp_path / "run.jsonl", 0)
+    writer(finished(0, samples_per_s=[np.nan, 1e-7], compute_s=[1e12, 0.1]))
+    writer.close()
+    line = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[1])
+    assert (line["samples_per_s"], line["compute_s"]) == ([None, 1e-7], [1e12, 0.1])
