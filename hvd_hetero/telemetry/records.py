@@ -165,8 +165,12 @@ class Run:
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``."""
-        per_round = {n: getattr(self, n)[rounds:] for n in (*_PER_ROUND, *_PER_RANK)}
-        return Run(self.policy, self.workers, self.global_batch, **per_round)
+        return self.take(slice(rounds, None))
+
+    def take(self, rounds: slice | npt.NDArray[np.bool_]) -> Run:
+        """Return the run with these rounds only."""
+        kept = {n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)}
+        return Run(self.policy, self.workers, self.global_batch, **kept)
 
     @property
     def throughput(self) -> float:
