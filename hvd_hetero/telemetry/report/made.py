@@ -1,0 +1,64 @@
+"""A report of one file: read, analysed, judged. Terminal and page show the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_hetero.telemetry.causes import Cause, causes
+from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.records import Run, read_run
+from hvd_hetero.telemetry.report.figures import Figures, figures
+from hvd_hetero.telemetry.report.verdict import Verdict, verdict
+
+__all__ = ["Report", "make_report", "report_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is shown of one run."""
+
+    name: str
+    figures: Figures
+    causes: Sequence[Cause | None]
+    """Of each rank, why it was slow; None: it held no other up."""
+    verdict: Verdict
+    notes: Sequence[str]
+    """What is missing from the run."""
+
+
+def make_report(path: Path, *, replayed: bool = True) -> Report:
+    """Read a file and report on it; a ``ValueError`` says what is wrong with the file."""
+    run = read_run(path)
+    try:
+        return report_of(run, named(path.name), _cut_short(path), replayed=replayed)
+    except ValueError as error:
+        raise ValueError(f"{named(path)}: {error}") from None
+
+
+def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool = True) -> Report:
+    """Report on a run; ``notes`` say what is missing from it."""
+    found = figures(run, replayed=replayed)
+    why = causes(run)
+    return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
+
+
+def _cut_short(path: Path) -> list[str]:
+    with open_file(path) as file:
+        file.seek(-1, 2)
+        whole = file.read(1) == b"\n"
+    return [] if whole else ["The last line of the file is cut short, as a killed run leaves it, and is left out."]
+
+
+def _missing(run: Run, found: Figures) -> list[str]:
+    notes = []
+    strange = int((~((run.elapsed_s > 0) & (run.elapsed_s < float("inf")))).sum())
+    if strange:
+        notes.append(f"{strange} rounds take no time, or one that cannot be true, and are left out.")
+    if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
+        which = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
+        notes.append(f"No speed is known of rank {which}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out.")
+    if found.rounds < 10:
+        notes.append(f"Only {found.rounds} rounds count: all figures are uncertain.")
+    return notes
