@@ -139,7 +139,7 @@ def _plain(values: list[Any], kind: type) -> npt.NDArray[Any] | None:
     if not set(map(type, values)) <= ({int} if kind is np.int64 else {int, float, type(None)}):
         return None
     try:
-        numbers = np.array(values, dtype=kind)
+        numbers: npt.NDArray[Any] = np.array(values, dtype=kind)
     except (OverflowError, ValueError):
         return None
     if kind is np.int64:

@@ -9,7 +9,7 @@ c_ik seconds and waits d_ik for its own data, so it is at work for t_ik = c_ik +
     v_ik = (x_ik + β_ik κ_ik) / (c_ik - u_ik),        a_ik = β_ik κ_ik + u_ik v_ik
 
 a is what does not move with the samples. β is the fixed cost of a micro-batch in samples: ``fixed_samples``, or
-intercept / slope of a known curve, else 0. u is the update that comes once a round: ``once_s`` without the wait for data.
+intercept / slope of a known curve, else 0. u is the update, once a round: ``once_s`` less the wait for data.
 T_k is the least max_i of the computing time over all real splits of the same samples, so T_k <= max_i c_ik.
 
 **Kinds.** What a round takes beyond the ideal is one of four things, and they add up exactly:
@@ -116,7 +116,7 @@ def work(run: Run) -> Work:
     if run.slope_s.any():
         with np.errstate(divide="ignore", invalid="ignore"):
             beta = np.where((beta <= 0) & (run.slope_s > 0), run.intercept_s / run.slope_s, beta)
-    fixed = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0) * run.micro_batches
+    fixed = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0) * run.micro_batches.astype(np.float64)
     input_s = np.where((run.input_s > 0) & (run.input_s <= LONGEST_ROUND_S), run.input_s, 0.0)
     update_s = np.where(run.once_s > input_s, run.once_s - input_s, 0.0)
     c = run.compute_s
@@ -203,4 +203,4 @@ def _transfer(run: Run, rest_s: Floats) -> Floats:
     )
     known = np.isfinite(wait_s)
     usual = float(np.median(wait_s[known & (run.round > 0)])) if (known & (run.round > 0)).any() else 0.0
-    return np.where(known, wait_s, np.clip(usual, 0.0, np.maximum(rest_s, 0.0)))
+    return np.asarray(np.where(known, wait_s, np.clip(usual, 0.0, np.maximum(rest_s, 0.0))))

@@ -149,7 +149,7 @@ def replay_note(found: Figures) -> str:
     if found.alternatives is None:
         return f"Other splits were not computed: {found.no_alternatives}"
     note = (
-        f"Replayed in simulated time on the last {found.alternatives.rounds} rounds that were whole, with the speeds and "
+        f"Replayed in simulated time on the last {found.alternatives.rounds} whole rounds, with the speeds and "
         "transfers that they had, as hvd-hetero simulate --from does."
     )
     if not all(each.certain for each in found.alternatives.each):

@@ -1,7 +1,7 @@
 """Shapes as inline SVG, from numbers alone: lines, bands, stacks, bars, heat maps.
 
-A shape lies in a box of ``WIDE`` x ``HIGH``, which the page stretches to any size (``preserveAspectRatio="none"``). Text is
-no part of it: the page sets ticks and names around the box, so letters keep their size on a phone. Colours are
+A shape lies in a box of ``WIDE`` x ``HIGH``. The page stretches it to any size (``preserveAspectRatio="none"``). Text
+is no part of it: the page sets ticks and names around the box, so letters keep their size on a phone. Colours are
 classes, which the page gives a look for light and for dark.
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,7 +114,7 @@ def spread_table(found: Figures) -> Table:
     return Table((f"of {found.workers:,} ranks", *(h for h, _, _ in columns)), rows, spare=frozenset({2, 3, 4, 8, 9}))
 
 
-def _columns(ranks: RankFigures) -> list[tuple[str, npt.NDArray[np.float64], object]]:
+def _columns(ranks: RankFigures) -> list[tuple[str, npt.NDArray[np.float64], Callable[[float], str]]]:
     return [
         ("held others up", ranks.cost, percent),
         ("by its data", ranks.cost_input, percent),

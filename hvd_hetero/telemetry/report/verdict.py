@@ -1,9 +1,9 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-The largest of three losses is named: waiting for late ranks, if it takes at least ``LEAST`` of the time, and transfers or
-other work between rounds, if they take at least ``LEAST_OF_REST``. Ranks are named if they bear at least ``_NOTABLE`` times
-an even share of the waiting; else they took turns in being last, which is scatter and no rank's fault. ``causes`` are
-found elsewhere, one for each rank, None for a rank that held no other up.
+The largest of three losses is named: waiting for late ranks, if it takes at least ``LEAST`` of the time, and transfers
+or other work between rounds, if they take at least ``LEAST_OF_REST``. Ranks are named if they bear at least
+``_NOTABLE`` times an even share of the waiting. Else they took turns in being last, which is scatter and no rank's
+fault. ``causes`` are found elsewhere: one for each rank, None for a rank that held no other up.
 """
 
 from __future__ import annotations
