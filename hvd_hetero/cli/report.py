@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if console.width < _LEAST_WIDTH:
         console = Console(highlight=False, width=_LEAST_WIDTH)
-    write_summary(console, reports)
     if not args.no_page:
         write_page(page, reports)
+    write_summary(console, reports)
+    if not args.no_page:
         sys.stderr.write(f"page: {named(page)}\n")
     return 0

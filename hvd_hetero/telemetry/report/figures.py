@@ -27,7 +27,7 @@ from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
 from hvd_hetero.telemetry.report.attribution import KINDS, Attribution, attribute, counted, work
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
-from hvd_hetero.telemetry.report.speeds import forecast_errors, median_of_rounds, own_best, speeds
+from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
 
@@ -47,7 +47,7 @@ class RankFigures:
     samples: Floats
     """Share of all samples."""
     samples_per_s: Floats
-    """Median speed."""
+    """Mean speed."""
     of_best_rank: Floats
     """Score: speed over that of the fastest rank."""
     of_own_best: Floats
@@ -156,7 +156,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
 def _ranks(run: Run, busy_s: Floats, lost: Attribution, speed: Floats, counts: npt.NDArray[np.bool_]) -> RankFigures:
     elapsed_s = lost.elapsed_s[counts].sum()
     samples = run.samples[counts].sum(axis=0)
-    usual, best = median_of_rounds(speed[counts]), own_best(speed[counts])
+    mean, best = mean_speed(speed[counts]), own_best(speed[counts])
     forecast, naive = forecast_errors(run, speed, counts)
     last = busy_s[counts] >= busy_s[counts].max(axis=1, keepdims=True)
     waits = np.isfinite(run.wait_s).all(axis=1) & counts
@@ -168,9 +168,9 @@ def _ranks(run: Run, busy_s: Floats, lost: Attribution, speed: Floats, counts: n
         cost_input=lost.cost_input_s[counts].sum(axis=0) / elapsed_s,
         last=last.mean(axis=0),
         samples=samples / max(int(samples.sum()), 1),
-        samples_per_s=usual,
-        of_best_rank=usual / np.nanmax(usual) if np.isfinite(usual).any() else usual,
-        of_own_best=np.minimum(usual / best, 1.0),
+        samples_per_s=mean,
+        of_best_rank=mean / np.nanmax(mean) if np.isfinite(mean).any() else mean,
+        of_own_best=np.minimum(mean / best, 1.0),
         waiting=np.asarray(waiting),
         forecast_error=forecast,
         naive_error=naive,

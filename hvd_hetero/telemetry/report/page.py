@@ -150,7 +150,7 @@ def replay_note(found: Figures) -> str:
         return f"Other splits were not computed: {found.no_alternatives}"
     note = (
         f"Replayed in simulated time on the last {found.alternatives.rounds} whole rounds, with the speeds and "
-        "transfers that they had, as hvd-hetero simulate --from does."
+        "transfers that they had, as hvd-hetero simulate --from does. Rates are without the first tenth of the samples."
     )
     if not all(each.certain for each in found.alternatives.each):
         note += " Where the run does not tell what a micro-batch costs besides its samples, a figure is a range."

@@ -29,6 +29,7 @@ __all__ = ["Picture", "Scales", "pictures"]
 
 IDEAL = "computing: the ideal"
 _LEAST_HEAT = 0.05  # the top of a heat map of costs at the least, or scatter would glow
+_LEAST_LOST = 0.2  # the same of speeds
 _LEAST_TOP = 1.08  # a little room above the curve
 
 
@@ -81,16 +82,22 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
         "time": _time(found, scales.round_s),
         "cost": _heat(
             found, over.cost, scales.cost, "Who held all others up, and when",
-            "Darker: a larger share of the round's time.", percent,
+            "The stronger the colour, the larger the share of the round.", percent,
         ),
-        "batches": _curves(found, over.batches, scales.batches, "Batches", "samples of each rank in a round"),
+        "batches": _curves(found, over.batches, scales.batches, "Batches", "samples of each rank in a round."),
         "speed": _speed(found, scales.speed),
-        "waiting": _curves(found, over.waiting_s, scales.waiting_s, "Waiting", "for others and for the transfer", 1e3),
+        "waiting": _curves(found, over.waiting_s, scales.waiting_s, "Waiting", "for others and for the transfer.", 1e3),
     }  # fmt: skip
     if not over.speed.by_rank:
         lost = Heat(1.0 - over.of_own_best.rows, over.of_own_best.first_rank)
+        slowest = float(np.nanpercentile(lost.rows, 99.5)) if np.isfinite(lost.rows).any() else 0.0
         drawn["own_best"] = _heat(
-            found, lost, 1.0, "Speed against each rank's own best", "Darker: slower.", lambda v: f"{1.0 - v:.2g}"
+            found,
+            lost,
+            max(slowest, _LEAST_LOST),
+            "Speed against each rank's own best",
+            "The stronger, the slower.",
+            lambda v: f"{1.0 - v:.2g}",
         )
     return drawn
 
@@ -104,7 +111,7 @@ def _bar(found: Figures) -> Picture:
         for (share, look), name in zip(parts, [IDEAL, *KINDS.values()], strict=True)
         if share >= 0.0005
     )
-    return Picture("Where the time went", box(bars(parts, total), told), kind="bar", legend=legend)
+    return Picture("All of the time", box(bars(parts, total), told), kind="bar", legend=legend)
 
 
 def _time(found: Figures, top: float) -> Picture:
@@ -159,7 +166,7 @@ def _rows(shown: Series, top: float) -> list[str]:
 
 
 def _how(shown: Series) -> str:
-    return "" if shown.by_rank else ". Bands: all ranks, four fifths, half of them; the line is the median."
+    return "" if shown.by_rank else " Bands: all ranks, four fifths, half of them; the line is the median."
 
 
 def _legend(shown: Series) -> tuple[tuple[str, str], ...]:

@@ -11,8 +11,11 @@ speed of round k; a forecast that is no better than that has earned nothing.
 
 **Scores**, each from 0 to 1:
 
-    against the best rank    median speed over the largest median speed of all ranks
-    against its own best     median speed over its 95th percentile: 1 for a rank that never changes
+    against the best rank    mean speed over the largest mean speed of all ranks
+    against its own best     mean speed over the 95th percentile of its speed: 1 for a rank that never changes
+
+The mean is over samples, which is the harmonic mean over rounds: a rank that is slow for a third of the time has lost
+time, and a median would not tell.
 
 Shapes: K rounds, n ranks.
 """
@@ -29,7 +32,7 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.attribution import Work
 
-__all__ = ["forecast_errors", "median_of_rounds", "own_best", "speeds"]
+__all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "own_best", "speeds"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +61,12 @@ def forecast_errors(run: Run, speed: Floats, counts: npt.NDArray[np.bool_]) -> t
     both = np.isfinite(found[0]) & np.isfinite(found[1])  # the same rounds, or the comparison is unfair
     forecast, naive = (median_of_rounds(np.where(both, errors, np.nan)) for errors in found)
     return forecast, naive
+
+
+def mean_speed(speed: Floats) -> Floats:
+    """Return each rank's harmonic mean over the rounds in which it is known; (n,)."""
+    with _empty():
+        return np.asarray(1.0 / np.nanmean(1.0 / speed, axis=0))
 
 
 def own_best(speed: Floats) -> Floats:

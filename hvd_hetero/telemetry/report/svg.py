@@ -129,7 +129,7 @@ def _up(values: Floats, top: float) -> Floats:
     return np.asarray(HIGH - np.clip(values / (top if top > 0 else 1.0), -0.02, 1.02) * HIGH)
 
 
-def ticks(top: float, most: int = 4) -> list[float]:
+def ticks(top: float, most: int = 5) -> list[float]:
     """Return round numbers from 0 to ``top``: 1, 2 or 5 times a power of ten apart, ``most`` of them above 0."""
     if not (top > 0 and math.isfinite(top)):
         return [0.0]

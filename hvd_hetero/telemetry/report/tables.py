@@ -34,6 +34,8 @@ MOST_RANKS = 16
 """More ranks are told by the worst ones, and by their spread."""
 
 _WORST = 10
+_NAMED = 4
+_WORTH_A_WORD = 0.02
 _LEAST_S = 5e-7
 _QUANTILES = {"least": 0.0, "a tenth below": 0.1, "half below": 0.5, "nine tenths below": 0.9, "most": 1.0}
 
@@ -86,7 +88,7 @@ def kinds_table(found: Figures) -> Table:
     round_s = found.elapsed_s / found.rounds
     lines = [("computing: the ideal", found.ideal), *((KINDS[kind], share) for kind, share in found.kinds.items())]
     rows = tuple((name, percent(share), duration(share * round_s)) for name, share in lines)
-    return Table(("where the time went", "share", "in a round"), rows, {1: [share for _, share in lines]})
+    return Table(("what", "share of the time", "in a round"), rows, {1: [share for _, share in lines]})
 
 
 def ranks_table(found: Figures) -> Table:
@@ -96,7 +98,7 @@ def ranks_table(found: Figures) -> Table:
     if found.workers > MOST_RANKS:
         shown = np.argsort(-ranks.cost, kind="stable")[:_WORST]
     columns = _columns(ranks)
-    rows = tuple((f"rank {r}", *(form(values[r]) for _, values, form in columns)) for r in shown.tolist())
+    rows = tuple((str(r), *(form(values[r]) for _, values, form in columns)) for r in shown.tolist())
     bars = {i: np.nan_to_num(columns[i - 1][1][shown]).tolist() for i in (1, 5, 6)}
     return Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4, 8, 9}))
 
@@ -161,11 +163,24 @@ def changes_table(found: Figures) -> Table:
 
 
 def causes_table(report: Report) -> Table:
-    """The named causes of the ranks that cost most."""
-    caused = [(rank, cause) for rank, cause in enumerate(report.causes) if cause is not None]
-    caused.sort(key=lambda each: -report.figures.ranks.cost[each[0]])
-    rows = tuple((f"rank {rank}", cause.evidence, cause.way_out) for rank, cause in caused[:_WORST])
+    """The named causes of the ranks that cost most; of ranks that hold up no other, only what is no mere difference."""
+    cost = report.figures.ranks.cost
+    caused = [
+        (rank, cause)
+        for rank, cause in enumerate(report.causes)
+        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind not in ("slower", "network"))
+    ]
+    caused.sort(key=lambda each: -cost[each[0]])
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, cause in caused:
+        alike.setdefault((cause.evidence, cause.way_out), []).append(rank)
+    rows = tuple((_ranks(ranks), *words) for words, ranks in [*alike.items()][:_WORST])
     return Table(("rank", "why", "way out"), rows, words=frozenset({1, 2}))
+
+
+def _ranks(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    return ", ".join(map(str, ranks[:_NAMED])) + more
 
 
 def comparison_table(reports: Sequence[Report]) -> Table:
@@ -187,4 +202,4 @@ def comparison_table(reports: Sequence[Report]) -> Table:
         ("other work between rounds", [percent(each.kinds["between"]) for each in (one, other)], ""),
     ]
     rows = tuple((name, *values, times) for name, values, times in lines)
-    return Table(("", *(report.name for report in reports), ""), rows)
+    return Table(("", *(report.name for report in reports), ""), rows, spare=frozenset({3}))

@@ -95,9 +95,10 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None]) -> Ve
             if share >= 0.5
             else f"The cause is not known. Rank {worst} works at {speed:.0%} of the fastest rank's speed."
         ]
-    verb = "held all others up"
+    rest = found.waiting_for_ranks - cost
+    also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
     return Verdict(
-        f"{_named(late)} {verb} for {cost:.0%} of the time.",
+        f"{_named(late)} held all others up for {cost:.0%} of the time{also}.",
         " ".join(evidence),
         " ".join([*ways, *_gain(found)]) or "Look at what this rank does, and what else runs there.",
     )

@@ -39,9 +39,9 @@ def test_the_figures_of_the_run_by_hand():
     assert found.ranks.cost_input == pytest.approx([0, 1.2 / 11.75])
     assert found.ranks.last == pytest.approx([0.5, 0.75])  # the third round ends with both
     assert found.ranks.waiting == pytest.approx(by_hand().waiting_share)
-    assert found.ranks.samples_per_s == pytest.approx([7.5, 5])  # medians of 10, 10, 5, 2.5 and of 5, 5, 5, 5
-    assert found.ranks.of_best_rank == pytest.approx([1, 2 / 3])
-    assert found.ranks.of_own_best == pytest.approx([0.75, 1])
+    assert found.ranks.samples_per_s == pytest.approx([5, 5])  # of 10, 10, 5, 2.5 and of 5, 5, 5, 5
+    assert found.ranks.of_best_rank == pytest.approx([1, 1])
+    assert found.ranks.of_own_best == pytest.approx([0.5, 1])
     assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)
 
 
