@@ -16,7 +16,7 @@ T_k is the least max_i of the computing time over all real splits of the same sa
 
     e_k - T_k = (computing_k + input_k) + transfer_k + between_k
     computing_k + input_k = max_i t_ik - T_k      the others wait for the last rank; see below which of the two
-    transfer_k = min_i w_ik                       the last rank waits for the transfer alone
+    transfer_k = min_i w_ik                       the last rank waits for the transfer alone; at most the rest
     between_k = e_k - max_i t_ik - transfer_k     the loop's other work: evaluation, checkpoints, logging; balancing
 
 between_k may be below zero in a round, because clocks of different ranks measure its parts. Its sum seldom is.
@@ -52,7 +52,7 @@ import numpy.typing as npt
 from hvd_hetero.simulation.limits import MOST_SPEED
 from hvd_hetero.telemetry.records import Run
 
-__all__ = ["KINDS", "Attribution", "Work", "airport", "attribute", "counted", "ideal", "work"]
+__all__ = ["KINDS", "LONGEST_ROUND_S", "Attribution", "Work", "airport", "attribute", "counted", "ideal", "work"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -197,10 +197,9 @@ def attribute(run: Run, done: Work) -> Attribution:
 
 
 def _transfer(run: Run, rest_s: Floats) -> Floats:
-    """Return the least wait of each round; where none is known, as in the last one, the median, within the rest."""
-    wait_s = np.where((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S), run.wait_s, np.inf).min(
-        axis=1, initial=np.inf
-    )
+    """Return the least wait of each round, within the rest; where none is known, as in the last one, the median."""
+    usable = (run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)
+    wait_s = np.where(usable, run.wait_s, np.inf).min(axis=1, initial=np.inf)
     known = np.isfinite(wait_s)
     usual = float(np.median(wait_s[known & (run.round > 0)])) if (known & (run.round > 0)).any() else 0.0
-    return np.asarray(np.where(known, wait_s, np.clip(usual, 0.0, np.maximum(rest_s, 0.0))))
+    return np.asarray(np.clip(np.where(known, wait_s, usual), 0.0, np.maximum(rest_s, 0.0)))

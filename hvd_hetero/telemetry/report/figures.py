@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
-from hvd_hetero.telemetry.report.attribution import KINDS, Attribution, attribute, counted, work
+from hvd_hetero.telemetry.report.attribution import KINDS, LONGEST_ROUND_S, Attribution, attribute, counted, work
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
 from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
@@ -159,7 +159,7 @@ def _ranks(run: Run, busy_s: Floats, lost: Attribution, speed: Floats, counts: n
     mean, best = mean_speed(speed[counts]), own_best(speed[counts])
     forecast, naive = forecast_errors(run, speed, counts)
     last = busy_s[counts] >= busy_s[counts].max(axis=1, keepdims=True)
-    waits = np.isfinite(run.wait_s).all(axis=1) & counts
+    waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     waiting = (
         run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum() if waits.any() else np.full(run.workers, np.nan)
     )
