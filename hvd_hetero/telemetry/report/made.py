@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def make_report(path: Path, *, replayed: bool = True) -> Report:
 def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool = True) -> Report:
     """Report on a run; ``notes`` say what is missing from it."""
     found = figures(run, replayed=replayed)
+    run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every))
@@ -54,8 +56,9 @@ def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool 
 
 def _every(run: Run, step: int) -> Run:
     """Return every ``step``-th round of a run."""
-    arrays = {field.name: getattr(run, field.name) for field in fields(run)}
-    return replace(run, **{name: array[::step] for name, array in arrays.items() if isinstance(array, np.ndarray)})
+    columns = {field.name: getattr(run, field.name) for field in fields(run)}
+    some: dict[str, Any] = {name: of[::step] for name, of in columns.items() if isinstance(of, np.ndarray)}
+    return replace(run, **some)
 
 
 def _cut_short(path: Path) -> list[str]:
