@@ -19,7 +19,7 @@ from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import pin_to_core, report, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-GLOBAL_BATCH = 256
+GLOBAL_BATCH = 128
 WARM_UP = 5
 
 

@@ -40,7 +40,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", type=float, default=2.0, help="how many times slower the last rank is (%(default)s)")
-    parser.add_argument("--cycles", type=int, default=8, help="blocks of each split; 2 or more (%(default)s)")
+    parser.add_argument("--cycles", type=int, default=6, help="blocks of each split; 2 or more (%(default)s)")
     parser.add_argument("--rounds", type=int, default=50, help="rounds of a block (%(default)s)")
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
