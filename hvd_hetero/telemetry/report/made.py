@@ -12,6 +12,7 @@ import numpy as np
 from hvd_hetero.telemetry.causes import Cause, causes
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.records import Run, read_run
+from hvd_hetero.telemetry.report.attribution import LONGEST_ROUND_S
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
 
@@ -70,12 +71,12 @@ def _cut_short(path: Path) -> list[str]:
 
 def _missing(run: Run, found: Figures) -> list[str]:
     notes = []
-    strange = int((~((run.elapsed_s > 0) & (run.elapsed_s < float("inf")))).sum())
+    strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
-        notes.append(f"{strange} rounds take no time, or one that cannot be true, and are left out.")
+        notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
         which = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
         notes.append(f"No speed is known of rank {which}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out.")
     if found.rounds < 10:
-        notes.append(f"Only {found.rounds} rounds count: all figures are uncertain.")
+        notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
     return notes

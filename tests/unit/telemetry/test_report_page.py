@@ -200,5 +200,5 @@ def test_ticks_are_round_and_within():
 def test_a_report_of_a_few_rounds_is_drawn(tmp_path):
     """The smallest run: everything is there, and says how little it rests on."""
     text = page([report_of(by_hand(), "small")])
-    assert "Only 4 rounds count" in text
+    assert "they rest on 4 rounds" in text
     assert "at least 2 rounds after the start-up" in text
