@@ -1,15 +1,15 @@
 """Runs made by hand or by the simulator, for the tests of reports."""
 
+from dataclasses import fields
+
 import numpy as np
 
 from hvd_hetero.simulation import RoundSimulation
 from hvd_hetero.telemetry import Run, TelemetryWriter
 
 COUNTS = ("plan", "samples", "micro_batches", "limit")
-PER_RANK = (
-    *COUNTS, "compute_s", "input_s", "wait_s", "samples_per_s", "cpu", "memory", "once_s", "fixed_samples",
-    "slope_s", "intercept_s", "saturation",
-)  # fmt: skip
+PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s")
+PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN]
 
 
 def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:
