@@ -18,7 +18,7 @@ from hvd_hetero.telemetry.report.verdict import Verdict, verdict
 
 __all__ = ["Report", "make_report", "report_of"]
 
-_MOST_FIGURES = 2_000_000  # rounds times ranks in which causes are looked for, so that it takes seconds
+_MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
 
 
 @dataclass(frozen=True, slots=True)
