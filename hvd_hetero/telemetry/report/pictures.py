@@ -82,7 +82,7 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
         "time": _time(found, scales.round_s),
         "cost": _heat(
             found, over.cost, scales.cost, "Who held all others up, and when",
-            "The stronger the colour, the larger the share of the round.", percent,
+            "Ranks from above, rounds from the left. The stronger the colour, the larger the share of the round.", percent,
         ),
         "batches": _curves(found, over.batches, scales.batches, "Batches", "samples of each rank in a round."),
         "speed": _speed(found, scales.speed),
@@ -121,7 +121,12 @@ def _time(found: Figures, top: float) -> Picture:
     told = f"Time of a round over the run, by kind; from 0 to {top * scale:.3g} {unit}"
     drawing = box([*_grid(top * scale), *stack(layers, top)], told)
     return Picture(
-        "The time of a round", drawing, f"{unit} in a round; colours as above", "plot", _rounds(found), _up(top * scale)
+        "The time of a round",
+        drawing,
+        f"{unit} in a round, over the rounds; colours as above",
+        "plot",
+        _rounds(found),
+        _up(top * scale),
     )
 
 
