@@ -82,7 +82,8 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
         "time": _time(found, scales.round_s),
         "cost": _heat(
             found, over.cost, scales.cost, "Who held all others up, and when",
-            "Ranks from above, rounds from the left. The stronger the colour, the larger the share of the round.", percent,
+            "Ranks from above, rounds from the left. The stronger the colour, the larger the share of the round.",
+            percent,
         ),
         "batches": _curves(found, over.batches, scales.batches, "Batches", "samples of each rank in a round."),
         "speed": _speed(found, scales.speed),
