@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvd_hetero import __version__, horovod_build
-from hvd_hetero.cli import check, profile, simulate, timeline
+from hvd_hetero.cli import check, profile, report, simulate, timeline
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -43,6 +43,12 @@ COMMANDS = (
         "time one training step over batch sizes: where this device saturates, what a sample costs, where memory ends",
         profile.add_arguments,
         profile.run,
+    ),
+    Command(
+        "report",
+        "say where the time of a recorded run went, which rank was slow, and why: in the terminal, and as an HTML page",
+        report.add_arguments,
+        report.run,
     ),
     Command(
         "simulate",

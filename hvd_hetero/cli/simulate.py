@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
-    from hvd_hetero.simulation.description import ROUNDS, SEED, Description, check, read_description
-    from hvd_hetero.simulation.limits import MOST_SAMPLES
-    from hvd_hetero.simulation.replay import replay
+    from hvd_hetero.simulation.description import ROUNDS, SEED, check, read_description
+    from hvd_hetero.simulation.recorded import recorded_description
     from hvd_hetero.simulation.schemes import choose, choose_all
     from hvd_hetero.simulation.strict import shown
     from hvd_hetero.simulation.what_if import Changes
@@ -101,21 +100,11 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
                 "a rank read of its CPU before a round, are not known from it. The samples of an epoch are estimated.\n"
             )
         try:
-            machines = replay(recorded)
+            described, machines = recorded_description(
+                recorded, tuple(choose(name, "--policies") for name in _REPLAYED)
+            )
         except ValueError as error:
             raise ValueError(f"{named(args.run_file)}: {error}") from None
-        schemes = tuple(choose(name, "--policies") for name in _REPLAYED)
-        # If the recording holds no end of an epoch, assume ten epochs: some schemes re-allocate once an epoch.
-        dataset = machines.dataset or max(machines.rounds * recorded.global_batch // 10, recorded.global_batch)
-        dataset = min(dataset, MOST_SAMPLES)
-        described = Description(
-            machines.cluster,
-            recorded.global_batch,
-            machines.full_rounds,
-            schemes,
-            dataset=dataset,
-            between=machines.extremes,
-        )
     else:
         if args.export is not None:
             raise ValueError("--export writes the machines of a recorded run; give --from RUN.jsonl with it")

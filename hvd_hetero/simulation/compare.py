@@ -23,10 +23,10 @@ from hvd_hetero.simulation.schemes import SchemeChoice
 from hvd_hetero.simulation.server import ServerModel, ServerSimulation
 from hvd_hetero.topology.mixing import ALLREDUCE
 
-__all__ = ["Outcome", "compare", "compare_between", "problem_named"]
+__all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "problem_named"]
 
 _BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
-_WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary
+WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary; rates are without
 _ALIKE = 0.05  # by which a figure may be off and still be told as one; as far as a replay is to be trusted anyway
 _SHARES = ("waiting_share", "transfer_share")
 _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
@@ -174,7 +174,7 @@ def _simulate(
 
 def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
     samples = np.cumsum(result.samples)
-    skip = int(np.searchsorted(samples, _WARM_UP * samples[-1]))
+    skip = int(np.searchsorted(samples, WARM_UP * samples[-1]))
     goal = described.target_loss
     return Outcome(
         label,
@@ -193,7 +193,7 @@ def _scatter(result: Simulated, bsp: Simulated) -> float:
     if blocks < 2:
         return math.inf
     total = min(sum(result.samples), sum(bsp.samples))
-    edges = np.linspace(_WARM_UP * total, total, blocks + 1)
+    edges = np.linspace(WARM_UP * total, total, blocks + 1)
 
     def block_s(of: Simulated) -> NDArray[np.float64]:
         return np.diff(np.interp(edges, np.append(0, np.cumsum(of.samples)), np.append(0.0, np.cumsum(of.elapsed_s))))

@@ -76,6 +76,8 @@ class Replay:
     """The machines with the least and the most fixed cost that the run allows."""
     fixed_s: tuple[tuple[float, float, float], ...]
     """Of each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
+    kept: tuple[int, ...]
+    """Which rounds were usable, by their place in the run."""
 
 
 def replay(run: Run) -> Replay:
@@ -128,7 +130,9 @@ def replay(run: Run) -> Replay:
     dataset = None if first.all() else max(_samples_of(run, first), 1)
     full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
     fixed_s = tuple(zip(*figures, strict=True))
-    return Replay(run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s)
+    return Replay(
+        run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist())
+    )
 
 
 def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:

@@ -14,7 +14,10 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.simulation import Availability, Cluster, Compute, Drivers, RoundSimulation, Worker
+from hvd_hetero.simulation.compare import compare
+from hvd_hetero.simulation.recorded import recorded_description
 from hvd_hetero.simulation.replay import WARM_UP_ROUNDS, replay
+from hvd_hetero.simulation.schemes import choose
 from hvd_hetero.telemetry import TelemetryWriter, read_run
 
 # Every few rounds one of them loses most of its processor; memory moves as well, and says nothing.
@@ -152,3 +155,16 @@ def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_
 def test_recorded_readings_are_shares(reading):
     with pytest.raises(ValueError, match="recorded must hold shares"):
         Drivers(recorded=(Resources(0.5, math.nan), reading))
+
+
+def test_a_run_without_an_end_of_an_epoch_is_replayed_in_whole_rounds(tmp_path):
+    """Its 25 usable rounds make no tenth of an epoch; an epoch of two rounds and a half would end with a short one."""
+    path = tmp_path / "run.jsonl"
+    writer = TelemetryWriter(path, policy="bsp", workers=3, global_batch=60)
+    RoundSimulation(Cluster.of_speeds([300, 200, 100]), BSP(), 60, observer=writer).run(WARM_UP_ROUNDS + 25)
+    writer.close()
+    described, machines = recorded_description(read_run(path), [choose("bsp", "test")])
+    assert described.dataset == 2 * 60
+    outcomes = {outcome.scheme: outcome for outcome, _ in compare(described)}
+    assert outcomes["bsp"].samples_per_s == pytest.approx(machines.measured_rate)
+    assert machines.kept == tuple(range(WARM_UP_ROUNDS, WARM_UP_ROUNDS + 25))

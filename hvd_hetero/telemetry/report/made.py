@@ -1,0 +1,82 @@
+"""A report of one file: read, analysed, judged. Terminal and page show the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.telemetry.causes import Cause, causes
+from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.records import Run, read_run
+from hvd_hetero.telemetry.report.attribution import LONGEST_ROUND_S
+from hvd_hetero.telemetry.report.figures import Figures, figures
+from hvd_hetero.telemetry.report.verdict import Verdict, verdict
+
+__all__ = ["Report", "make_report", "report_of"]
+
+_MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is shown of one run."""
+
+    name: str
+    figures: Figures
+    causes: Sequence[Cause | None]
+    """Of each rank, why it was slow; None: it held no other up."""
+    verdict: Verdict
+    notes: Sequence[str]
+    """What is missing from the run."""
+
+
+def make_report(path: Path, *, replayed: bool = True) -> Report:
+    """Read a file and report on it; a ``ValueError`` says what is wrong with the file."""
+    run = read_run(path)
+    try:
+        return report_of(run, named(path.name), _cut_short(path), replayed=replayed)
+    except ValueError as error:
+        raise ValueError(f"{named(path)}: {error}") from None
+
+
+def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool = True) -> Report:
+    """Report on a run; ``notes`` say what is missing from it."""
+    found = figures(run, replayed=replayed)
+    run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
+    every = max(-(-run.samples.size // _MOST_FIGURES), 1)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
+        why = causes(_every(run, every))
+    if every > 1:
+        notes = [*notes, f"In a run as large as this, causes are looked for in every {every}th round."]
+    return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
+
+
+def _every(run: Run, step: int) -> Run:
+    """Return every ``step``-th round of a run."""
+    columns = {field.name: getattr(run, field.name) for field in fields(run)}
+    some: dict[str, Any] = {name: of[::step] for name, of in columns.items() if isinstance(of, np.ndarray)}
+    return replace(run, **some)
+
+
+def _cut_short(path: Path) -> list[str]:
+    with open_file(path) as file:
+        file.seek(-1, 2)
+        whole = file.read(1) == b"\n"
+    return [] if whole else ["The last line of the file is cut short, as a killed run leaves it, and is left out."]
+
+
+def _missing(run: Run, found: Figures) -> list[str]:
+    notes = []
+    strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
+    if strange:
+        notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
+    if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
+        which = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
+        notes.append(f"No speed is known of rank {which}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out.")
+    if found.rounds < 10:
+        notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
+    return notes

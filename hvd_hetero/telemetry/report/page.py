@@ -1,0 +1,157 @@
+"""One self-contained HTML page: no network, no script, text escaped. Needs jinja2 (``hvd-hetero[report]``).
+
+The page forbids itself all but its own style sheet (Content-Security-Policy), so even a name that slipped through
+unescaped could run and load nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hvd_hetero import __version__
+from hvd_hetero.telemetry.files import named
+from hvd_hetero.telemetry.report.figures import Figures
+from hvd_hetero.telemetry.report.made import Report
+from hvd_hetero.telemetry.report.pictures import Scales, pictures
+from hvd_hetero.telemetry.report.svg import Shapes
+from hvd_hetero.telemetry.report.tables import (
+    MOST_RANKS,
+    alternatives_table,
+    causes_table,
+    changes_table,
+    comparison_table,
+    duration,
+    kinds_table,
+    number,
+    percent,
+    ranks_table,
+    spread_table,
+)
+from hvd_hetero.telemetry.report.verdict import comparison
+
+__all__ = ["GENERATOR", "check_page", "facts", "page", "replay_note", "tiles", "write_page"]
+
+GENERATOR = "hvd-hetero report"
+
+
+def check_page(path: Path) -> None:
+    """Raise if the page could not be written there, or would overwrite something else; called before the work."""
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise ValueError("the page needs jinja2: pip install 'hvd-hetero[report]', or give --no-page") from None
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--page must name a file that can be written, got {named(path)}; name another")
+    if path.exists():
+        with path.open("rb") as file:
+            begin = file.read(2048)
+        if begin and f'content="{GENERATOR}"'.encode() not in begin:
+            raise ValueError(
+                f"--page names {named(path)}, which exists and is no report; name another file, or move it"
+            )
+
+
+def write_page(path: Path, reports: Sequence[Report]) -> None:
+    """Write the page; a reader never sees half of it."""
+    content = page(reports)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".html", delete=False) as file:
+        part = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            mode = 0o666 & ~_umask()
+            part.chmod(mode)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def page(reports: Sequence[Report]) -> str:
+    """Return the page of one run, or of two side by side."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    folder = resources.files(__package__)
+    template = environment.from_string(folder.joinpath("page.html").read_text("utf-8"))
+    scales = Scales.of([report.figures for report in reports])
+    return template.render(
+        generator=GENERATOR,
+        version=__version__,
+        style=Shapes(folder.joinpath("page.css").read_text("utf-8")),
+        reports=[_shown(report, scales) for report in reports],
+        comparison=_compared(reports) if len(reports) == 2 else None,
+    )
+
+
+def _compared(reports: Sequence[Report]) -> dict[str, Any]:
+    text = comparison([report.name for report in reports], [report.figures for report in reports])
+    return {"text": text, "table": comparison_table(reports)}
+
+
+def _shown(report: Report, scales: Scales) -> dict[str, Any]:
+    found = report.figures
+    return {
+        "name": report.name,
+        "facts": facts(found),
+        "verdict": report.verdict,
+        "notes": report.notes,
+        "tiles": tiles(found),
+        "kinds": kinds_table(found),
+        "ranks": ranks_table(found),
+        "spread": spread_table(found) if found.workers > MOST_RANKS else None,
+        "causes": causes_table(report),
+        "alternatives": alternatives_table(found),
+        "replayed": replay_note(found),
+        "changes": changes_table(found),
+        "changes_left_out": found.changes_left_out,
+        "pictures": pictures(found, scales),
+    }
+
+
+def facts(found: Figures) -> str:
+    """Return what was run, in a line."""
+    ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
+    epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
+    return (
+        f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} rounds in "
+        f"{duration(found.elapsed_s)}{epochs}, without the start-up."
+    )
+
+
+def tiles(found: Figures) -> list[tuple[str, str]]:
+    """Return the figures that come first: value and name."""
+    first = [
+        (number(found.samples_per_s), "samples per second"),
+        (f"{found.slowdown:.2f}", "slowdown against the ideal (1 is perfect)"),
+        (percent(found.waiting_for_ranks), "lost to late ranks"),
+        (percent(found.kinds["transfer"]), "lost to transfers"),
+    ]
+    best = None if found.alternatives is None else found.alternatives.of("best split")
+    if best is not None and best.certain:
+        first.append((f"{best.times_run:.2f}\N{MULTIPLICATION SIGN}", "as fast with the best split"))
+    return first
+
+
+def replay_note(found: Figures) -> str:
+    """Say what the table of other splits rests on."""
+    if found.alternatives is None:
+        return f"Other splits were not computed: {found.no_alternatives}"
+    note = (
+        f"Replayed in simulated time on the last {found.alternatives.rounds} whole rounds, with the speeds and "
+        "transfers that they had, as hvd-hetero simulate --from does. Rates are without the first tenth of the samples."
+    )
+    if not all(each.certain for each in found.alternatives.each):
+        note += " Where the run does not tell what a micro-batch costs besides its samples, a figure is a range."
+    return note

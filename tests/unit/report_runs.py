@@ -1,0 +1,48 @@
+"""Runs made by hand or by the simulator, for the tests of reports."""
+
+from dataclasses import fields
+
+import numpy as np
+
+from hvd_hetero.simulation import RoundSimulation
+from hvd_hetero.telemetry import Run, TelemetryWriter
+
+COUNTS = ("plan", "samples", "micro_batches", "limit")
+PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s")
+PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN]
+
+
+def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:
+    """Return a run of these rounds, (rounds, ranks); what is not given is 0, and a plan what was done."""
+    samples = np.asarray(samples)
+    rounds, workers = samples.shape
+    given = {"samples": samples, "plan": samples, "compute_s": compute_s, "micro_batches": np.minimum(samples, 1)}
+    given |= columns
+    arrays = {
+        name: np.asarray(given.get(name, np.zeros((rounds, workers))), dtype=np.int64 if name in COUNTS else np.float64)
+        for name in PER_RANK
+    }
+    return Run(
+        policy, workers, int(samples.sum(axis=1).max(initial=1)), round=np.arange(start, start + rounds),
+        epoch=np.zeros(rounds, np.int64), elapsed_s=np.asarray(elapsed_s, dtype=np.float64), **arrays,
+    )  # fmt: skip
+
+
+def by_hand() -> Run:
+    """Two ranks, a start and four rounds, whose losses ``test_attribution`` works out by hand."""
+    nan = np.nan
+    return run_of(
+        samples=[[10, 10]] * 5,
+        compute_s=[[9, 9], [1, 2], [1, 1], [2, 2], [4, 1]],
+        input_s=[[0, 0], [0, 0], [0, 1], [0, 0], [0, 1]],
+        wait_s=[[0, 0], [1.5, 0.5], [1.25, 0.25], [0.25, 0.25], [nan, nan]],
+        elapsed_s=[99, 2.5, 2.25, 2.5, 4.5],
+        start=0,
+    )
+
+
+def record(path, cluster, policy, global_batch, rounds, **how) -> None:
+    """Write the telemetry of a simulated training."""
+    writer = TelemetryWriter(path, policy=policy.name, workers=len(cluster.workers), global_batch=global_batch)
+    RoundSimulation(cluster, policy, global_batch, observer=writer, **how).run(rounds)
+    writer.close()
