@@ -9,6 +9,9 @@ The table travels with the carrier (``gradients.arrangement``). In a round that 
 ranks must agree on these before a bucket is formed anew. The table then travels with the former carrier, whose
 gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
 bucket can carry it.
+
+Carrier and table have a line of their own on the wire, and the buckets another, whose calls have the arrangement's
+order (``communication.wire``). What comes first on a rank, the table or some bucket, may so differ between ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from torch_hooks.gradients.memory_in_use import MemoryInUse
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.wires.choice import TorchLine
 
 __all__ = ["Allreduce"]
 
@@ -54,6 +58,8 @@ class Allreduce(Synchroniser):
     def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
         super().__init__(trained)
         names, prefix = self._names, self._prefix
+        self._table_wire: TorchLine = trained.wire.line()
+        self._bucket_wire: TorchLine = trained.wire.line()
         self._norm: ParameterNorm = ParameterNorm(names)
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
@@ -205,6 +211,7 @@ class Allreduce(Synchroniser):
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._altered += arrangement.renew(self._balancer.weight)
+            self._bucket_wire.change_order(self._order())
             self._expected = len(arrangement.buckets)
             self.rearranged = True
         elif self._some_wait:  # thawed, and frozen again since
@@ -224,6 +231,7 @@ class Allreduce(Synchroniser):
         summed, self._under_way = self._under_way, []
         self._some_arrived = self._all_apart = False
         self._in_use.round_over()
+        self._bucket_wire.in_order(self._order())
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")
@@ -233,6 +241,16 @@ class Allreduce(Synchroniser):
         self._layouts.back_to_rows()
         if heard:
             arrangement.choose_carrier(arrangement.buckets)
+            self._bucket_wire.in_order(self._order())
+
+    def _order(self) -> list[str]:
+        """Return the calls of the buckets in a round, in the order of all ranks."""
+        arrangement, names = self._arrangement, []
+        for bucket in arrangement.buckets:
+            if bucket is not arrangement.carrier:
+                rows = self._layouts.known_rows(bucket.parameters[0])
+                names += Gather.names(bucket.name) if rows else [bucket.name]
+        return names
 
     def _last_but_one_has_come(self) -> bool:
         """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
@@ -286,14 +304,16 @@ class Allreduce(Synchroniser):
             zeros = carrier.nothing()
             row = self._row()
             table = zeros[-len(row) :].copy_(row)
-            self._table = self._wire.start_sum(zeros, carrier.name), table.numpy()
+            self._table = self._table_wire.start_sum(zeros, carrier.name), table.numpy()
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
-        row = self._row() if bucket is self._arrangement.carrier and self._table is None else None
+        carries = bucket is self._arrangement.carrier
+        wire = self._table_wire if carries else self._bucket_wire
+        row = self._row() if carries and self._table is None else None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
-            rows = self._wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
+            rows = wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
             bucket.under_way = Gather(*rows, self._compression)
         else:
             self._altered += [member for member in members if member.weighed and member.changed]
@@ -303,9 +323,9 @@ class Allreduce(Synchroniser):
             if self._compression is not None:
                 # One by one, as in stock scripts: a compressor may look at shapes.
                 sent = list(map(flat, gradients))
-                bucket.under_way = Compressed(self._wire, sent, bucket.name, self._compression)
+                bucket.under_way = Compressed(wire, sent, bucket.name, self._compression)
             else:
-                bucket.under_way = dense = Dense(self._wire, whole, bucket.name)
+                bucket.under_way = dense = Dense(wire, whole, bucket.name)
                 if row is not None:
                     self._table = dense.handle, bucket.room.numpy()
         for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above

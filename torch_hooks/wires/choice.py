@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from hvd_hetero.communication.threads import here
-from hvd_hetero.communication.wire import TensorWire
+from hvd_hetero.communication.wire import Line, TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 
-__all__ = ["TorchWire", "wire_here"]
+__all__ = ["TorchLine", "TorchWire", "wire_here"]
 
 TorchWire = TensorWire[torch.Tensor]
+TorchLine = Line[torch.Tensor]
 
 
 def wire_here() -> TorchWire:
-    """Return the wire of this thread, if it is a rank, and Horovod's otherwise."""
+    """Return the wire of this thread, if it is a rank; else that of Horovod or of torch.distributed, whichever runs.
+
+    Where both are initialised, it is Horovod's. Neither is imported before it is used, since it need not be there.
+    """
     if (mine := here()) is not None:
         return TorchThreadWire(mine.crew, mine.rank)
-    from torch_hooks.wires.horovod import HorovodWire  # needs Horovod, which ranks that are threads do not
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        from torch_hooks.wires.horovod import HorovodWire
 
-    return HorovodWire()
+        return HorovodWire()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch_hooks.wires.torch_distributed import wire_of_world
+
+        return wire_of_world()
+    raise ValueError(
+        "neither Horovod nor torch.distributed is initialised; before LoadBalance(…), call hvd.init() under horovodrun, "
+        "or torch.distributed.init_process_group() under torchrun"
+    )

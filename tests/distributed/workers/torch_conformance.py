@@ -14,16 +14,16 @@ import sys
 import time
 from typing import Any
 
-import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
 from pool import serve
+from ranks import OVER_TORCH, hvd
 from torch.nn import functional
 from torch_common import refusal
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.wires.choice import wire_here
 
 INPUTS, OUTPUTS, SAMPLES = 10, 4, 12
 # PyTorch's optimizers but two: LBFGS wants a closure, SparseAdam sparse gradients (asked for by themselves below).
@@ -393,7 +393,7 @@ def the_mean_does_not_overflow() -> dict:
     model = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    optimizer, balance = wrap(torch.optim.SGD(model.parameters(), lr=0.0), compression=hvd.Compression.fp16)
+    optimizer, balance = wrap(torch.optim.SGD(model.parameters(), lr=0.0), compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16)
     balance.batch(1)
     (model(torch.ones(1, 1)) * 60000.0).sum().backward()  # the largest half is 65504: a sum of two would not do
     optimizer.synchronize()
@@ -406,7 +406,7 @@ def compression() -> dict:
     for dtype in (torch.float32, torch.float64):
         model = network(5).to(dtype)
         optimizer, balance = wrap(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=hvd.Compression.fp16
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16
         )
         x, y = (t.to(dtype) for t in batch())
         balance.batch(len(x))
@@ -496,7 +496,7 @@ def one_rank_leaves() -> None:
     try:
         steps(model, optimizer, balance, 1000, 3)
         report("it went on alone")
-    except HorovodInternalError:
+    except wire_here().failure:
         time.sleep(30)  # the other rank is to be the first that ends; horovodrun then ends this one
         raise
 
