@@ -23,7 +23,13 @@ def three(pool):
         yield ranks
 
 
-@pytest.fixture(params=["ranks", "three"], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="module")
+def over_torch(pool):
+    with pool("torch_around.py", 3, "torch.distributed") as ranks:
+        yield ranks
+
+
+@pytest.fixture(params=["ranks", "three", "over_torch"], ids=["2 ranks", "3 ranks", "3 ranks of torch.distributed"])
 def either(request):
     return request.getfixturevalue(request.param)
 

@@ -22,10 +22,13 @@ EXACT = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+JOBS = {"2 ranks": (2, "torch"), "3 ranks": (3, "torch"), "3 ranks of torch.distributed": (3, "torch.distributed")}
+
+
+@pytest.fixture(scope="module", params=list(JOBS))
 def outcome(request, pool):
     """What rank 0 answers."""
-    with pool("torch_sparse.py", request.param, "torch") as ranks:
+    with pool("torch_sparse.py", *JOBS[request.param]) as ranks:
         yield ranks[0]
 
 

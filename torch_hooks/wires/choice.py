@@ -10,7 +10,7 @@ from hvd_hetero.communication.threads import here
 from hvd_hetero.communication.wire import Line, TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 
-__all__ = ["TorchLine", "TorchWire", "wire_here"]
+__all__ = ["TorchLine", "TorchWire", "over_process_groups", "wire_here"]
 
 TorchWire = TensorWire[torch.Tensor]
 TorchLine = Line[torch.Tensor]
@@ -23,16 +23,26 @@ def wire_here() -> TorchWire:
     """
     if (mine := here()) is not None:
         return TorchThreadWire(mine.crew, mine.rank)
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
+    if _horovod_runs():
         from torch_hooks.wires.horovod import HorovodWire
 
         return HorovodWire()
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if over_process_groups():
         from torch_hooks.wires.torch_distributed import wire_of_world
 
         return wire_of_world()
     raise ValueError(
-        "neither Horovod nor torch.distributed is initialised; before LoadBalance(…), call hvd.init() under horovodrun, "
-        "or torch.distributed.init_process_group() under torchrun"
+        "neither Horovod nor torch.distributed is initialised; before LoadBalance(…), call hvd.init() under "
+        "horovodrun, or torch.distributed.init_process_group() under torchrun"
     )
+
+
+def over_process_groups() -> bool:
+    """Return whether the ranks are processes that talk by torch.distributed, and Horovod is not initialised."""
+    runs = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return runs and here() is None and not _horovod_runs()
+
+
+def _horovod_runs() -> bool:
+    horovod = sys.modules.get("horovod.torch")
+    return horovod is not None and bool(horovod.is_initialized())

@@ -41,10 +41,8 @@ What works on CPUs was run with Gloo. With NCCL, the same code has not been run 
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -53,7 +51,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from hvd_hetero.communication.lines import Turns
 from hvd_hetero.communication.threads import PeerLostError
-from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 
 __all__ = ["ProcessGroupWire", "wire_of_world"]
@@ -192,14 +191,14 @@ class _Line:
 
         Not told of: what is started in C++, as by DDP, and by methods of a ``ProcessGroup``.
         """
-        _listen(tell)
+        listen(tell)
 
     def line(self) -> _Line:
         """Return a line beside this one."""
         return self._wire.line()
 
     def _start(self, call: Call, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Any]]) -> Call:
-        _tell()
+        tell()
         arrived = [torch.cuda.current_stream(t.device).record_event() for t in tensors if t.is_cuda]
 
         def start() -> None:
@@ -256,14 +255,14 @@ class ProcessGroupWire(_Line):
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
-        _tell()
+        tell()
         objects = [obj]
         dist.broadcast_object_list(objects, dist.get_global_rank(self._group, root_rank), group=self._group)
         return objects[0]
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
-        _tell()
+        tell()
         objects: list[Any] = [None] * self.size
         dist.all_gather_object(objects, obj, group=self._group)
         return objects
@@ -278,18 +277,16 @@ class ProcessGroupWire(_Line):
         everywhere = self.allgather_object(mine, name="hetero.lines")
         for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
             if told[0] is not None and len(set(told)) == 1:
-                break
-        else:
-            self._tracks.append(track := _Track(self._new_group()))
-        return _Line(self, track)
+                return _Line(self, track)
+        self._tracks.append(_Track(self._new_group()))
+        return _Line(self, self._tracks[-1])
 
     def _new_group(self) -> Any:
-        everybody = self.of is c10d._get_default_group()
         return dist.new_group(
             dist.get_process_group_ranks(self.of),
-            timeout=_timeout(self.of),
-            backend=_backends(dist.get_backend_config(self.of)),
-            use_local_synchronization=not everybody,
+            timeout=timeout_of(self.of),
+            backend=with_cpu(dist.get_backend_config(self.of)),
+            use_local_synchronization=self.of is not c10d._get_default_group(),
         )
 
 
@@ -302,46 +299,3 @@ def wire_of_world() -> ProcessGroupWire:
     if _world is None or not dist.is_initialized() or _world.of is not c10d._get_default_group():
         _world = ProcessGroupWire()
     return _world
-
-
-def _backends(config: str) -> str:
-    """Return the backends of a group, by device: tables and objects are on the CPU, whatever the gradients are on."""
-    return config if "cpu:" in config else f"cpu:gloo,{config}"
-
-
-def _timeout(group: Any) -> timedelta | None:
-    """Return the timeout that a group was made with."""
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        if (timeout := getattr(options, "_timeout", None)) is not None:
-            return timedelta(seconds=timeout.total_seconds())
-    return None
-
-
-_to_tell: list[Callable[[], None]] = []
-_NO_COLLECTIVES = frozenset({"get_rank", "get_world_size", "get_backend", "get_backend_config", "_set_pg_timeout"})
-
-
-def _tell() -> None:
-    for tell in _to_tell:
-        tell()
-
-
-def _listen(tell: Callable[[], None]) -> None:
-    """Have it called for our own calls, and for those of torch.distributed's functions.
-
-    Each of these asks first whether this rank is in its group, by one function, which so hears of all of them, also
-    where a program has imported one by name.
-    """
-    _to_tell[:] = [tell]
-    asks = getattr(c10d, "_rank_not_in_group", None)  # not public: without it only our own calls are heard
-    if asks is None or hasattr(asks, "tells"):
-        return
-
-    def asks_and_tells(group: Any) -> Any:
-        if sys._getframe(1).f_code.co_name not in _NO_COLLECTIVES:
-            _tell()
-        return asks(group)
-
-    asks_and_tells.tells = True  # type: ignore[attr-defined]
-    c10d._rank_not_in_group = asks_and_tells

@@ -24,7 +24,7 @@ _HEADER = 16  # bytes: two integers
 
 
 class Rows:
-    """This rank's rows on their way, and those of all ranks afterwards."""
+    """Rows of this rank on their way, and those of all ranks afterwards."""
 
     def __init__(self, rows: torch.Tensor, ranks: int, room: int, name: str) -> None:
         self._rows = rows.detach().contiguous()

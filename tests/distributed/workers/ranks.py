@@ -53,4 +53,4 @@ class ProcessGroup:
 if OVER_TORCH:
     hvd: Any = ProcessGroup()
 else:
-    import horovod.torch as hvd  # noqa: F401
+    import horovod.torch as hvd

@@ -393,7 +393,9 @@ def the_mean_does_not_overflow() -> dict:
     model = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    optimizer, balance = wrap(torch.optim.SGD(model.parameters(), lr=0.0), compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16)
+    optimizer, balance = wrap(
+        torch.optim.SGD(model.parameters(), lr=0.0), compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16
+    )
     balance.batch(1)
     (model(torch.ones(1, 1)) * 60000.0).sum().backward()  # the largest half is 65504: a sum of two would not do
     optimizer.synchronize()
@@ -406,7 +408,9 @@ def compression() -> dict:
     for dtype in (torch.float32, torch.float64):
         model = network(5).to(dtype)
         optimizer, balance = wrap(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            compression=torch.float16 if OVER_TORCH else hvd.Compression.fp16,
         )
         x, y = (t.to(dtype) for t in batch())
         balance.batch(len(x))
