@@ -93,7 +93,8 @@ def launch(
     ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
     place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
-    which it prints "Process N exit with status code M", as horovodrun does. ``on_line(rank, line)`` is called, in
+    which it prints "Process N exit with status code M", as horovodrun does; ``starter=torchrun(ranks)`` is one for jobs
+    without Horovod. ``on_line(rank, line)`` is called, in
     this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
     Ranks of ``preloaded`` begin with those modules imported (`hvd_hetero.testing.Preloaded`).
@@ -160,6 +161,12 @@ def launch(
         codes = _exit_codes(result.launcher_output)
         raise RankError(_failure_message(name, job.returncode, result, codes), result, codes)
     return result
+
+
+def torchrun(ranks: int, python: str = sys.executable) -> list[str]:
+    """Return a ``starter`` for `launch` that starts ranks for ``torch.distributed``, and needs no Horovod."""
+    options = ["--standalone", "--nproc-per-node", str(ranks), "--no-python"]
+    return [python, "-m", "torch.distributed.run", *options]
 
 
 def _horovodrun(python: str) -> str:

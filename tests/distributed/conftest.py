@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -27,7 +29,7 @@ class Framework(NamedTuple):
 
     modules: tuple[str, ...]
     env: dict[str, str]
-    env_of_ranks: dict[str, str] = {}
+    env_of_ranks: Mapping[str, str] = MappingProxyType({})
 
 
 # Ranks outnumber processors here. Each asks all others for news once in so many ms (Horovod's default: 1), also while
@@ -114,7 +116,7 @@ def launch(preloaded):
         worker = WORKERS / script_or_module
         env = {"PYTHONPATH": str(WORKERS.parent), **(env or {})}  # for pool.py
         if framework is not None:
-            env = FRAMEWORKS[framework].env | FRAMEWORKS[framework].env_of_ranks | env
+            env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
             keywords["preloaded"] = preloaded(framework)
         begin_s = time.monotonic()
         try:

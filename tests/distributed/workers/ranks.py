@@ -1,4 +1,4 @@
-"""What workers ask of the ranks that they run on, by the names of Horovod's functions: of Horovod, or torch.distributed.
+"""What workers ask of the ranks that they run on, by Horovod's names: of Horovod, or of torch.distributed.
 
 ``HVD_HETERO_TEST_WIRE`` says which. Ranks of torch.distributed are started by horovodrun, too, for a launch by torchrun
 imports PyTorch once more; Horovod is not initialised there.

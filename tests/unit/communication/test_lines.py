@@ -75,7 +75,7 @@ def test_ranks_that_have_come_to_different_points_change_their_order_alike():
 def test_a_call_without_a_turn_is_refused():
     rank = Rank()
     rank.turns.in_order(["a", "b"])
-    with pytest.raises(RoundStateError, match="'c' has no turn.* these are left: a, b"):
+    with pytest.raises(RoundStateError, match=r"'c' has no turn.* these are left: a, b"):
         rank.come("c")
     rank.come("b")
     with pytest.raises(RoundStateError, match="'b' has no turn"):
