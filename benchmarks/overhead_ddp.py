@@ -6,8 +6,8 @@ Two ranks of one torchrun job, Gloo, a core each. *Equal ranks*: DDP as it comes
 this project train one network in alternating blocks of two rounds; networks, blocks, and the order of blocks are those
 of `overhead_torch.py`. Each block of ours and its neighbour of DDP give one ratio of median step times; the table has
 the median of all ratios of both ranks, and its standard error. All kinds train the very same tensors: DDP is made for a
-block and dropped after it, and the first two steps of its blocks do not count, in which it forms its buckets. There is
-one launch for each network, so what differs between launches (a per cent, in `overhead_torch.py`) is not in the errors.
+block and dropped after it, and the first two steps of its blocks do not count, in which it forms its buckets (of ours,
+the first one: caches hold the others' data). There is one launch for each network, so what differs between launches (a per cent, in `overhead_torch.py`) is not in the errors.
 
 *One of two ranks at half speed*: samples per second of DDP with equal batches, of LB-BSP, and of the oracle, in turns
 of three rounds of 384 samples. The oracle is this project's static allocation, at the split at which LB-BSP has come to
@@ -17,7 +17,7 @@ rest in its first rounds: a person would set it so by hand, and it is kept for a
 from __future__ import annotations
 
 import argparse
-import itertools
+import gc
 import os
 import statistics
 import sys
@@ -42,7 +42,6 @@ from hvd_hetero.policies import StaticAllocation
 from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, slow_down, torchrun
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-UNCOUNTED = {STOCK: 2}  # of all others one: caches hold the others' data
 GLOBAL_BATCH, TURN, FACTOR = 384, 3, 2.0
 FIRST = 30  # rounds in which LB-BSP finds its split
 SCHEMES = ("ddp", "lb-bsp", "oracle")
@@ -53,7 +52,7 @@ class Kind:
     """A way to train the network, a block at a time; ``wrap`` gives what is called and what steps."""
 
     def __init__(
-        self, batches: Iterator, wrap: Callable[[], tuple[Any, Any]], unwrap: Callable, uncounted: int
+        self, batches: Iterator, wrap: Callable[[], tuple[Any, Any]], unwrap: Callable, uncounted: int = 1
     ) -> None:
         self._batches, self._wrap, self._unwrap, self._uncounted = batches, wrap, unwrap, uncounted
 
@@ -68,6 +67,7 @@ class Kind:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             took.append(time.perf_counter() - began)
+        del model, optimizer
         self._unwrap()
         return statistics.median(took[self._uncounted :])
 
@@ -89,11 +89,11 @@ def kinds_of(name: str, batch: int) -> dict[str, Kind]:
             listener.listen(model.parameters())
             return model, optimizer
 
-        return Kind(endless(loader, loader.set_epoch), hear, listener.close, UNCOUNTED.get(policy, 1))
+        return Kind(endless(loader, loader.set_epoch), hear, listener.close)
 
     sampler = DistributedSampler(data, ranks, rank, shuffle=True, seed=0)
     batches = endless(DataLoader(data, batch, sampler=sampler), sampler.set_epoch)
-    ddp = Kind(batches, lambda: (DistributedDataParallel(model), sgd), lambda: None, UNCOUNTED[STOCK])
+    ddp = Kind(batches, lambda: (DistributedDataParallel(model), sgd), gc.collect, uncounted=2)
     return {STOCK: ddp} | {policy: ours(policy) for policy in KINDS}
 
 
@@ -142,7 +142,7 @@ class Half:
         schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": self.balanced(StaticAllocation(split))[0]}
         rates: dict[str, list[float]] = {name: [] for name in SCHEMES}
         for cycle in range(-2, cycles):  # two that do not count
-            for name in SCHEMES[:: 1 if cycle % 2 else -1]:
+            for name in SCHEMES[cycle % 3 :] + SCHEMES[: cycle % 3]:
                 dist.barrier()
                 began = time.perf_counter()
                 for _ in range(TURN):
