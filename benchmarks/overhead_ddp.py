@@ -7,7 +7,8 @@ this project train one network in alternating blocks of two rounds; networks, bl
 of `overhead_torch.py`. Each block of ours and its neighbour of DDP give one ratio of median step times; the table has
 the median of all ratios of both ranks, and its standard error. All kinds train the very same tensors: DDP is made for a
 block and dropped after it, and the first two steps of its blocks do not count, in which it forms its buckets (of ours,
-the first one: caches hold the others' data). There is one launch for each network, so what differs between launches (a per cent, in `overhead_torch.py`) is not in the errors.
+the first one: caches hold the others' data). There is one launch for each network, so what differs between launches (a
+per cent, in `overhead_torch.py`) is not in the errors.
 
 *One of two ranks at half speed*: samples per second of DDP with equal batches, of LB-BSP, and of the oracle, in turns
 of three rounds of 384 samples. The oracle is this project's static allocation, at the split at which LB-BSP has come to

@@ -10,8 +10,8 @@ ranks must agree on these before a bucket is formed anew. The table then travels
 gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
 bucket can carry it.
 
-Carrier and table have a line of their own on the wire, and the buckets another, whose calls have the arrangement's
-order (``communication.wire``). What comes first on a rank, the table or some bucket, may so differ between ranks.
+Carrier and table have a line of their own on the wire, and the buckets another, whose calls have an order
+(``gradients.order``). What comes first on a rank, the table or some bucket, may so differ between ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.memory_in_use import MemoryInUse
+from torch_hooks.gradients.order import Order
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.parameter_norm import ParameterNorm
@@ -65,6 +66,7 @@ class Allreduce(Synchroniser):
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
         self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
+        self._order = Order(self._wire, self._bucket_wire, self._arrangement, self._layouts, f"{prefix}.order")
         self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
         """Whether no bucket of this round will write into memory that is in use."""
@@ -134,6 +136,7 @@ class Allreduce(Synchroniser):
     def _is_full(self, bucket: Bucket) -> None:
         carrier = self._arrangement.carrier
         if bucket is not carrier:
+            self._order.filled(bucket)
             if carrier is None and len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
@@ -211,7 +214,7 @@ class Allreduce(Synchroniser):
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._altered += arrangement.renew(self._balancer.weight)
-            self._bucket_wire.change_order(self._order())
+            self._order.renew()
             self._expected = len(arrangement.buckets)
             self.rearranged = True
         elif self._some_wait:  # thawed, and frozen again since
@@ -231,7 +234,7 @@ class Allreduce(Synchroniser):
         summed, self._under_way = self._under_way, []
         self._some_arrived = self._all_apart = False
         self._in_use.round_over()
-        self._bucket_wire.in_order(self._order())
+        self._order.next_round(renewed=heard)
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")
@@ -241,16 +244,7 @@ class Allreduce(Synchroniser):
         self._layouts.back_to_rows()
         if heard:
             arrangement.choose_carrier(arrangement.buckets)
-            self._bucket_wire.in_order(self._order())
-
-    def _order(self) -> list[str]:
-        """Return the calls of the buckets in a round, in the order of all ranks."""
-        arrangement, names = self._arrangement, []
-        for bucket in arrangement.buckets:
-            if bucket is not arrangement.carrier:
-                rows = self._layouts.known_rows(bucket.parameters[0])
-                names += Gather.names(bucket.name) if rows else [bucket.name]
-        return names
+            self._order.next_round(renewed=True)
 
     def _last_but_one_has_come(self) -> bool:
         """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
