@@ -10,19 +10,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Self
 
 from hvd_hetero.errors import RoundStateError
 
 __all__ = ["FoundByName", "Turns"]
 
-Self = TypeVar("Self")
-
 
 class FoundByName:
     """A wire whose calls find each other by name: one line is enough, and any order will do."""
 
-    def line(self: Self) -> Self:
+    def line(self) -> Self:
         """Return this wire."""
         return self
 

@@ -62,7 +62,7 @@ def test_an_exchange_brings_what_each_rank_has_sent(ranks):
 
 
 def test_broadcasts_and_objects(ranks):
-    assert everywhere(ranks, "broadcasts") == [[[1.0] * 3, True, [], {"of": 1}, [0, 1, 2]]] * RANKS
+    assert everywhere(ranks, "broadcasts") == [[[1.0] * 3, 0, [], {"of": 1}, [0, 1, 2]]] * RANKS
 
 
 def test_calls_of_several_lines_find_each_other_in_whatever_order_ranks_make_them(ranks):
@@ -89,3 +89,9 @@ def test_a_collective_of_the_users_own_in_the_body_is_heard(ranks, wire):
         (message,) = messages
         name = {"torch": "hvd.allreduce()", "torch.distributed": "dist.all_reduce()"}[wire]
         assert f"round 0: {name} at wire_calls.py:" in message
+
+
+@pytest.mark.parametrize("wire", ["torch.distributed"], indirect=True)
+def test_ranks_of_a_group_train_without_the_others(ranks):
+    """With inputs of 0 and 2, the mean gradient is 1 in each of two rounds."""
+    assert everywhere(ranks, "a_group_of_some") == [[-2.0, 1.0], [], [-2.0, 1.0]]

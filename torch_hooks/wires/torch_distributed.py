@@ -102,6 +102,20 @@ class _Line:
         self.size = dist.get_world_size(self._group)
         track.held_by = weakref.ref(self)
 
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Return rank ``root_rank``'s object, on every rank."""
+        tell()
+        objects = [obj]
+        dist.broadcast_object_list(objects, dist.get_global_rank(self._group, root_rank), group=self._group)
+        return objects[0]
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Return every rank's object, in order of rank."""
+        tell()
+        objects: list[Any] = [None] * self.size
+        dist.all_gather_object(objects, obj, group=self._group)
+        return objects
+
     def start_sum(self, tensor: torch.Tensor, name: str) -> Call:
         """Sum a tensor over all ranks, in place."""
         return self._start(Call(name, lambda: tensor), [tensor], lambda: [self._sum(tensor)])
@@ -116,7 +130,7 @@ class _Line:
         def unpacked() -> list[torch.Tensor]:
             sums: dict[int, torch.Tensor] = {}
             for numbers, flat in zip(alike.values(), packed, strict=True):
-                parts = flat.split([tensors[n].numel() for n in numbers])
+                parts = torch.split(flat, [tensors[n].numel() for n in numbers])
                 sums |= {n: part.view(tensors[n].shape) for n, part in zip(numbers, parts, strict=True)}
             return [sums[n] for n in range(len(tensors))]
 
@@ -252,20 +266,6 @@ class ProcessGroupWire(_Line):
         self.of = c10d._get_default_group() if group is None else group
         self._tracks: list[_Track] = []
         super().__init__(None, _Track(self._new_group()))
-
-    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
-        """Return rank ``root_rank``'s object, on every rank."""
-        tell()
-        objects = [obj]
-        dist.broadcast_object_list(objects, dist.get_global_rank(self._group, root_rank), group=self._group)
-        return objects[0]
-
-    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
-        """Return every rank's object, in order of rank."""
-        tell()
-        objects: list[Any] = [None] * self.size
-        dist.all_gather_object(objects, obj, group=self._group)
-        return objects
 
     def line(self) -> _Line:
         """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.

@@ -70,6 +70,6 @@ class Rows:
     def _message(self, header: int, room: int) -> torch.Tensor:
         """Return a message with as many rows as there is room for, and anything behind them."""
         message = torch.zeros(header + room * self._width, dtype=torch.uint8, device=self._rows.device)
-        some = self._rows[:room].reshape(-1).view(torch.uint8)
-        message[header : header + len(some)].copy_(some)
+        some = self._rows[:room].reshape(-1)
+        message[header : header + some.nbytes].view(some.dtype).copy_(some)
         return message

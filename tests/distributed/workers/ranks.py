@@ -21,7 +21,7 @@ OVER_TORCH = os.environ.get("HVD_HETERO_TEST_WIRE") == "torch.distributed"
 class ProcessGroup:
     """Horovod's functions, as far as workers call them, over torch.distributed."""
 
-    Sum = None
+    Sum, Average = "sum", "average"
 
     def init(self) -> None:
         rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
@@ -45,9 +45,9 @@ class ProcessGroup:
     def allgather(self, tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
         return torch.cat(self.allgather_object(tensor))
 
-    def allreduce(self, tensor: torch.Tensor, name: str | None = None, op: Any = None) -> torch.Tensor:
-        torch.distributed.all_reduce(tensor := tensor.clone())
-        return tensor
+    def allreduce(self, tensor: torch.Tensor, name: str | None = None, op: str = Average) -> torch.Tensor:
+        torch.distributed.all_reduce(total := tensor.clone())
+        return total / self.size() if op == self.Average else total
 
 
 if OVER_TORCH:

@@ -15,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
 from torch_hooks.wires.choice import wire_here
+from torch_hooks.wires.torch_distributed import ProcessGroupWire
 
 
 def kind() -> str:
@@ -73,7 +74,7 @@ def exchanges() -> list[Any]:
 
 def broadcasts() -> list[Any]:
     wire = wire_here()
-    tensors = [torch.full((3,), wire.rank + 1.0), torch.tensor(wire.rank == 0), torch.zeros(0)]
+    tensors = [torch.full((3,), wire.rank + 1.0), torch.tensor(wire.rank), torch.zeros(0)]
     for n, handle in enumerate([wire.start_broadcast(t, f"broadcast {n}") for n, t in enumerate(tensors)]):
         wire.result(handle)
         tensors[n] = tensors[n].tolist()
@@ -138,6 +139,24 @@ def lines_are_used_again() -> list[int]:
     return [before, len(getattr(wire, "_tracks", ())), len(kept)]
 
 
+def a_group_of_some() -> list[float]:
+    """Ranks 0 and 2 train; rank 1 makes no call."""
+    group = torch.distributed.new_group([0, 2])
+    if hvd.rank() == 1:
+        return []
+    balance = LoadBalance("bsp", global_batch=2, wire=ProcessGroupWire(group))
+    model = torch.nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), balance)
+    with torch.no_grad():
+        model.weight.zero_()
+    for _ in range(2):
+        balance.batch(1)
+        optimizer.zero_grad()
+        model(torch.tensor([[float(hvd.rank())]])).sum().backward()
+        optimizer.step()
+    return [model.weight.item(), average_by_samples(float(hvd.rank()), 1, balance)]
+
+
 class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +188,7 @@ else:
     of_all_ranks = partial(hvd.allreduce, name="of the body")
 CASES = [
     kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, lines, a_call_before_its_turn,
-    lines_are_used_again, collectives_of_the_body,
+    lines_are_used_again, collectives_of_the_body, a_group_of_some,
 ]  # fmt: skip
 
 

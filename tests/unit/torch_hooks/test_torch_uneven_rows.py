@@ -50,9 +50,11 @@ def test_the_room_that_is_told_is_enough_for_the_same_numbers():
 def test_rows_of_no_width_and_parts_of_tensors():
     ranks = [torch.zeros(2, 0), torch.zeros(1, 0)]
     assert [list(result.shape) for result in gather(ranks, 4)[0]] == [[3, 0]] * 2
-    columns = [torch.arange(12).reshape(3, 4).t()[:n] for n in (1, 4)]
-    for result in gather(columns, 0)[0]:
-        assert torch.equal(result, torch.cat(columns))
+    for columns in (torch.arange(12).reshape(3, 4).t(), torch.arange(4)[None].t()):  # the latter counts as contiguous
+        for room in (0, 1):
+            of_ranks = [columns[:n] for n in (1, 4)]
+            for result in gather(of_ranks, room)[0]:
+                assert torch.equal(result, torch.cat(of_ranks))
 
 
 def test_rows_of_other_types_are_refused_on_all_ranks():
