@@ -154,9 +154,9 @@ class Half:
 
 
 def rank_main(what: str, times: int) -> None:
+    pin_to_core(int(os.environ["LOCAL_RANK"]))  # before there are threads of Gloo's, which inherit it
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    pin_to_core(dist.get_rank())
     if what == "half":
         half = Half()
         with half.slowness:
