@@ -127,6 +127,7 @@ class ThreadWire(FoundByName):
 
     failure = PeerLostError
     waits_in: tuple[str, ...] = (__name__,)
+    cannot_sum = ()
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self.crew = crew

@@ -54,6 +54,10 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Beginnings of the names of modules in which a thread waits for other ranks (``hvd_hetero.watchdog``)."""
 
     @property
+    def cannot_sum(self) -> tuple[Any, ...]:
+        """Types of numbers that it cannot sum."""
+
+    @property
     def crew(self) -> Crew | None:
         """What ranks that are threads of one process share; None if each is a process."""
 

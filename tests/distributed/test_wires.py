@@ -95,3 +95,11 @@ def test_a_collective_of_the_users_own_in_the_body_is_heard(ranks, wire):
 def test_ranks_of_a_group_train_without_the_others(ranks):
     """With inputs of 0 and 2, the mean gradient is 1 in each of two rounds."""
     assert everywhere(ranks, "a_group_of_some") == [[-2.0, 1.0], [], [-2.0, 1.0]]
+
+
+@pytest.mark.parametrize("wire", ["torch.distributed"], indirect=True)
+def test_parameters_may_be_of_a_type_that_horovod_cannot_sum(ranks):
+    found = everywhere(ranks, "parameters_in_bfloat16")
+    assert all(before == found[0][0] for before, _ in found), "rank 0's"
+    for _, gradients in found:
+        assert gradients == pytest.approx([1.0, 1.0], rel=0.01)

@@ -26,6 +26,7 @@ class HorovodWire(FoundByName):
 
     failure = HorovodInternalError
     waits_in = ("horovod.", "torch_hooks.wires.waiting")
+    cannot_sum = (torch.bfloat16,)
     crew = None
 
     def __init__(self) -> None:

@@ -89,6 +89,7 @@ class _Line:
 
     failure = PeerLostError
     waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
+    cannot_sum = ()
     crew = None
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:

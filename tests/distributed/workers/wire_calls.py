@@ -157,6 +157,20 @@ def a_group_of_some() -> list[float]:
     return [model.weight.item(), average_by_samples(float(hvd.rank()), 1, balance)]
 
 
+def parameters_in_bfloat16() -> list[Any]:
+    """A weight and a bias that start apart; the mean gradient is the input's mean, and 1."""
+    wire = wire_here()
+    balance = LoadBalance("bsp", global_batch=wire.size)
+    model = torch.nn.Linear(1, 1).bfloat16()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), balance, model.named_parameters())
+    before = [p.item() for p in model.parameters()]
+    balance.batch(1)
+    model(torch.full((1, 1), float(wire.rank)).bfloat16()).sum().backward()
+    optimizer.step()
+    gradients = [p.grad.item() for p in model.parameters()]
+    return [before, gradients]
+
+
 class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +202,7 @@ else:
     of_all_ranks = partial(hvd.allreduce, name="of the body")
 CASES = [
     kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, lines, a_call_before_its_turn,
-    lines_are_used_again, collectives_of_the_body, a_group_of_some,
+    lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
 ]  # fmt: skip
 
 
