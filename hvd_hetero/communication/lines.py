@@ -61,8 +61,9 @@ class Turns:
     def change_order(self, names: Sequence[str]) -> None:
         """In the rest of this round, calls that are not among ``names`` do not come, and new ones follow the others.
 
-        Ranks may have started different numbers of calls by then. The same sequence results on all of them, since what
-        is left out has started on none: it stays behind the calls that follow it only where it has not come.
+        Let a rank have started a_1 … a_k; k may differ between ranks. What is left out has come on none, so it is not
+        among these. The rest of a_(k+1) … a_n and then the new calls follow. So every rank starts the old order without
+        what is left out, and then the new calls, as ``names`` has them.
         """
         with self._one_at_a_time:
             known, wanted = set(self._order or ()), set(names)
