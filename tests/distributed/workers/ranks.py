@@ -7,6 +7,7 @@ imports PyTorch once more; Horovod is not initialised there.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class ProcessGroup:
     """Horovod's functions, as far as workers call them, over torch.distributed."""
 
     Sum, Average = "sum", "average"
+    Compression = SimpleNamespace(none=None, fp16=torch.float16)
 
     def init(self) -> None:
         rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])

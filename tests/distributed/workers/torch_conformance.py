@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from pool import serve
-from ranks import OVER_TORCH, hvd
+from ranks import hvd
 from torch.nn import functional
 from torch_common import refusal
 
@@ -36,7 +36,6 @@ OPTIMIZERS = sorted(
     key=lambda each: each.__name__,
 )
 OPTIONS = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.02, "betas": (0.8, 0.95), "etas": (0.6, 1.3), "amsgrad": True}
-FLOAT16 = torch.float16 if OVER_TORCH else hvd.Compression.fp16
 OTHER_OPTIONS = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.1, "betas": (0.7, 0.9), "etas": (0.5, 1.2)}
 
 
@@ -394,7 +393,7 @@ def the_mean_does_not_overflow() -> dict:
     model = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    optimizer, balance = wrap(torch.optim.SGD(model.parameters(), lr=0.0), compression=FLOAT16)
+    optimizer, balance = wrap(torch.optim.SGD(model.parameters(), lr=0.0), compression=hvd.Compression.fp16)
     balance.batch(1)
     (model(torch.ones(1, 1)) * 60000.0).sum().backward()  # the largest half is 65504: a sum of two would not do
     optimizer.synchronize()
@@ -407,7 +406,7 @@ def compression() -> dict:
     for dtype in (torch.float32, torch.float64):
         model = network(5).to(dtype)
         optimizer, balance = wrap(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=FLOAT16
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), compression=hvd.Compression.fp16
         )
         x, y = (t.to(dtype) for t in batch())
         balance.batch(len(x))
