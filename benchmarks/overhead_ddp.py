@@ -212,18 +212,21 @@ def main() -> int:
     parser.add_argument("--cycles", type=int, default=30, help="turns of each scheme (default 30)")
     parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results")
     options = parser.parse_args()
-    lines, met = [], True
+    tables, met = {}, True
     if names := [name for name in NETWORKS if name in options.only]:
         rows, met = equal_ranks(names, options.pairs)
-        lines += ["Two equal ranks: step time over DDP's, medians of pairs of blocks of one launch.", "", *rows, ""]
+        said = "Two equal ranks: step time over DDP's, medians of pairs of blocks of one launch."
+        tables["overhead_ddp_equal"] = [said, "", *rows]
     if "half" in options.only:
         rows, also = half_speed(options.cycles)
-        lines += ["One of two ranks at half speed: samples per second, ratios of the same cycle.", "", *rows]
-        lines += ["", f"Targets: {ORACLE_TARGET} of the oracle, {DDP_TARGET} times DDP."]
+        said = "One of two ranks at half speed: samples per second, ratios of the same cycle."
+        targets = f"Targets: {ORACLE_TARGET} of the oracle, {DDP_TARGET} times DDP."
+        tables["overhead_ddp_half"] = [said, "", *rows, "", targets]
         met &= also
-    print("\n".join(lines))
-    if options.write:
-        write_result("overhead_ddp", "\n".join(lines))
+    for name, lines in tables.items():
+        print("\n".join(["", *lines]))
+        if options.write:
+            write_result(name, "\n".join(lines))
     return 0 if met else 1
 
 
