@@ -11,8 +11,9 @@ the first one: caches hold the others' data). There is one launch for each netwo
 per cent, in `overhead_torch.py`) is not in the errors.
 
 *One of two ranks at half speed*: samples per second of DDP with equal batches, of LB-BSP, and of the oracle, in turns
-of three rounds of 384 samples. The oracle is this project's static allocation, at the split at which LB-BSP has come to
-rest in its first rounds: a person would set it so by hand, and it is kept for all turns.
+of three rounds of 384 samples. The oracle has a split that was tuned beforehand and is kept for all turns: with t_i the
+median seconds that rank i is at work in 12 rounds at the split x, a pass sets x_i in proportion to x_i / t_i, and there
+are four passes. A person would set it so by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,15 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.policies import StaticAllocation
+from hvd_hetero.allocation import proportional
+from hvd_hetero.policies import Policy
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, slow_down, torchrun
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 GLOBAL_BATCH, TURN, FACTOR = 384, 3, 2.0
-FIRST = 30  # rounds in which LB-BSP finds its split
+FIRST = 12  # rounds in which LB-BSP finds its split
+PASSES, PASS, LEFT_OUT = 4, 12, 3  # of the oracle: passes, rounds of one, and those that its times are not taken from
 SCHEMES = ("ddp", "lb-bsp", "oracle")
 ORACLE_TARGET, DDP_TARGET = 0.97, 1.5
 
@@ -98,6 +102,32 @@ def kinds_of(name: str, batch: int) -> dict[str, Kind]:
     return {STOCK: ddp} | {policy: ours(policy) for policy in KINDS}
 
 
+class ByHand(Policy):
+    """A split that is tuned in passes of rounds, and kept from then on."""
+
+    name = "by-hand"
+    max_micro_batch = None
+
+    def __init__(self) -> None:
+        self._times: list[Sequence[float]] = []
+        self.passes = 0
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        return RoundPlan.of(list(proportional([1.0] * workers, global_batch)))
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        if self.passes == PASSES:
+            return plan
+        self._times.append(finished.table.busy_s)
+        if len(self._times) < PASS:
+            return plan
+        seconds = [statistics.median(of) for of in zip(*self._times[LEFT_OUT:], strict=True)]
+        self._times.clear()
+        self.passes += 1
+        speeds = [round(x / t, 1) for x, t in zip(plan.samples, seconds, strict=True)]
+        return RoundPlan.of(list(proportional(speeds, plan.total, minimum=1)))
+
+
 class Half:
     """Schemes on one rank of two, the second of which is slow."""
 
@@ -137,10 +167,13 @@ class Half:
     def run(self, cycles: int) -> dict[str, Any]:
         """Return each scheme's samples per second, turn by turn, and the oracle's split."""
         lb_bsp, balance = self.balanced("lb-bsp")
+        oracle, by_hand = self.balanced(ByHand())
         for _ in range(FIRST):
             next(lb_bsp)
-        split = list(balance.plan)
-        schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": self.balanced(StaticAllocation(split))[0]}
+        for _ in range(PASSES * PASS + 1):
+            next(oracle)
+        split = list(by_hand.plan)
+        schemes = {"ddp": self.ddp(), "lb-bsp": lb_bsp, "oracle": oracle}
         rates: dict[str, list[float]] = {name: [] for name in SCHEMES}
         for cycle in range(-2, cycles):  # two that do not count
             for name in SCHEMES[cycle % 3 :] + SCHEMES[: cycle % 3]:
