@@ -113,9 +113,11 @@ class ByHand(Policy):
         self.passes = 0
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Equal parts."""
         return RoundPlan.of(list(proportional([1.0] * workers, global_batch)))
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """The same split, or at the end of a pass the one that its times ask for."""
         if self.passes == PASSES:
             return plan
         self._times.append(finished.table.busy_s)
