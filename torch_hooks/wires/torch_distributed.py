@@ -76,12 +76,7 @@ class _Track:
     def __init__(self, group: Any) -> None:
         self.group = group
         self.started = 0
-        self.held_by: weakref.ref[_Line] | None = None
-
-    @property
-    def free(self) -> bool:
-        """Whether nobody starts calls on it any more."""
-        return self.held_by is None or self.held_by() is None
+        self.held_by: Callable[[], _Line | None] = lambda: None
 
 
 class _Line:
@@ -255,7 +250,8 @@ class ProcessGroupWire(_Line):
     """The ranks of a process group, by default of all; a collective call. For ``LoadBalance(wire=…)``.
 
     It makes groups of its own, with the backends and the timeout of the one that is given, so no order is needed
-    between its collectives and yours. Use one such object in one thread.
+    between its collectives and yours: one for itself, and two for each optimizer that is alive. Use one such object in
+    one thread.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -274,7 +270,7 @@ class ProcessGroupWire(_Line):
         Ranks may let go of a line at different times. One is free if it is free on all ranks, and all have started as
         many calls on it.
         """
-        mine = [track.started if track.free else None for track in self._tracks]
+        mine = [track.started if track.held_by() is None else None for track in self._tracks]
         everywhere = self.allgather_object(mine, name="hetero.lines")
         for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
             if told[0] is not None and len(set(told)) == 1:
