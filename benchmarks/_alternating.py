@@ -30,6 +30,6 @@ def alternate(pairs: int, name: str, kinds: Mapping[str, Blocks], steps: int) ->
         for kind in ours:
             ratios[kind].append(took[kind] / took[STOCK])
         ratios[STOCK_S].append(took[STOCK])
-        if os.environ["HOROVOD_RANK"] == "0":
+        if os.environ.get("HOROVOD_RANK", os.environ.get("RANK")) == "0":
             print(name, flush=True)
     return ratios

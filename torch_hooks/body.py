@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
 _CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters.broadcast")
-_BETWEEN = (__name__, "horovod.", "torch_hooks.wires.", "hvd_hetero.communication.")
+_BETWEEN = (__name__, "horovod.", "torch.distributed.", "torch_hooks.wires.", "hvd_hetero.communication.")
 """Modules between the wire and what calls it; so is that of a wire that a user has written."""
 _COLLECTIVE = (
     "call collectives after the loop (average_by_samples for what was added up in it), or in "

@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from horovod.common.elastic import ObjectState
 
 from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member
@@ -42,7 +41,18 @@ from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_state, suitable
 from torch_hooks.session import TorchSession
-from torch_hooks.wires.choice import wire_here
+from torch_hooks.wires.choice import over_process_groups, wire_here
+
+_INSTEAD = (
+    "under torchrun, save the state_dict() of model, optimizer, LoadBalance and loader, and load them after torchrun "
+    "--max-restarts has started all ranks again (docs/pytorch.md)"
+)
+try:
+    from horovod.common.elastic import ObjectState
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"torch_hooks.elastic is for elastic jobs of Horovod, which is not installed; {_INSTEAD}", name=error.name
+    ) from error
 
 __all__ = ["TorchState"]
 
@@ -91,6 +101,10 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         suitable(optimizer)
+        if over_process_groups():
+            raise ValueError(
+                f"TorchState is for elastic jobs of Horovod, and the ranks use torch.distributed; {_INSTEAD}"
+            )
         if rounds_per_commit is not None:
             way_out = "None commits only where you call commit() yourself"
             rounds_per_commit = integer("rounds_per_commit", rounds_per_commit, 1, way_out=way_out)

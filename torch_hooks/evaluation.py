@@ -25,8 +25,8 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
     ``samples=0``, and whatever values (a mean over nothing is NaN, and stays out). The result has the form that was
     given, and the same bits on every rank.
 
-    The sum travels by Horovod, or between ranks that are threads. Give the ``balance`` of a training that has another
-    wire (``LoadBalance(wire=…)``).
+    The sum travels by the wire that a ``LoadBalance`` uses which is given none. Give the ``balance`` of a training that
+    has another one (``LoadBalance(wire=…)``).
 
     To let each rank evaluate its own part of a dataset, each sample once::
 

@@ -23,7 +23,9 @@ __all__ = ["LoadBalance"]
 
 
 class LoadBalance(Face):
-    """How the global batch is divided among the ranks. Make one per training, after ``hvd.init()``, alike on all ranks.
+    """How the global batch is divided among the ranks. One per training, alike on all ranks.
+
+    Make it after ``hvd.init()``, or after ``torch.distributed.init_process_group()``.
 
     Parameters
     ----------
@@ -51,8 +53,9 @@ class LoadBalance(Face):
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
     wire
-        What carries gradients and all else between ranks (``hvd_hetero.communication.wire.TensorWire``). None: Horovod;
-        in a rank that is a thread (``hvd_hetero.testing.run_on_threads``), that thread's.
+        What carries gradients and all else between ranks (``hvd_hetero.communication.wire.TensorWire``). None: Horovod,
+        if it is initialised, else the process group of torch.distributed; in a rank that is a thread
+        (``hvd_hetero.testing.run_on_threads``), that thread's.
     """
 
     _session: TorchSession

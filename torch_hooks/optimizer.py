@@ -65,7 +65,8 @@ class DistributedOptimizer(WrappedOptimizer):
         ``model.named_parameters()``. Names identify gradients across ranks. None numbers them by their position
         in the optimizer.
     compression
-        ``hvd.Compression.fp16`` sends gradients in 16 bits; weights are applied before, counts are never compressed.
+        ``torch.float16`` or ``hvd.Compression.fp16`` sends gradients in 16 bits; weights are applied before, counts are
+        never compressed.
     sparse_as_dense
         Make sparse gradients dense before they are sent, which is faster where most rows are touched, and lets
         optimizers be used that take no sparse ones. Otherwise only the rows that were touched are sent.

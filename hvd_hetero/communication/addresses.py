@@ -32,7 +32,8 @@ Address = tuple[str, int]
 
 _VERSION = 3
 _KEY_BYTES = 32
-_INTERFACE = "HOROVOD_GLOO_IFACE"
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")  # of Horovod's launcher, and what torch.distributed reads
+_NAME_IT = "horovodrun --network-interface, or GLOO_SOCKET_IFNAME under torchrun"
 _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 _BACKLOG = 128
 _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one that counts
@@ -41,14 +42,16 @@ _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one tha
 def listen() -> tuple[list[socket.socket], str]:
     """Listen at each address by which the other ranks may reach this one; say what hindered further ones.
 
-    These are the addresses of the interface that Horovod uses, as its launcher has told this rank. If it has not, they
-    are those that the host's own name resolves to, then loopback. Where that name means loopback alone, as it does on
-    many systems as they are installed, the addresses of the host's interfaces follow.
+    These are the addresses of the interface that Horovod uses, as its launcher has told this rank, or those that
+    ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those that the host's own name resolves
+    to, then loopback. Where that name means loopback alone, as it does on many systems as they are installed, the
+    addresses of the host's interfaces follow.
     """
     listeners: dict[str, socket.socket] = {}
     troubles: list[str] = []
     try:
-        named = _interfaces(os.environ.get(_INTERFACE, ""))
+        names = next((names for each in _INTERFACES if (names := os.environ.get(each))), "")
+        named = [ip for name in names.split(",") for ip in _interfaces(name.strip())]
         _listen(named or [socket.gethostname(), "127.0.0.1", "::1"], listeners, troubles)
         if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
             _listen([ip for ip in _interfaces() if ip not in listeners], listeners, troubles)
@@ -161,13 +164,13 @@ def gather_directory(
         if not entry["addresses"]:
             raise HeteroError(
                 f"rank {entry['rank']} ({entry['host']}) can listen on none of its addresses ({entry['troubles']}). "
-                "Name the interface that leads to the other ranks: horovodrun --network-interface"
+                f"Name the interface that leads to the other ranks: {_NAME_IT}"
             )
         if len({each["host"] for each in entries}) > 1 and not any(map(_leads_here, entry["addresses"])):
             raise HeteroError(
                 f"rank {entry['rank']} ({entry['host']}) has loopback addresses alone ({entry['addresses']}). There "
-                "ranks of other hosts cannot reach it. Name an interface that they can reach (horovodrun "
-                "--network-interface), or give that host's name an address of its network in /etc/hosts"
+                "ranks of other hosts cannot reach it. Name an interface that they can reach "
+                f"({_NAME_IT}), or give that host's name an address of its network in /etc/hosts"
             )
     drawn = bytes.fromhex(entries[0]["key"])
     all_have_it = bool(job_key) and len({entry["job"] for entry in entries}) == 1

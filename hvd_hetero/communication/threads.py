@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvd_hetero.communication.lines import FoundByName
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["Crew", "Meeting", "PeerLostError", "SharedSignals", "ThreadWire", "become", "here"]
@@ -20,7 +21,7 @@ Combine = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class PeerLostError(HeteroError):
-    """Another rank has failed or has returned, so that this one would wait for it for ever."""
+    """Another rank has failed, has returned, or does not come in time, so that this one would wait for it for ever."""
 
 
 class Meeting:
@@ -121,11 +122,12 @@ class Crew:
         return [rank for rank in self._gone if rank not in meeting.brought]
 
 
-class ThreadWire:
+class ThreadWire(FoundByName):
     """The wire of one thread: objects travel as deep copies, as if between processes."""
 
     failure = PeerLostError
     waits_in: tuple[str, ...] = (__name__,)
+    cannot_sum = ()
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self.crew = crew

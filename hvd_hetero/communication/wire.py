@@ -1,7 +1,13 @@
 """The one wire: whatever travels between ranks goes through it, and it alone knows what carries it.
 
-Every call has a name, the same on all ranks, by which the ranks' calls find each other. So ranks may make their calls
-in different orders, and from any thread; a name is free again once its result was fetched on all ranks.
+Every call has a name, the same on all ranks; a name is free again once its result was fetched on all ranks. On some
+wires the calls of the ranks find each other by these names, and may start in any order. On others they are paired in
+the order in which each rank starts them (``communication.lines``). So whoever uses a wire keeps to this:
+
+- A thread that waits for each result before it goes on makes its calls in the same order on all ranks anyway. Otherwise
+  two ranks would wait in two calls for each other, on any wire.
+- Calls that start while gradients arise may come in another order on each rank, and at other times than the calls of
+  the first kind. They have a `Line` of their own, with one call in a round, or with an order that is told.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from hvd_hetero.communication.threads import Crew
 
-__all__ = ["Handle", "TensorWire", "Wire"]
+__all__ = ["Handle", "Line", "TensorWire", "Wire"]
 
 Tensor = TypeVar("Tensor")
 Handle = Any
@@ -48,6 +54,10 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Beginnings of the names of modules in which a thread waits for other ranks (``hvd_hetero.watchdog``)."""
 
     @property
+    def cannot_sum(self) -> tuple[Any, ...]:
+        """Types of numbers that it cannot sum."""
+
+    @property
     def crew(self) -> Crew | None:
         """What ranks that are threads of one process share; None if each is a process."""
 
@@ -63,7 +73,8 @@ class TensorWire(Wire, Protocol[Tensor]):
     def start_exchange(self, numbers: Tensor, splits: Sequence[int], name: str) -> Handle:
         """Send the first ``splits[0]`` numbers to rank 0, the next to rank 1, and so on.
 
-        The result is two tensors: what came, in order of rank, and how many numbers came from each.
+        From each rank comes as much as goes to it. The result is two tensors: what came, in order of rank, and how many
+        numbers came from each.
         """
 
     def start_broadcast(self, tensor: Tensor, name: str) -> Handle:
@@ -90,3 +101,23 @@ class TensorWire(Wire, Protocol[Tensor]):
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever this process starts a call, also one of the user's own."""
+
+    def line(self) -> Line[Tensor]:
+        """Return a line beside this wire; a collective call. It is free again once nobody holds it."""
+
+
+class Line(TensorWire[Tensor], Protocol[Tensor]):
+    """A wire whose calls have an order among themselves, and none relative to those of other lines."""
+
+    def in_order(self, names: Sequence[str]) -> None:
+        """Each rank makes exactly these calls in the next round, however they come; they start in this order.
+
+        Call it between rounds, alike on all ranks, and before each round. Do not wait for a result before all of them
+        were made.
+        """
+
+    def change_order(self, names: Sequence[str]) -> None:
+        """In the rest of the round at hand, make only those of ``names`` that are still to come, and the new ones.
+
+        What is left out must have started on no rank.
+        """

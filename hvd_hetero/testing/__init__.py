@@ -3,7 +3,7 @@
 from hvd_hetero.testing.device_model import DeviceModel
 from hvd_hetero.testing.faults import Faults
 from hvd_hetero.testing.hosts import Elastic
-from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch
+from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
 from hvd_hetero.testing.memory import KEEP_MEMORY
 from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
@@ -36,4 +36,5 @@ __all__ = [
     "report",
     "run_on_threads",
     "slow_down",
+    "torchrun",
 ]

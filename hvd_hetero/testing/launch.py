@@ -93,7 +93,8 @@ def launch(
     ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
     place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
-    which it prints "Process N exit with status code M", as horovodrun does. ``on_line(rank, line)`` is called, in
+    which it prints "Process N exit with status code M", as horovodrun does, or torchrun's table. ``torchrun(ranks)`` is
+    one for jobs without Horovod. ``on_line(rank, line)`` is called, in
     this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
     Ranks of ``preloaded`` begin with those modules imported (`hvd_hetero.testing.Preloaded`).
@@ -162,6 +163,12 @@ def launch(
     return result
 
 
+def torchrun(ranks: int, python: str = sys.executable) -> list[str]:
+    """Return a ``starter`` for `launch` that starts ranks for ``torch.distributed``, and needs no Horovod."""
+    options = ["--standalone", "--nproc-per-node", str(ranks), "--no-python"]
+    return [python, "-m", "torch.distributed.run", *options]
+
+
 def _horovodrun(python: str) -> str:
     beside = Path(python).parent / "horovodrun"  # not resolved: an environment's python is a link out of it
     found = str(beside) if beside.is_file() else shutil.which("horovodrun")
@@ -212,8 +219,13 @@ def _collect(run_dir: Path, ranks: int, wall_s: float) -> LaunchResult:
 
 
 def _exit_codes(launcher_output: str) -> dict[int, int]:
-    """From what horovodrun says of its ranks, in order; a shell's 128 + n becomes -n, as Python has it."""
+    """From what horovodrun says of its ranks, in order; a shell's 128 + n becomes -n, as Python has it.
+
+    Torchrun has a table instead, with the rank that failed first at its end.
+    """
     said = re.findall(r"^Process (\d+) exit with status code (-?\d+)", launcher_output, re.MULTILINE)
+    table = re.findall(r"^ *rank +: (\d+) .*\n *exitcode +: (-?\d+)", launcher_output, re.MULTILINE)
+    said += table[-1:] + table[:-1]
     signals = {128 + number: -number for number in signal.Signals}  # 255, of sys.exit(-1), is no signal's
     return {int(rank): signals.get(int(code), int(code)) for rank, code in said}
 

@@ -51,7 +51,8 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 def run_file(kind: str) -> str:
     """The path of this process's file of ``kind`` in the run directory."""
-    return os.path.join(os.environ[RUN_DIR], f"{os.environ.get('HOROVOD_RANK', '0')}.{os.getpid()}.{kind}")
+    rank = os.environ.get("HOROVOD_RANK") or os.environ.get("RANK", "0")  # of horovodrun, or of torchrun
+    return os.path.join(os.environ[RUN_DIR], f"{rank}.{os.getpid()}.{kind}")
 
 
 def die_with_parent() -> None:

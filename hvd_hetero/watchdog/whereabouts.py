@@ -16,6 +16,8 @@ __all__ = ["Position", "Whereabouts", "locate"]
 
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
+_COLLECTIVES = {"horovod": "hvd", "torch.distributed": "dist"}  # and the names that users know them by
+_WRAPS = "torch.distributed.c10d_logger"  # functions of torch.distributed, in a function of its own
 _RUNS_PROGRAMS = frozenset({"elastic", "runner", "spark", "ray"})  # parts of Horovod that call the user's program
 _LONGEST = 200  # characters of a line of a program, so that an answer fits one packet (arbitrary)
 _one_at_a_time = threading.Lock()
@@ -61,7 +63,7 @@ class Position(NamedTuple):
     waits: bool
     """True if the thread is in a module that waits for other ranks."""
     of_its_own: bool
-    """True if the user's program called Horovod itself."""
+    """True if the user's program called a collective itself, and this project did not."""
     where: str
     """Line of the user's program, for people."""
 
@@ -82,19 +84,27 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
             if module.startswith(tuple(waits_in)) and _RUNS_PROGRAMS.isdisjoint(module.split(".")):
                 waits = True
             if not _is_library(module, frame.f_code.co_filename):
-                return Position(waits, outermost == "horovod", f"{call}{_line(frame)}")
+                return Position(waits, outermost in _COLLECTIVES.values(), f"{call}{_line(frame)}")
             if package is None and module.partition(".")[0] not in _LIBRARIES:
                 package = f"{call}{_line(frame)}"
             innermost = innermost or f"{module}.{frame.f_code.co_name}()"
             # The last one that remains is what the user's program called.
-            outermost = root = module.partition(".")[0]
-            if root == "horovod" or root in _OURS:
-                name = frame.f_code.co_name
-                call = f"{'hvd' if root == 'horovod' else root}.{name}() at " if not name.startswith("_") else call
+            name, outermost = frame.f_code.co_name, _known(module)
+            if outermost and not name.startswith("_") and module != _WRAPS:
+                call = f"{outermost}.{name}() at "
             frame = frame.f_back
     finally:
         del frame  # a kept frame would keep its variables alive
     return Position(waits, False, package or innermost or "no line of Python")
+
+
+def _known(module: str) -> str | None:
+    """Return by what name users know a module's package, if it is one of ours or one with collectives."""
+    for package, name in _COLLECTIVES.items():
+        if module == package or module.startswith(f"{package}."):
+            return name
+    root = module.partition(".")[0]
+    return root if root in _OURS else None
 
 
 def _frame_of(thread: int) -> FrameType | None:

@@ -6,9 +6,11 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -23,10 +25,11 @@ LAUNCHES: list[tuple[float, str]] = []
 
 
 class Framework(NamedTuple):
-    """What its ranks import, and what is to be in the environment meanwhile."""
+    """What its ranks import, what is in the environment meanwhile, and what is so in ranks alone."""
 
     modules: tuple[str, ...]
     env: dict[str, str]
+    env_of_ranks: Mapping[str, str] = MappingProxyType({})
 
 
 # Ranks outnumber processors here. Each asks all others for news once in so many ms (Horovod's default: 1), also while
@@ -40,6 +43,11 @@ QUIET = {
 FRAMEWORKS = {
     # The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank.
     "torch": Framework(("horovod.torch", "torch_hooks", "torch._dynamo"), {CYCLE: "2", WAIT: "200"}),
+    "torch.distributed": Framework(
+        ("horovod.torch", "torch_hooks", "torch._dynamo"),
+        {CYCLE: "2", WAIT: "200"},
+        {"HVD_HETERO_TEST_WIRE": "torch.distributed"},
+    ),
     "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
     "tf_keras": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "1", **QUIET}),
 }
@@ -87,11 +95,12 @@ def preloaded():
     with ExitStack() as stack:
 
         def of(framework):
-            modules, env = FRAMEWORKS[framework]
+            modules, env, _ = FRAMEWORKS[framework]
+            alike = modules, frozenset(env.items())
             with one_at_a_time:
-                if framework not in made:
-                    made[framework] = stack.enter_context(testing.Preloaded(*modules, env=env))
-            return made[framework]
+                if alike not in made:
+                    made[alike] = stack.enter_context(testing.Preloaded(*modules, env=env))
+            return made[alike]
 
         yield of
 
@@ -107,7 +116,7 @@ def launch(preloaded):
         worker = WORKERS / script_or_module
         env = {"PYTHONPATH": str(WORKERS.parent), **(env or {})}  # for pool.py
         if framework is not None:
-            env = FRAMEWORKS[framework].env | env
+            env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
             keywords["preloaded"] = preloaded(framework)
         begin_s = time.monotonic()
         try:

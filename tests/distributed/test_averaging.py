@@ -20,9 +20,12 @@ NEIGHBOURS = [case for case in CASES if "psgd" in case or "matcha" in case]
 LOOSER = {"elastic-bsp, local, adam": 1e-6}
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=["two", "three", "four"])
+JOBS = {"two": (2, "torch"), "three": (3, "torch"), "four": (4, "torch"), "over torch": (3, "torch.distributed")}
+
+
+@pytest.fixture(scope="module", params=list(JOBS))
 def ranks(request, pool):
-    with pool("averaging.py", request.param, "torch") as ranks:
+    with pool("averaging.py", *JOBS[request.param]) as ranks:
         yield ranks
 
 

@@ -13,9 +13,13 @@ OF_ONE_SIZE = ["bsp", "bsp in micro-batches", "lb-bsp", "static", "every round a
 POLICIES = [*OF_ONE_SIZE, "static, one rank without data", "non-blocking", "elastic-bsp"]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
+JOBS = {f"{ranks} ranks": (ranks, "torch") for ranks in (2, 3, 4)}
+JOBS |= {f"{ranks} ranks of torch.distributed": (ranks, "torch.distributed") for ranks in (2, 3)}
+
+
+@pytest.fixture(scope="module", params=list(JOBS))
 def ranks(request, pool):
-    with pool("exactness.py", request.param, "torch", [ROUNDS]) as ranks:
+    with pool("exactness.py", *JOBS[request.param], [ROUNDS]) as ranks:
         yield ranks
 
 
@@ -47,7 +51,7 @@ def test_each_sample_of_an_epoch_is_visited_exactly_once_under_every_policy(rank
         assert visited == list(range(outcome["samples"]))
 
 
-@pytest.mark.parametrize("ranks", [3], ids=["3 ranks"], indirect=True)
+@pytest.mark.parametrize("ranks", ["3 ranks", "3 ranks of torch.distributed"], indirect=True)
 def test_shares_by_speed_that_the_first_rank_ends_are_exact_and_visit_each_sample_once(ranks):
     test_parameters_at_the_end_are_those_of_the_single_process(ranks, "lb-non-blocking")
     test_all_ranks_hold_the_same_bits(ranks, "lb-non-blocking")

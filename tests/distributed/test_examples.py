@@ -18,6 +18,7 @@ from side_by_side import side_by_side
 from hvd_hetero.cli.installation.findings import Finding
 from hvd_hetero.cli.installation.two_ranks import two_ranks
 from hvd_hetero.telemetry import read_run
+from hvd_hetero.testing import torchrun
 from hvd_hetero.testing.hosts import host_name
 
 pytestmark = pytest.mark.distributed
@@ -59,6 +60,20 @@ def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_a
     assert epochs[-1] == last
     if framework == "Keras 3":
         assert epochs == list(range(1, last + 1)), "each epoch is told once, when it is committed"
+
+
+def test_the_example_for_torchrun_learns_and_gives_a_slow_rank_less(launch, tmp_path):
+    path = tmp_path / "run.jsonl"
+    script, arguments = EXAMPLES / "torch_torchrun.py", ["--telemetry", path, "--slow", 1]
+    done = launch(script, 2, arguments, framework="torch.distributed", timeout_s=TORCH_S, starter=torchrun(2))
+    told = re.findall(r"accuracy ([\d.]+), batches (\d+) \+ (\d+)", done.stdout[0])
+    assert len(told) == 8
+    accuracy, fast, slow = map(float, told[-1])
+    assert accuracy > 0.85
+    assert fast + slow == 128
+    assert fast > 1.2 * slow
+    run = read_run(path)
+    assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
 
 
 def test_the_script_that_finds_hosts_prints_those_of_the_example_and_others(tmp_path):

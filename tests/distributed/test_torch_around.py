@@ -23,7 +23,13 @@ def three(pool):
         yield ranks
 
 
-@pytest.fixture(params=["ranks", "three"], ids=["2 ranks", "3 ranks"])
+@pytest.fixture(scope="module")
+def over_torch(pool):
+    with pool("torch_around.py", 3, "torch.distributed") as ranks:
+        yield ranks
+
+
+@pytest.fixture(params=["ranks", "three", "over_torch"], ids=["2 ranks", "3 ranks", "3 ranks of torch.distributed"])
 def either(request):
     return request.getfixturevalue(request.param)
 
@@ -91,7 +97,7 @@ def test_compressed_gradients_are_near_and_counts_are_exact(ranks):
     assert 0 < outcome["difference"] < 1e-3
     assert outcome["spread"] == 0.0
     assert outcome["counted"] == [2049.0, 2052.0]
-    assert re.match("TypeError: compression must have compress and decompress", outcome["refused"])
+    assert re.match("TypeError: compression must be a type, .*or have compress and decompress", outcome["refused"])
     assert re.match("ValueError: compression and sparse_as_dense are for gradients", outcome["refused with d-psgd"])
 
 

@@ -12,9 +12,13 @@ from hvd_hetero.testing import RankError
 pytestmark = pytest.mark.distributed
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
+OVER_TORCH = "3 ranks of torch.distributed"
+JOBS = {"2 ranks": (2, "torch"), "3 ranks": (3, "torch"), OVER_TORCH: (3, "torch.distributed")}
+
+
+@pytest.fixture(scope="module", params=list(JOBS))
 def ranks(request, pool):
-    with pool("torch_conformance.py", request.param, "torch") as ranks:
+    with pool("torch_conformance.py", *JOBS[request.param]) as ranks:
         yield ranks
 
 
@@ -24,7 +28,7 @@ def outcome(ranks):
 
 
 # Which optimizer it is has nothing to do with how many ranks there are.
-on_two_ranks = pytest.mark.parametrize("ranks", [2], ids=["2 ranks"], indirect=True, scope="module")
+on_two_ranks = pytest.mark.parametrize("ranks", ["2 ranks"], indirect=True, scope="module")
 
 
 @on_two_ranks
@@ -153,8 +157,9 @@ def test_gradients_are_cleared_to_none_or_to_zero(outcome):
     assert case["True"]["end"] == case["False"]["end"]
 
 
-def test_a_rank_that_leaves_ends_the_job_and_nobody_waits_for_ever(launch):
+@pytest.mark.parametrize("wire", ["torch", "torch.distributed"])
+def test_a_rank_that_leaves_ends_the_job_and_nobody_waits_for_ever(launch, wire):
     with pytest.raises(RankError) as failure:
-        launch("torch_conformance.py", 2, ["leave"], framework="torch", timeout_s=TORCH_S)
+        launch("torch_conformance.py", 2, ["leave"], framework=wire, timeout_s=TORCH_S)
     assert next(iter(failure.value.exit_codes.items())) == (1, 7)
     assert failure.value.result.reports == (3, 3)

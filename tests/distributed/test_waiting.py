@@ -13,6 +13,7 @@ from hvd_hetero.testing import RankError
 from hvd_hetero.watchdog import EXIT_CODE
 
 pytestmark = pytest.mark.distributed
+OVER_TORCH = "a_stop_that_one_rank_decides, over torch.distributed"
 CASES = {
     "waiting.py": [
         "a_metric_averaged_in_the_body",
@@ -32,6 +33,8 @@ def jobs(request, launch):
         return launch(worker, 2, [case], framework=framework, timeout_s=limit_s)
 
     started = {case: partial(start, worker, case) for worker, cases in CASES.items() for case in cases}
+    options = {"framework": "torch.distributed", "timeout_s": TORCH_S}
+    started[OVER_TORCH] = partial(launch, "waiting.py", 2, ["a_stop_that_one_rank_decides"], **options)
     with side_by_side(request, started) as jobs:
         yield jobs
 
@@ -48,6 +51,7 @@ def failure_of(job):
         ("a_metric_averaged_in_the_body", r"hvd\.allreduce\(\) at waiting\.py:\d+, .*lambda"),
         ("a_metric_averaged_in_the_body/micro-batches", r"hvd\.allreduce\(\) at waiting\.py:\d+, .*lambda"),
         ("a_stop_that_one_rank_decides", r"hvd\.allreduce\(\) at waiting\.py:\d+, evaluate\(\)"),
+        (OVER_TORCH, r"dist\.all_reduce\(\) at ranks\.py:\d+, ProcessGroup\.allreduce\(\)"),
     ],
 )
 def test_ranks_that_wait_for_one_another_end_with_a_message_on_each(jobs, case, elsewhere):

@@ -9,6 +9,9 @@ The table travels with the carrier (``gradients.arrangement``). In a round that 
 ranks must agree on these before a bucket is formed anew. The table then travels with the former carrier, whose
 gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
 bucket can carry it.
+
+Carrier and table have a line of their own on the wire, and the buckets another, whose calls have an order
+(``gradients.order``). What comes first on a rank, the table or some bucket, may so differ between ranks.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.memory_in_use import MemoryInUse
+from torch_hooks.gradients.order import Order
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
 from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.wires.choice import TorchLine
 
 __all__ = ["Allreduce"]
 
@@ -54,11 +59,14 @@ class Allreduce(Synchroniser):
     def __init__(self, trained: Trained, *, compression: Any = None, sparse_as_dense: bool = False) -> None:
         super().__init__(trained)
         names, prefix = self._names, self._prefix
+        self._table_wire: TorchLine = trained.wire.line()
+        self._bucket_wire: TorchLine = trained.wire.line()
         self._norm: ParameterNorm = ParameterNorm(names)
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
         self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
+        self._order = Order(self._wire, self._bucket_wire, self._arrangement, self._layouts, f"{prefix}.order")
         self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
         """Whether no bucket of this round will write into memory that is in use."""
@@ -128,6 +136,7 @@ class Allreduce(Synchroniser):
     def _is_full(self, bucket: Bucket) -> None:
         carrier = self._arrangement.carrier
         if bucket is not carrier:
+            self._order.filled(bucket)
             if carrier is None and len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
@@ -205,6 +214,7 @@ class Allreduce(Synchroniser):
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
             self._altered += arrangement.renew(self._balancer.weight)
+            self._order.renew()
             self._expected = len(arrangement.buckets)
             self.rearranged = True
         elif self._some_wait:  # thawed, and frozen again since
@@ -224,6 +234,7 @@ class Allreduce(Synchroniser):
         summed, self._under_way = self._under_way, []
         self._some_arrived = self._all_apart = False
         self._in_use.round_over()
+        self._order.next_round(renewed=heard)
         correction = self._agree()
         if changed:
             raise RoundStateError(f"the gradient of {self._names[changed[0].parameter]!r} {_CHANGED}")
@@ -233,6 +244,7 @@ class Allreduce(Synchroniser):
         self._layouts.back_to_rows()
         if heard:
             arrangement.choose_carrier(arrangement.buckets)
+            self._order.next_round(renewed=True)
 
     def _last_but_one_has_come(self) -> bool:
         """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
@@ -286,14 +298,16 @@ class Allreduce(Synchroniser):
             zeros = carrier.nothing()
             row = self._row()
             table = zeros[-len(row) :].copy_(row)
-            self._table = self._wire.start_sum(zeros, carrier.name), table.numpy()
+            self._table = self._table_wire.start_sum(zeros, carrier.name), table.numpy()
 
     def _send(self, bucket: Bucket) -> None:
         members = bucket.members
-        row = self._row() if bucket is self._arrangement.carrier and self._table is None else None
+        carries = bucket is self._arrangement.carrier
+        wire = self._table_wire if carries else self._bucket_wire
+        row = self._row() if carries and self._table is None else None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
-            rows = self._wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
+            rows = wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
             bucket.under_way = Gather(*rows, self._compression)
         else:
             self._altered += [member for member in members if member.weighed and member.changed]
@@ -303,9 +317,9 @@ class Allreduce(Synchroniser):
             if self._compression is not None:
                 # One by one, as in stock scripts: a compressor may look at shapes.
                 sent = list(map(flat, gradients))
-                bucket.under_way = Compressed(self._wire, sent, bucket.name, self._compression)
+                bucket.under_way = Compressed(wire, sent, bucket.name, self._compression)
             else:
-                bucket.under_way = dense = Dense(self._wire, whole, bucket.name)
+                bucket.under_way = dense = Dense(wire, whole, bucket.name)
                 if row is not None:
                     self._table = dense.handle, bucket.room.numpy()
         for member, gradient in zip(members, gradients, strict=True):  # now: memory may run short above

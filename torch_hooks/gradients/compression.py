@@ -1,4 +1,4 @@
-"""Gradients that are compressed on the wire, by Horovod's own seam: ``hvd.Compression``, or anything like it."""
+"""Gradients that are compressed on the wire: in another type, or by ``hvd.Compression`` or anything like it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,32 @@ def compressor(compression: Any) -> Any:
     """What compresses, if it is something that does; None where nothing is to be compressed."""
     if compression is None or _qualified_name(compression) == _NONE:
         return None
+    if isinstance(compression, torch.dtype):
+        return InType(compression)
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
-        raise TypeError(f"compression must have compress and decompress, as hvd.Compression.fp16, got {compression!r}")
+        raise TypeError(
+            f"compression must be a type, as torch.float16, or have compress and decompress, as hvd.Compression.fp16; "
+            f"got {compression!r}"
+        )
     return compression
+
+
+class InType:
+    """Sends floating-point gradients in a type of fewer bits, which is also the one that they are summed in."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        if not dtype.is_floating_point:
+            raise ValueError(f"compression must be a floating-point type, got {dtype}; write compression=torch.float16")
+        self.dtype = dtype
+        self.__name__ = str(dtype)
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """Return what is sent, and the type to come back to."""
+        return (tensor.to(self.dtype) if tensor.is_floating_point() else tensor), tensor.dtype
+
+    def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return what has come in the type of the gradient."""
+        return tensor.to(dtype)
 
 
 def _qualified_name(compressor: Any) -> str:

@@ -135,10 +135,12 @@ class Gather:
         self._context: Any = None
         if compression is not None:
             values, self._context = compression.compress(values)
-        self._handles = (
-            wire.start_gather(indices.contiguous(), f"{name}.indices"),
-            wire.start_gather(values, f"{name}.values"),
-        )
+        self._handles = tuple(map(wire.start_gather, (indices.contiguous(), values), self.names(name)))
+
+    @staticmethod
+    def names(name: str) -> tuple[str, str]:
+        """Return the names of its two calls."""
+        return f"{name}.indices", f"{name}.values"
 
     def finish(self) -> None:
         """Wait for it: the parameter's gradient is the sum over all ranks, each row once."""

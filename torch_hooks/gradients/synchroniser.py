@@ -58,6 +58,7 @@ class Synchroniser(ABC):
         self._names = trained.names
         self._prefix = trained.prefix
         self._wire = trained.wire
+        self._table_wire = trained.wire
         self._table: tuple[Handle, npt.NDArray[Any]] | None = None
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in self._names) else torch.float32
         self._norm: ParameterNorm | None = None
@@ -119,7 +120,7 @@ class Synchroniser(ABC):
     def _post_table(self) -> None:
         """By itself, as a collective of its own."""
         row = self._row()
-        self._table = self._wire.start_sum(row, f"{self._prefix}.table"), row.numpy()
+        self._table = self._table_wire.start_sum(row, f"{self._prefix}.table"), row.numpy()
 
     def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
         """Wait for the table; ``imminent`` tells that it cannot be far any more."""
@@ -127,7 +128,7 @@ class Synchroniser(ABC):
         expected_s, transfer_s = self._balancer.waiting()
         if self._norm is not None:
             self._witness = self._norm.at(self._balancer.rounds + 1)
-        self._wire.wait(self._table[0], expected_s, transfer_s, imminent)
+        self._table_wire.wait(self._table[0], expected_s, transfer_s, imminent)
         self._balancer.hear(self._table[1])
 
     def _agree(self) -> float:

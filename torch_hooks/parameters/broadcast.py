@@ -73,11 +73,11 @@ _AT_ONCE = 32  # tensors of a state that are on their way: one after the other e
 def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix: str) -> None:
     """Give every rank rank 0's values, once it is sure that all ranks mean the same tensors in the same order."""
     mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad, _order_in_memory(p)) for p, name in names.items()]
-    for name, _, dtype, _, _ in mine:
-        if dtype == "torch.bfloat16":
+    for parameter, name in names.items():
+        if parameter.dtype in wire.cannot_sum:
             raise ValueError(
-                f"parameter {name!r} is bfloat16, which Horovod cannot sum; keep the parameters in float32 and "
-                "compute under torch.autocast(dtype=torch.bfloat16)"
+                f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}, which Horovod cannot sum; keep "
+                "the parameters in float32 and compute under torch.autocast(dtype=torch.bfloat16)"
             )
     theirs, differ = _compared(wire, mine, f"{prefix}.names")
     if differ:

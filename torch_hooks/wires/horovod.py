@@ -12,12 +12,13 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
+from hvd_hetero.communication.lines import FoundByName
 from torch_hooks.wires.waiting import wait
 
 __all__ = ["HorovodWire"]
 
 
-class HorovodWire:
+class HorovodWire(FoundByName):
     """Collectives of Horovod over all ranks (``hvd_hetero.communication.wire.TensorWire``). A handle is a number.
 
     Sums are never scaled by Horovod: its factors must be equal on all ranks, and one that changes misses its cache.
@@ -25,6 +26,7 @@ class HorovodWire:
 
     failure = HorovodInternalError
     waits_in = ("horovod.", "torch_hooks.wires.waiting")
+    cannot_sum = (torch.bfloat16,)
     crew = None
 
     def __init__(self) -> None:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch_common import flat
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-import horovod.torch as hvd
 import torch
 from exactness_cases import SAMPLES, Case, compared, policies, train
 from pool import serve
+from ranks import hvd
 from simulated import SimulatedClock
 
 from hvd_hetero.communication import buckets as division

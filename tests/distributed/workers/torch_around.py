@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from torch_common import flat, refusal, spread

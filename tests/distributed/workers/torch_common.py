@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import horovod.torch as hvd
 import torch
+from ranks import hvd
 
 from hvd_hetero.errors import HeteroError
 

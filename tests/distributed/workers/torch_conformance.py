@@ -14,16 +14,16 @@ import sys
 import time
 from typing import Any
 
-import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch_common import refusal
 
 from hvd_hetero.policies import BSP
 from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
+from torch_hooks.wires.choice import wire_here
 
 INPUTS, OUTPUTS, SAMPLES = 10, 4, 12
 # PyTorch's optimizers but two: LBFGS wants a closure, SparseAdam sparse gradients (asked for by themselves below).
@@ -496,7 +496,7 @@ def one_rank_leaves() -> None:
     try:
         steps(model, optimizer, balance, 1000, 3)
         report("it went on alone")
-    except HorovodInternalError:
+    except wire_here().failure:
         time.sleep(30)  # the other rank is to be the first that ends; horovodrun then ends this one
         raise
 

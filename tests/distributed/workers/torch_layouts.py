@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import torch
+from ranks import hvd
 from torch.nn import functional
 
 from hvd_hetero.communication import buckets as division

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler

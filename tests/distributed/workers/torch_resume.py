@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from pool import serve
+from ranks import hvd
 from simulated import SimulatedClock
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset

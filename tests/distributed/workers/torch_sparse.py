@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from every_round import EveryRoundAnother
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 

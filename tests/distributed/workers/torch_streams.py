@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from pool import serve
+from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torch_common import refusal

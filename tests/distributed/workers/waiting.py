@@ -7,8 +7,8 @@ import signal
 import sys
 import time
 
-import horovod.torch as hvd
 import torch
+from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 

@@ -203,10 +203,13 @@ def test_a_host_whose_name_means_loopback_listens_on_its_interfaces_too(monkeypa
     assert all(isinstance(ip, str) for ip in addressing._interfaces())
 
 
-@pytest.mark.parametrize(("interface", "only_loopback"), [("lo", True), ("no-such-interface", False)])
-def test_ranks_listen_at_the_interface_that_horovod_uses(monkeypatch, interface, only_loopback):
+@pytest.mark.parametrize("variable", ["HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME"])
+@pytest.mark.parametrize(
+    ("interface", "only_loopback"), [("lo", True), ("no-such-interface", False), ("no-such-interface,lo", True)]
+)
+def test_ranks_listen_at_the_interface_that_horovod_or_torch_uses(monkeypatch, variable, interface, only_loopback):
     """It is what `horovodrun --network-interface` names. One that this host does not have counts as none."""
-    monkeypatch.setenv("HOROVOD_GLOO_IFACE", interface)
+    monkeypatch.setenv(variable, interface)
     monkeypatch.setattr(addressing.socket, "gethostname", lambda: "127.0.0.3")
     listeners, troubles = addressing.listen()
     with contextlib.ExitStack() as stack:

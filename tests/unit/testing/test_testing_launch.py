@@ -354,3 +354,20 @@ def test_a_report_outside_a_launch_says_what_it_is_for(monkeypatch):
     monkeypatch.delenv(RUN_DIR, raising=False)
     with pytest.raises(RuntimeError, match=r"started.*HVD_HETERO_RUN_DIR is not set"):
         report(1)
+
+
+def test_torchrun_says_in_a_table_which_rank_failed_and_last_which_was_the_first():
+    table = """
+Failures:
+[1]:
+  time      : 2026-11-25_22:10:18
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 10424)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 7 (pid: 10423)
+"""
+    launching = sys.modules[launch.__module__]
+    assert list(launching._exit_codes(table).items()) == [(0, 7), (1, -15)]

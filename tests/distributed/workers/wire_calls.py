@@ -1,0 +1,211 @@
+"""One rank of the test of wires between processes: each kind of call, whatever carries it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from pool import serve
+from ranks import OVER_TORCH, hvd
+from torch.utils.data import TensorDataset
+
+from hvd_hetero.errors import RoundStateError
+from hvd_hetero.policies import BSP
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks.wires.choice import wire_here
+from torch_hooks.wires.torch_distributed import ProcessGroupWire
+
+
+def kind() -> str:
+    return type(wire_here()).__name__
+
+
+def sums() -> dict[str, Any]:
+    """In place, of every type that a gradient or a table may have; no version is raised."""
+    wire, outcome = wire_here(), {}
+    types = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+    for dtype in (*types, torch.bfloat16) if OVER_TORCH else types:
+        tensor = torch.full((3, 2), 1 + wire.rank).to(dtype)
+        same = wire.result(wire.start_sum(tensor, f"sum of {dtype}")) is tensor
+        outcome[str(dtype)] = [same, tensor._version, *tensor.flatten().tolist()]
+    return outcome
+
+
+def several_sums() -> list[Any]:
+    """New tensors, of different shapes and types in one call."""
+    wire = wire_here()
+    mine = [torch.full((2,), 1.0 + wire.rank), torch.tensor(wire.rank), torch.zeros(0), torch.ones(1, 2)]
+    found = wire.result(wire.start_sums(mine, "sums"))
+    return [mine[0].tolist(), [each.tolist() for each in found]]
+
+
+def gathers() -> list[Any]:
+    """Under one name: more rows, fewer, none on some ranks, none at all, and more again than ever."""
+    wire, outcome = wire_here(), []
+    for n in (1, 5, 2, 0, 40):
+        rows = torch.arange(n * wire.rank * 2).reshape(n * wire.rank, 2) + 1000 * wire.rank
+        found = wire.wait(wire.start_gather(rows, "rows"))
+        outcome.append([list(found.shape), int(found.sum())])
+    return outcome
+
+
+def gathers_of_all_types() -> list[Any]:
+    wire = wire_here()
+    rows = [torch.full((1 + wire.rank,), wire.rank), torch.full((1, 2, 2), 0.5, dtype=torch.float16)]
+    handles = [wire.start_gather(each, f"of type {n}") for n, each in enumerate(rows)]
+    return [wire.result(handle).tolist() for handle in reversed(handles)]
+
+
+def exchanges() -> list[Any]:
+    """Rank 0 with each other one, which keep some for themselves; by turns in float32 and float64."""
+    wire = wire_here()
+    splits = [2] * wire.size if wire.rank == 0 else [2, *(3 * (r == wire.rank) for r in range(1, wire.size))]
+    outcome = []
+    for dtype in (torch.float32, torch.float64):
+        numbers = torch.arange(sum(splits)).to(dtype) + 100 * wire.rank
+        received, counts = wire.result(wire.start_exchange(numbers, splits, "exchange"))
+        outcome.append([received.tolist(), counts.tolist()])
+    return outcome
+
+
+def broadcasts() -> list[Any]:
+    wire = wire_here()
+    tensors = [torch.full((3,), wire.rank + 1.0), torch.tensor(wire.rank), torch.zeros(0)]
+    for n, handle in enumerate([wire.start_broadcast(t, f"broadcast {n}") for n, t in enumerate(tensors)]):
+        wire.result(handle)
+        tensors[n] = tensors[n].tolist()
+    obj = wire.broadcast_object({"of": wire.rank}, root_rank=1, name="object")
+    return [*tensors, obj, list(wire.allgather_object(wire.rank, name="objects"))]
+
+
+def lines() -> dict[str, Any]:
+    """Calls of two lines come in another order on each rank, beside calls of the wire itself."""
+    wire = wire_here()
+    tables, buckets = wire.line(), wire.line()
+    sums = {}
+    for round in range(3):
+        names = ["a", "b", "c", "d"]
+        buckets.in_order(names)
+        calls = [(buckets, name, 10.0**n) for n, name in enumerate(names)]
+        calls.insert((round + 2 * wire.rank) % 5, (tables, "table", 7.0))
+        turn = (wire.rank + round) % len(calls)
+        handles = {name: (on, on.start_sum(torch.tensor(x), name)) for on, name, x in [*calls[turn:], *calls[:turn]]}
+        wire.result(wire.start_sum(torch.ones(1), "between"))
+        sums[round] = {name: float(on.result(handle)) for name, (on, handle) in sorted(handles.items())}
+    return sums
+
+
+def a_call_before_its_turn() -> dict[str, Any]:
+    """Held back: not done, and who waits for it is told that this would last for ever. (By names, it goes ahead.)"""
+    wire = wire_here()
+    line = wire.line()
+    line.in_order(["first", "second"])
+    second = line.start_sum(torch.ones(1), "second")
+    said = ""
+    if OVER_TORCH:
+        try:
+            line.result(second)
+        except RoundStateError as error:
+            said = str(error)
+        assert not line.done(second)
+    first = line.start_sum(torch.ones(1), "first")
+    return {"said": said, "sums": [float(line.result(each)) for each in (first, second)]}
+
+
+def lines_are_used_again() -> list[int]:
+    """Groups of one optimizer after the other, though ranks let go of them at different times."""
+    wire, kept = wire_here(), []
+    before = len(getattr(wire, "_tracks", ()))
+    for job in range(6):
+        model = torch.nn.Linear(2, 1)
+        balance = LoadBalance("bsp", global_batch=wire.size)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        for _ in range(2):
+            balance.batch(1)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        balance.close()
+        if job == 2 and wire.rank == 1:
+            kept.append((balance, optimizer))
+        gone = weakref.ref(optimizer)
+        del model, balance, optimizer
+        gc.collect()
+    assert gone() is None
+    return [before, len(getattr(wire, "_tracks", ())), len(kept)]
+
+
+def a_group_of_some() -> list[float]:
+    """Ranks 0 and 2 train; rank 1 makes no call."""
+    group = torch.distributed.new_group([0, 2])
+    if hvd.rank() == 1:
+        return []
+    balance = LoadBalance("bsp", global_batch=2, wire=ProcessGroupWire(group))
+    model = torch.nn.Linear(1, 1)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), balance)
+    with torch.no_grad():
+        model.weight.zero_()
+    for _ in range(2):
+        balance.batch(1)
+        optimizer.zero_grad()
+        model(torch.tensor([[float(hvd.rank())]])).sum().backward()
+        optimizer.step()
+    return [model.weight.item(), average_by_samples(float(hvd.rank()), 1, balance)]
+
+
+def parameters_in_bfloat16() -> list[Any]:
+    """A weight and a bias that start apart; the mean gradient is the input's mean, and 1."""
+    wire = wire_here()
+    balance = LoadBalance("bsp", global_batch=wire.size)
+    model = torch.nn.Linear(1, 1).bfloat16()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), balance, model.named_parameters())
+    before = [p.item() for p in model.parameters()]
+    balance.batch(1)
+    model(torch.full((1, 1), float(wire.rank)).bfloat16()).sum().backward()
+    optimizer.step()
+    gradients = [p.grad.item() for p in model.parameters()]
+    return [before, gradients]
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def collectives_of_the_body() -> list[str]:
+    """The user's own, by a function that the program has imported by name; ranks have equally many micro-batches."""
+    heard, log = Heard(), logging.getLogger("torch_hooks.body")
+    log.addHandler(heard)
+    model = torch.nn.Linear(1, 1)
+    balance = LoadBalance(BSP(max_micro_batch=1), global_batch=2 * hvd.size())
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+    for (x,) in BalancedLoader(TensorDataset(torch.ones(4 * hvd.size(), 1)), balance):
+        loss = model(x).sum()
+        loss.backward()
+        of_all_ranks(loss.detach().clone())
+        optimizer.step()
+    log.removeHandler(heard)
+    return heard.messages
+
+
+if OVER_TORCH:
+    from torch.distributed import all_reduce as of_all_ranks
+else:
+    of_all_ranks = partial(hvd.allreduce, name="of the body")
+CASES = [
+    kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, lines, a_call_before_its_turn,
+    lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
+]  # fmt: skip
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(hvd, {case.__name__: case for case in CASES})

@@ -1,0 +1,106 @@
+"""Which wire there is without Horovod: that of a process group; and what needs Horovod says what to use instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples  # noqa: E402
+from torch_hooks.gradients.compression import compressor  # noqa: E402
+from torch_hooks.wires.choice import wire_here  # noqa: E402
+from torch_hooks.wires.process_groups import timeout_of, with_cpu  # noqa: E402
+from torch_hooks.wires.torch_distributed import ProcessGroupWire  # noqa: E402
+
+
+@pytest.fixture
+def group(tmp_path):
+    """This process is the only rank of a job of torch.distributed."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=77)
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_either_both_ways_are_named():
+    with pytest.raises(ValueError, match=r"call hvd\.init\(\) .*torch\.distributed\.init_process_group\(\)"):
+        LoadBalance("bsp", global_batch=4)
+    with pytest.raises(ValueError, match="no process group; call"):
+        ProcessGroupWire()
+
+
+def test_a_process_group_is_found_and_its_wire_stays_the_same(group):
+    wire = wire_here()
+    assert isinstance(wire, ProcessGroupWire)
+    assert wire_here() is wire
+    assert (wire.rank, wire.size, wire.crew) == (0, 1, None)
+    assert timeout_of(wire._group) == timedelta(seconds=77)
+
+
+def test_another_process_group_has_another_wire(group, tmp_path):
+    wire = wire_here()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/other", rank=0, world_size=1)
+    assert wire_here() is not wire
+
+
+def test_a_lone_rank_trains(group):
+    data = torch.utils.data.TensorDataset(torch.ones(10, 2))
+    model = torch.nn.Linear(2, 1)
+    balance = LoadBalance("lb-bsp", global_batch=4)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance, model.named_parameters())
+    for (x,) in BalancedLoader(data, balance):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    assert balance.rounds == 3
+    assert average_by_samples(2.0, 3) == 2.0
+    balance.close()
+
+
+def test_a_wire_can_be_of_a_group(group):
+    wire = ProcessGroupWire(dist.new_group([0]))
+    balance = LoadBalance("bsp", global_batch=4, wire=wire)
+    assert balance._session.wire is wire
+    assert average_by_samples(2.0, 3, balance) == 2.0
+
+
+def test_states_of_elastic_jobs_say_what_to_use_instead(group):
+    elastic = pytest.importorskip("torch_hooks.elastic")
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=r"ranks use torch\.distributed; under torchrun, save the state_dict"):
+        elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_where_horovod_is_not_installed_elastic_says_what_to_use_instead():
+    program = "import sys; sys.modules['horovod'] = None; import torch_hooks; import torch_hooks.elastic"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "elastic jobs of Horovod, which is not installed; under torchrun, save the state_dict" in done.stderr
+
+
+def test_tables_have_a_backend_wherever_gradients_are():
+    assert with_cpu("cuda:nccl") == "cpu:gloo,cuda:nccl"
+    assert with_cpu("cpu:gloo,cuda:nccl") == "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_type_compresses(dtype):
+    compression = compressor(dtype)
+    sent, context = compression.compress(torch.tensor([1.0, 0.5], dtype=torch.float64))
+    assert sent.dtype == dtype
+    assert compression.decompress(sent, context).dtype == torch.float64
+    whole, context = compression.compress(torch.tensor([3]))
+    assert whole.dtype == torch.int64
+
+
+def test_a_type_that_cannot_hold_gradients_is_refused():
+    with pytest.raises(ValueError, match=r"compression must be a floating-point type, got torch\.int8"):
+        compressor(torch.int8)

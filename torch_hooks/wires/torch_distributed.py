@@ -1,0 +1,298 @@
+"""torch.distributed's wire: collectives of process groups, of Gloo for tensors on CPUs and of NCCL for those on GPUs.
+
+**Order takes the place of names.** A process group pairs the k-th collective of one rank with the k-th of every other
+one. So all ranks must start the collectives of a group in one order. Which calls are there, and who orders them?
+
+1. *The training thread makes a call and waits for its result, or makes several and then waits for all of them*: while
+   a training is set up, when ranks agree on layouts, average parameters or exchange them with neighbours, and in layers
+   that wait for other ranks (``SyncBatchNorm``). Their order is that of the program. It is the same on all ranks, or
+   else one would wait in call a and another in call b, on any wire. A hook of autograd on another thread is no
+   exception, because the training thread waits inside ``backward()`` meanwhile.
+2. *The table*, once in a round. It leaves during the backward pass, at ``step()``, or inside the loader on a rank
+   without data; so its place among the other calls differs between ranks. Among its own kind it has one: that of the
+   rounds. All ranks meet in it whatever their state, so it must not wait for anything else. Where a round forms buckets
+   anew, the new carrier follows the table, on all ranks.
+3. *Buckets of gradients*, each once in a round. They fill in an order of each rank's own, and where branches of a model
+   are not used, not before ``step()``. All ranks know the same arrangement of buckets, so they start in its order; a
+   bucket that is full before its turn is held back (``communication.lines.Turns``).
+
+Each kind has a process group of its own, a *line*: the wire itself carries the first, and each optimizer has a line for
+its tables and one for its buckets. Within a line the order is the same on all ranks, and lines do not order each other.
+So calls pair as their names would have paired them. No line waits for another: a rank waits for buckets when it has
+sent them all, and for the table without regard to buckets. What is lost, compared with names, is some overlap where a
+bucket waits for its turn.
+
+**Gathers of unequal rows** need the numbers of rows of all ranks. These travel with as many rows as the last call of
+this name has shown to be enough. If they are not enough, a second call follows, once somebody asks for the result. The
+second calls of a line start in the order of its first calls. They go through the wire itself: at this time the
+training thread waits, so they have a place in the program, as all calls of the first kind.
+
+Rejected: agreeing on the order by names, as Horovod does. It costs each call a round trip, and a thread that makes it.
+Rejected: one group for all, with the table in a fixed place. A rank whose buckets are outdated would have to send its
+table before buckets that others have sent already.
+
+Collectives of different groups may run at once. For NCCL, whose kernels share a device, that is safe only if kernels of
+two groups find room together, as PyTorch's documentation says of any program with several groups. Only device tensors
+use NCCL, so these groups are the buckets' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
+
+What works on CPUs was run with Gloo. With NCCL, the same code has not been run yet.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from hvd_hetero.communication.lines import Turns
+from hvd_hetero.communication.threads import PeerLostError
+from hvd_hetero.errors import RoundStateError
+from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
+from torch_hooks.wires.uneven_rows import Rows
+
+__all__ = ["ProcessGroupWire", "wire_of_world"]
+
+
+class Call:
+    """One call under way: the works of its collectives, or none as long as it is held back."""
+
+    __slots__ = ("name", "result", "rows", "works")
+
+    def __init__(self, name: str, result: Callable[[], Any], rows: Rows | None = None) -> None:
+        self.name = name
+        self.result = result
+        self.rows = rows
+        self.works: Sequence[Any] | None = None
+
+
+class _Track:
+    """A process group, and how many calls were started on it here."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.started = 0
+        self.held_by: Callable[[], _Line | None] = lambda: None
+
+
+class _Line:
+    """Collectives of one process group (``hvd_hetero.communication.wire.Line``)."""
+
+    failure = PeerLostError
+    waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
+    cannot_sum = ()
+    crew = None
+
+    def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
+        self._wire = self if wire is None else wire
+        self._track = track
+        self._group = track.group
+        self._turns = Turns()
+        self._enough: dict[str, int] = {}  # rows to send along in the next gather of this name
+        self._uneven: list[Call] = []  # gathers whose second call, if any, is to start in this order
+        self.rank = dist.get_rank(self._group)
+        self.size = dist.get_world_size(self._group)
+        track.held_by = weakref.ref(self)
+
+    def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
+        """Return rank ``root_rank``'s object, on every rank."""
+        tell()
+        objects = [obj]
+        dist.broadcast_object_list(objects, dist.get_global_rank(self._group, root_rank), group=self._group)
+        return objects[0]
+
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
+        """Return every rank's object, in order of rank."""
+        tell()
+        objects: list[Any] = [None] * self.size
+        dist.all_gather_object(objects, obj, group=self._group)
+        return objects
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> Call:
+        """Sum a tensor over all ranks, in place."""
+        return self._start(Call(name, lambda: tensor), [tensor], lambda: [self._sum(tensor)])
+
+    def start_sums(self, tensors: list[torch.Tensor], name: str) -> Call:
+        """Sum each of these tensors over all ranks: those of one type and device travel as one."""
+        alike: dict[object, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            alike.setdefault((tensor.dtype, tensor.device), []).append(number)
+        packed = [torch.cat([tensors[n].detach().reshape(-1) for n in numbers]) for numbers in alike.values()]
+
+        def unpacked() -> list[torch.Tensor]:
+            sums: dict[int, torch.Tensor] = {}
+            for numbers, flat in zip(alike.values(), packed, strict=True):
+                parts = torch.split(flat, [tensors[n].numel() for n in numbers])
+                sums |= {n: part.view(tensors[n].shape) for n, part in zip(numbers, parts, strict=True)}
+            return [sums[n] for n in range(len(tensors))]
+
+        return self._start(Call(name, unpacked), packed, lambda: [self._sum(flat) for flat in packed])
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> Call:
+        """Lay the rows of all ranks end to end."""
+        uneven = Rows(rows, self.size, self._enough.get(name, 0), name)
+
+        def begin() -> list[Any]:
+            self._uneven.append(call)
+            return [dist.all_gather(uneven.received, uneven.sent, group=self._group, async_op=True)]
+
+        call = Call(name, uneven.result, uneven)
+        return self._start(call, [uneven.sent], begin)
+
+    def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> Call:
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; as much comes back from each."""
+        splits = list(splits)
+        numbers = numbers.detach()
+        received = torch.empty_like(numbers)
+
+        def begin() -> list[Any]:
+            return [dist.all_to_all_single(received, numbers, splits, splits, group=self._group, async_op=True)]
+
+        return self._start(Call(name, lambda: (received, torch.tensor(splits))), [numbers], begin)
+
+    def start_broadcast(self, tensor: torch.Tensor, name: str) -> Call:
+        """Give all ranks what rank 0's tensor holds, in place."""
+        root = dist.get_global_rank(self._group, 0)
+        call = Call(name, lambda: tensor)
+        return self._start(
+            call, [tensor], lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)]
+        )
+
+    def done(self, handle: Call) -> bool:
+        """Return whether the result is there, as far as no second call is needed for it."""
+        return handle.works is not None and all(work.is_completed() for work in handle.works)
+
+    def result(self, handle: Call) -> Any:
+        """Return the result. A thread that waits is asleep; for device tensors the current stream waits instead."""
+        if handle.works is None:
+            raise RoundStateError(
+                f"{handle.name!r} has not started, because calls before it in the agreed order have not come: waiting "
+                "for it would last for ever; make all calls of the round first"
+            )
+        if handle.rows is not None:
+            self._second_calls(handle)
+        self._await(handle)
+        return handle.result()
+
+    def wait(
+        self,
+        handle: Call,
+        expected_s: float = math.nan,
+        transfer_s: float = math.nan,
+        imminent: Callable[[], bool] | None = None,
+    ) -> Any:
+        """Return the result. Gloo's own threads move the data and wake this one, so nothing need be expected."""
+        return self.result(handle)
+
+    def in_order(self, names: Sequence[str]) -> None:
+        """Each rank makes exactly these calls in the next round; they start in this order."""
+        self._turns.in_order(names)
+
+    def change_order(self, names: Sequence[str]) -> None:
+        """In the rest of this round, those that are not among ``names`` do not come, and new ones follow."""
+        self._turns.change_order(names)
+
+    def listen(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own.
+
+        Not told of: what is started in C++, as by DDP, and by methods of a ``ProcessGroup``.
+        """
+        listen(tell)
+
+    def line(self) -> _Line:
+        """Return a line beside this one."""
+        return self._wire.line()
+
+    def _start(self, call: Call, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Any]]) -> Call:
+        tell()
+        arrived = [torch.cuda.current_stream(t.device).record_event() for t in tensors if t.is_cuda]
+
+        def start() -> None:
+            for event in arrived:  # whoever starts it may be on another stream than who computed it
+                torch.cuda.current_stream(tensors[0].device).wait_event(event)
+            call.works = begin()
+            self._track.started += 1
+
+        self._turns.come(call.name, start)
+        return call
+
+    def _sum(self, tensor: torch.Tensor) -> Any:
+        return self._group.allreduce([tensor.detach()])
+
+    def _second_calls(self, last: Call) -> None:
+        """Start those of this gather and of all before it, where needed."""
+        while last in self._uneven:
+            call = self._uneven.pop(0)
+            self._await(call)
+            assert call.rows is not None, "it is a gather"
+            self._enough[call.name] = call.rows.enough()
+            if (more := call.rows.second()) is not None:
+                received, sent = more
+                self._wire._track.started += 1
+                call.works = [dist.all_gather(received, sent, group=self._wire._group, async_op=True)]
+
+    def _await(self, call: Call) -> None:
+        try:
+            for work in call.works or ():
+                work.wait()
+        except RuntimeError as error:  # of the collective, for no other code runs here
+            raise PeerLostError(
+                f"{call.name!r} has failed, because another rank has failed or does not come within the timeout of "
+                f"init_process_group; look at its log. torch.distributed says: {error}"
+            ) from error
+
+
+class ProcessGroupWire(_Line):
+    """The ranks of a process group, by default of all; a collective call. For ``LoadBalance(wire=…)``.
+
+    It makes groups of its own, with the backends and the timeout of the one that is given, so no order is needed
+    between its collectives and yours: one for itself, and two for each optimizer that is alive. Use one such object in
+    one thread.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "torch.distributed has no process group; call torch.distributed.init_process_group() in each process "
+                "that torchrun starts"
+            )
+        self.of = c10d._get_default_group() if group is None else group
+        self._tracks: list[_Track] = []
+        super().__init__(None, _Track(self._new_group()))
+
+    def line(self) -> _Line:
+        """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.
+
+        Ranks may let go of a line at different times. One is free if it is free on all ranks, and all have started as
+        many calls on it.
+        """
+        mine = [track.started if track.held_by() is None else None for track in self._tracks]
+        everywhere = self.allgather_object(mine, name="hetero.lines")
+        for track, told in zip(self._tracks, zip(*everywhere, strict=True), strict=True):
+            if told[0] is not None and len(set(told)) == 1:
+                return _Line(self, track)
+        self._tracks.append(_Track(self._new_group()))
+        return _Line(self, self._tracks[-1])
+
+    def _new_group(self) -> Any:
+        return dist.new_group(
+            dist.get_process_group_ranks(self.of),
+            timeout=timeout_of(self.of),
+            backend=with_cpu(dist.get_backend_config(self.of)),
+            use_local_synchronization=self.of is not c10d._get_default_group(),
+        )
+
+
+_world: ProcessGroupWire | None = None
+
+
+def wire_of_world() -> ProcessGroupWire:
+    """Return the wire of all ranks, the same object as long as their process group is the same."""
+    global _world  # noqa: PLW0603 - as torch.distributed keeps its own
+    if _world is None or not dist.is_initialized() or _world.of is not c10d._get_default_group():
+        _world = ProcessGroupWire()
+    return _world
