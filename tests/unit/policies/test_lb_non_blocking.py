@@ -94,7 +94,7 @@ def test_micro_batches_are_as_many_as_their_cost_and_the_scatter_of_times_make_f
             observer=lambda done, seen=seen: seen.append(done.plan),
         )
         late += counts(seen)[120:]
-    assert sum(least <= number <= most for number in late) > 0.8 * len(late)
+    assert sum(least <= number <= most for number in late) > 0.7 * len(late)
 
 
 def test_in_a_trial_and_two_rounds_after_it_shares_keep_their_proportions():
