@@ -4,8 +4,8 @@
 
 The jobs are those of ``alibaba.py``; a micro-batch costs nothing besides its samples, and neither does a transfer.
 Then no policy does more samples per second than all workers together while all are at work: the mean over the rounds
-of the workers' summed speeds, "all always at work". That, over LB-BSP, is what any policy could gain. The chosen N is
-lower than the best one here, since the policy counts half a millisecond for each micro-batch.
+of the workers' summed speeds, "all always at work". That, over LB-BSP, is what any policy could gain. If N is chosen,
+the rounds that count hold trials of other numbers, too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-_REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
+_REPLAYED = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "lb-non-blocking", "elastic-bsp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.elastic import Member, Survival
-from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 
@@ -161,6 +161,35 @@ def test_elastic_bsp_waits_until_all_speeds_are_known():
 def test_policies_that_learn_nothing_begin_as_ever(policy):
     ranks = trained([300.0, 100.0, 100.0], policy)
     assert meet(ranks[:2], policy) == policy().first(2, GLOBAL_BATCH)
+
+
+def test_after_a_change_of_ranks_shares_go_on_and_the_number_of_micro_batches_is_found_anew():
+    """A rank that joins knows no trials, and all must decide alike."""
+    a, b, c = ranks = [Rank(speed) for speed in (300.0, 100.0, 200.0)]
+    meet(ranks, LBNonBlocking)
+    assert rounds(ranks, 8).micro_batches == (4, 4, 4), "a trial"
+    plan = meet([c, a], LBNonBlocking)
+    assert (plan.samples, plan.micro_batches, plan.ends) == ((48, 72), (1, 1), "first")
+    assert rounds([c, a], 8).micro_batches == (4, 4)
+    meet([c, a, b], LBNonBlocking)  # it comes back, and knows an old speed
+    plan = rounds([c, a, b], 6)
+    assert plan.micro_batches == (4, 4, 4)
+    assert late(plan, [c, a, b]) <= 0.05
+
+
+@pytest.mark.parametrize("count", [3, 6, 9])
+def test_the_very_same_ranks_go_on_with_their_trials(count):
+    def plans(again):
+        ranks = [Rank(speed) for speed in (300.0, 100.0)]
+        meet(ranks, LBNonBlocking)
+        rounds(ranks, count)
+        if again:
+            meet(ranks, LBNonBlocking)
+        return [rounds(ranks, 1) for _ in range(20)]
+
+    undisturbed = plans(again=False)
+    assert len({plan.micro_batches for plan in undisturbed}) > 1
+    assert plans(again=True) == undisturbed
 
 
 def test_what_fits_no_memory_is_remembered_by_who_has_found_it_out():

@@ -102,6 +102,7 @@ def policies(ranks: int) -> dict[str, Callable[[], Policy]]:
         "self-adaptive": lambda: SelfAdaptive(total=3 * ranks),
         "non-blocking": lambda: NonBlocking(GLOBAL_BATCH // ranks),
         "lb-non-blocking": lambda: LBNonBlocking(micro_batches=2),
+        "lb-non-blocking, with trials": LBNonBlocking,
         "elastic-bsp": lambda: ElasticBSP(lookahead=4),
     }
 

@@ -80,6 +80,10 @@ def test_every_policy_trains_as_one_process_does(policy, ranks, clock):
         done = zip(result["shares"], result["planned"], strict=True)
         assert any(sum(of_round) < sum(plan) for of_round, plan in done), "rounds did end early"
         assert sum(plan[0] > plan[-1] for plan in result["planned"]) > ROUNDS // 2, "the slow rank was given less"
+    elif policy == "lb-non-blocking, with trials":
+        done = zip(result["shares"], result["planned"], strict=True)
+        early = any(sum(of_round) < sum(plan) for of_round, plan in done)
+        assert early == (ranks < 4), "trials of several micro-batches, for which four ranks have too few samples"
     elif policy in ("lb-bsp", "self-adaptive", "elastic-bsp"):
         assert sum(of_round[0] > of_round[-1] for of_round in result["shares"]) > ROUNDS // 2, "the slow rank did less"
 

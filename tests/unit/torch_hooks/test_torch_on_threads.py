@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 from hvd_hetero.communication.threads import Crew  # noqa: E402
 from hvd_hetero.errors import PlanMismatchError  # noqa: E402
-from hvd_hetero.policies import BSP, ElasticBSP, StaticAllocation  # noqa: E402
+from hvd_hetero.policies import BSP, ElasticBSP, LBNonBlocking, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
+from hvd_hetero.topology.mixing import resolve_mixing  # noqa: E402
 from torch_hooks import (  # noqa: E402
     BalancedLoader,
     DistributedOptimizer,
@@ -166,19 +167,22 @@ def test_a_gradient_scaler_skips_a_step_on_all_ranks_alike():
     assert torch.equal(*parameters)
 
 
-def test_d_psgd_mixes_with_the_neighbours_and_then_steps():
+@pytest.mark.parametrize("sync", ["d-psgd", "matcha"])
+@pytest.mark.parametrize("policy", [BSP, lambda: LBNonBlocking(micro_batches=2)], ids=["bsp", "lb-non-blocking"])
+def test_ranks_mix_with_their_neighbours_and_then_step(policy, sync):
     model, n = dense(), 4
 
     def case(rank):
-        balance = LoadBalance(BSP(), global_batch=BATCH, sync="d-psgd")
+        balance = LoadBalance(policy(), global_batch=2 * BATCH, sync=sync)
         mine = copy.deepcopy(model)
         _, seen = train(mine, balance)
         return flat(mine), seen
 
     parameters, seen = zip(*run_on_threads(case, n), strict=True)
     models = [copy.deepcopy(model) for _ in range(n)]
+    mixing = resolve_mixing(sync, n)
     for r, together in enumerate(union(seen)):
-        before = [flat(m) for m in models]
+        mixed = torch.tensor(mixing.matrix(r)) @ torch.stack([flat(m) for m in models])
         for rank, m in enumerate(models):
             index = [i for part in seen[rank].get(r, []) for i in part]
             m.zero_grad()
@@ -188,10 +192,11 @@ def test_d_psgd_mixes_with_the_neighbours_and_then_steps():
             gradients = torch.cat(
                 [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in m.parameters()]
             )
-            mixed = (before[rank - 1] + before[rank] + before[(rank + 1) % n]) / 3
-            torch.nn.utils.vector_to_parameters(mixed - 0.1 * share * gradients, m.parameters())
+            torch.nn.utils.vector_to_parameters(mixed[rank] - 0.1 * share * gradients, m.parameters())
     torch.testing.assert_close(torch.stack(parameters), torch.stack([flat(m) for m in models]), rtol=0, atol=1e-10)
     assert not torch.equal(*parameters[:2])
+    visited = sorted(i for of_rank in seen for parts in of_rank.values() for part in parts for i in part)
+    assert visited == sorted([*range(SAMPLES)] * EPOCHS)
 
 
 def test_local_updates_are_averaged_with_their_state():

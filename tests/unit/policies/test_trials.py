@@ -1,0 +1,141 @@
+"""The search among numbers of micro-batches: where it ends, what it costs, and what it keeps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies.trials import Trials
+
+CANDIDATES = (1, 4, 8, 16, 32)
+
+
+def cost(fixed: float, idle: float) -> Callable[[int], float]:
+    """Seconds a sample, of micro-batches with a fixed part and the idle time of one."""
+    return lambda number: 1.0 + fixed * number + idle / number
+
+
+def search(trials: Trials, cost: Callable[[int], float], rounds: int, noise: float = 0.0, seed: int = 0) -> list[int]:
+    """The number of each round."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    numbers = []
+    for factor in rng.lognormal(sigma=noise, size=rounds):
+        numbers.append(trials.number)
+        trials.learn(cost(trials.number) * factor)
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("fixed", "idle", "best"), [(0.5, 0.5, 1), (0.02, 0.5, 4), (0.004, 0.5, 8), (0.001, 0.5, 16), (0.0, 0.5, 32)]
+)
+def test_times_without_scatter_lead_to_the_best_number(fixed, idle, best):
+    assert min(CANDIDATES, key=cost(fixed, idle)) == best
+    numbers = search(Trials(CANDIDATES), cost(fixed, idle), 300)
+    assert numbers[100:].count(best) > 0.75 * 200
+    assert Trials(CANDIDATES).number == 1, "the first is where it begins"
+
+
+@pytest.mark.parametrize(("fixed", "idle"), [(0.5, 0.2), (0.005, 0.2), (0.004, 1.0), (0.0, 0.3)])
+def test_with_a_scatter_of_a_tenth_rounds_take_at_most_two_hundredths_longer_than_with_the_best_number(fixed, idle):
+    of = cost(fixed, idle)
+    taken = [np.mean(list(map(of, search(Trials(CANDIDATES), of, 1000, 0.1, seed)))) for seed in range(20)]
+    best = min(map(of, CANDIDATES))
+    assert np.mean(taken) < 1.02 * best
+    assert max(taken) < 1.06 * best
+
+
+def test_what_is_far_worse_is_tried_for_six_rounds_in_five_hundred():
+    numbers = search(Trials(CANDIDATES), cost(0.5, 0.0), 1500, 0.1)
+    runs = [(number, len(list(rounds))) for number, rounds in itertools.groupby(numbers)]
+    assert set(runs[1::2]) == {(4, 6)}
+    assert all(number == 1 and rounds >= 500 for number, rounds in runs[2:-1:2])
+
+
+def test_what_is_as_good_is_tried_less_often_each_time():
+    numbers = search(Trials((1, 4)), lambda number: 1.0, 1000)
+    runs = [(number, len(list(rounds))) for number, rounds in itertools.groupby(numbers)]
+    assert [rounds for number, rounds in runs if number == 1][:10] == [6, 32, *[64] * 8]
+    assert {rounds for number, rounds in runs[:20] if number == 4} == {6}
+
+
+def test_a_better_number_is_found_behind_worse_ones():
+    """Micro-batches that cost nothing, on ranks whose whole rounds wait as long as an eighth of one does."""
+
+    def of(number: int) -> float:
+        return 1.0 + 0.05 if number == 1 else 1.0 + 0.4 / number
+
+    assert of(4) > of(1) >= of(8) > of(16)
+    for seed in range(5):
+        numbers = search(Trials(CANDIDATES), of, 300, 0.01, seed)
+        assert np.mean([of(number) for number in numbers[150:]]) < of(16)
+
+
+def test_nothing_is_tried_beyond_what_is_far_worse():
+    assert set(search(Trials(CANDIDATES), lambda number: 1.0 + 0.03 * number, 1500, 0.01)) == {1, 4}
+    assert set(search(Trials(CANDIDATES), lambda number: 1.0 + 0.01 * number, 1500, 0.001)) == {1, 4, 8}
+
+
+def test_two_rounds_after_each_change_do_not_count():
+    calm, disturbed, since = Trials(CANDIDATES), Trials(CANDIDATES), 0
+    of = cost(0.004, 0.5)
+    for _ in range(200):
+        before = calm.number
+        assert disturbed.number == before
+        calm.learn(of(before))
+        disturbed.learn(of(before) * (100.0 if since < 2 else 1.0))
+        since = since + 1 if calm.number == before else 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_costs_that_change_are_noticed(seed):
+    trials = Trials(CANDIDATES)
+    for fixed in (0.0, 0.02, 0.0):
+        of = cost(fixed, 0.5)
+        taken = [of(number) for number in search(trials, of, 1000, 0.03, seed)]
+        assert np.mean(taken[-300:]) < 1.03 * min(map(of, CANDIDATES))
+
+
+def test_a_search_that_is_restored_goes_on_as_before():
+    of = cost(0.004, 0.5)
+    for stop in (0, 3, 8, 20, 100):
+        first, second = Trials(CANDIDATES), Trials(CANDIDATES)
+        search(first, of, stop, 0.1)
+        second.restore(json.loads(json.dumps(first.state())))
+        assert search(first, of, 200, 0.1, 1) == search(second, of, 200, 0.1, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"home": 5, "at": 5},
+        {"home": -1},
+        {"at": 5},
+        {"tried": []},
+        {"here": {"rounds": 1, "seconds": float("nan"), "variance": 0.0}},
+        {"tried": [{"gain": float("nan"), "rounds": 1, "due": 0}] * 5},
+        {"rounds": -1},
+        {"here": None},
+    ],
+    ids=str,
+)
+def test_a_state_of_another_search_is_refused(changed):
+    trials = Trials(CANDIDATES)
+    with pytest.raises(ValueError, match=r"among \[1, 4, 8, 16, 32\].*resume with the ranks, global_batch and micro"):
+        trials.restore(trials.state() | changed)
+    assert trials.number == 1
+
+
+def test_candidates_whose_rounds_are_the_same_need_no_trial():
+    trials = Trials(CANDIDATES)
+    trials.same_as(10)
+    assert trials.number == 8
+    trials.same_as(8)
+    assert trials.number == 8
+
+
+def test_a_single_candidate_is_kept():
+    assert set(search(Trials((8,)), cost(0.5, 0.0), 50)) == {8}
