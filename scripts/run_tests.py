@@ -28,7 +28,7 @@ GATES = "scripts/gates"
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own. Each of these imports what
-# all of its tests need, so Keras's have one. Of the others there is one more than there are processors: some tests wait.
+# all of its tests need, so Keras's have one. Of the others there is one more than processors, since some tests wait.
 OF_KERAS = "tests/unit/keras_callbacks"
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
 # These run beside the distributed tests, which leave a processor alone at times.
