@@ -211,7 +211,7 @@ class Face:
 
         All ranks wait while the function runs, so let it be quick. It must not call collectives. If it raises, the
         error is logged, and the function is called no more; training goes on. A ``close`` method of the function is
-        called at the end.
+        called at the end. A function that refers to this object keeps it in memory until ``close()``.
         """
         self._session.on_round(function, every)
 

@@ -113,8 +113,10 @@ def causes(run: Run) -> list[Cause | None]:
     losses = Losses.of(run)
     if losses.transfer >= max(LEAST_TRANSFER, *losses.cost):
         return [_network(losses, rank) for rank in range(run.workers)]
-    candidates = list(_candidates(losses))
-    return [_named(losses, rank, candidates) if cost >= LEAST else None for rank, cost in enumerate(losses.cost)]
+    if not (losses.cost >= LEAST).any():
+        return [None] * run.workers
+    candidates, means = list(_candidates(losses)), _Means.of(losses.run)
+    return [_named(losses, rank, candidates, means) if cost >= LEAST else None for rank, cost in enumerate(losses.cost)]
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,24 @@ class _Candidate:
     kind: str
     explained: Floats  # share of each rank's own time
     share: Floats  # as the evidence has it
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Each rank's means of what is weaker evidence, and of what a text mentions."""
+
+    quota_cores: Floats
+    faults_per_s: Floats
+    memory: Floats
+    cpu: Floats
+    counted: bool
+    """whether the file has the kernel's counters"""
+
+    @classmethod
+    def of(cls, run: Run) -> _Means:
+        columns = (run.quota_cores, run.faults_per_s, run.memory, run.cpu)
+        counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
+        return cls(*(_mean(run, column) for column in columns), counted)
 
 
 def _candidates(losses: Losses) -> Iterator[_Candidate]:
@@ -146,24 +166,25 @@ def _candidates(losses: Losses) -> Iterator[_Candidate]:
     yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
 
 
-def _named(losses: Losses, rank: int, candidates: list[_Candidate]) -> Cause:
+def _named(losses: Losses, rank: int, candidates: list[_Candidate], means: _Means) -> Cause:
     best = max(candidates, key=lambda candidate: candidate.explained[rank])
     if best.explained[rank] >= _EXPLAINS * losses.cost[rank]:
         evidence, way_out = _TEXTS[best.kind]
-        quota = _mean(losses.run, losses.run.quota_cores)[rank]
-        return Cause(best.kind, evidence.format(share=best.share[rank], quota=quota), way_out)
-    return _by_weaker_evidence(losses, rank) or _without_evidence(losses, rank)
+        return Cause(best.kind, evidence.format(share=best.share[rank], quota=means.quota_cores[rank]), way_out)
+    return _by_weaker_evidence(losses, rank, means) or _without_evidence(losses, rank)
 
 
-def _by_weaker_evidence(losses: Losses, rank: int) -> Cause | None:
-    run = losses.run
-    faults, memory, cpu = (_mean(run, column) for column in (run.faults_per_s, run.memory, run.cpu))
+def _by_weaker_evidence(losses: Losses, rank: int, means: _Means) -> Cause | None:
+    faults, memory, cpu = means.faults_per_s, means.memory, means.cpu
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
         return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
     if memory[rank] < _LITTLE_MEMORY:
         return Cause("memory", f"Only {memory[rank]:.1%} of its memory was free.", _MORE_MEMORY)
-    counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
-    if not counted and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * losses.cost[rank] and np.isfinite(cpu[rank]):
+    if (
+        not means.counted
+        and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * losses.cost[rank]
+        and np.isfinite(cpu[rank])
+    ):
         return Cause(
             "cpu",
             f"Only {cpu[rank]:.0%} of its processor was available to it.",
