@@ -86,7 +86,7 @@ def main() -> None:
             train(HandSet(shares), files["hand-set"], options.rounds, data, slowness)
             if hvd.rank() == 0:
                 print(f"cycle {cycle + 1}: hand-set {shares}", flush=True)
-    report(slowness=described)
+    report({"slowness": described})
 
 
 if __name__ == "__main__":
