@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--telemetry", help="write one JSON line per round to this file")
     options = parser.parse_args()
 
-    torch.distributed.init_process_group()  # Gloo for what is on CPUs, NCCL for what is on GPUs
+    torch.distributed.init_process_group()  # on GPUs: init_process_group("cpu:gloo,cuda:nccl")
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.set_num_threads(1)
     torch.manual_seed(0)

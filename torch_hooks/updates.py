@@ -63,7 +63,7 @@ class Updates:
         compression: Any,
         sparse_as_dense: bool,
     ) -> None:
-        packed = compressor(compression)
+        packed = compressor(compression, session.wire)
         self.scaler: Scaler | None = None
         self._inner = optimizer
         self._names = names

@@ -32,7 +32,9 @@ Address = tuple[str, int]
 
 _VERSION = 3
 _KEY_BYTES = 32
-_INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")  # of Horovod's launcher, and what torch.distributed reads
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+_INTERFACES_OF_TORCH = "GLOO_SOCKET_IFNAME"  # what torch.distributed reads
+_LAUNCHED = "HOROVOD_RANK"  # by Horovod's launcher
 _NAME_IT = "horovodrun --network-interface, or GLOO_SOCKET_IFNAME under torchrun"
 _JOB_KEY = "_HOROVOD_SECRET_KEY"  # in the environment of launcher and ranks, by the Horovod that we build
 _BACKLOG = 128
@@ -42,15 +44,16 @@ _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one tha
 def listen() -> tuple[list[socket.socket], str]:
     """Listen at each address by which the other ranks may reach this one; say what hindered further ones.
 
-    These are the addresses of the interface that Horovod uses, as its launcher has told this rank, or those that
-    ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those that the host's own name resolves
-    to, then loopback. Where that name means loopback alone, as it does on many systems as they are installed, the
-    addresses of the host's interfaces follow.
+    These are the addresses of the interface that Horovod uses, as its launcher has told this rank, or without Horovod
+    those of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those that
+    the host's own name resolves to, then loopback. Where that name means loopback alone, as it does on many systems as
+    they are installed, the addresses of the host's interfaces follow.
     """
     listeners: dict[str, socket.socket] = {}
     troubles: list[str] = []
     try:
-        names = next((names for each in _INTERFACES if (names := os.environ.get(each))), "")
+        of_torch = "" if _LAUNCHED in os.environ else os.environ.get(_INTERFACES_OF_TORCH, "")
+        names = os.environ.get(_INTERFACE) or of_torch
         named = [ip for name in names.split(",") for ip in _interfaces(name.strip())]
         _listen(named or [socket.gethostname(), "127.0.0.1", "::1"], listeners, troubles)
         if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):

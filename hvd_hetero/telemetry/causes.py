@@ -70,7 +70,8 @@ _TEXTS = {
     ),
     "competition": (
         "Other processes ran on its processor for {share:.0%} of the time, while it was ready.",
-        "Find them with top on its machine and move them, or pin the rank to cores of its own.",
+        "Find them with top on its machine (its own loader workers and other ranks count, too) and move them, or pin "
+        "the rank to cores of its own.",
     ),
     "stolen": (
         "The hypervisor took {share:.0%} of its processor's time for other virtual machines.",
@@ -139,9 +140,16 @@ class _Means:
 
     @classmethod
     def of(cls, run: Run) -> _Means:
-        columns = (run.quota_cores, run.faults_per_s, run.memory, run.cpu)
-        counted = any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s))
-        return cls(*(_mean(run, column) for column in columns), counted)
+        limited = np.where(
+            (run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan
+        )  # not before, nor after
+        return cls(
+            quota_cores=_mean(run, limited),
+            faults_per_s=_mean(run, run.faults_per_s),
+            memory=_mean(run, run.memory),
+            cpu=_mean(run, run.cpu),
+            counted=any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s)),
+        )
 
 
 def _candidates(losses: Losses) -> Iterator[_Candidate]:
@@ -207,7 +215,9 @@ def _without_evidence(losses: Losses, rank: int) -> Cause:
         )
     return Cause(
         "unknown",
-        f"It cost {cost:.0%} of the time, and no reading explains that.",
+        f"It is {lag:.0%} slower per sample than the fast ranks, and no reading explains that."
+        if lag > losses.held[rank]
+        else f"It held the others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
         + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
     )

@@ -136,10 +136,10 @@ class Allreduce(Synchroniser):
     def _is_full(self, bucket: Bucket) -> None:
         carrier = self._arrangement.carrier
         if bucket is not carrier:
-            self._order.filled(bucket)
             if carrier is None and len(self._under_way) + 1 == self._expected:
                 self._post_table()
             self._send(bucket)
+            self._order.filled(bucket)  # once it has left: what does not fit into memory fills again
         if (
             carrier is not None
             and self._arrangement.carrier_is_held_back

@@ -10,14 +10,17 @@ from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Compressed", "compressor"]
 
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NONE = "horovod.torch.compression.NoneCompressor"  # by its name: on other wires Horovod need not be there
 
 
-def compressor(compression: Any) -> Any:
+def compressor(compression: Any, wire: TorchWire) -> Any:
     """What compresses, if it is something that does; None where nothing is to be compressed."""
     if compression is None or _qualified_name(compression) == _NONE:
         return None
     if isinstance(compression, torch.dtype):
+        if compression in wire.cannot_sum:
+            raise ValueError(f"compression={compression} is a type that Horovod cannot sum; write torch.float16")
         return InType(compression)
     if not (callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None))):
         raise TypeError(
@@ -31,8 +34,9 @@ class InType:
     """Sends floating-point gradients in a type of fewer bits, which is also the one that they are summed in."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        if not dtype.is_floating_point:
-            raise ValueError(f"compression must be a floating-point type, got {dtype}; write compression=torch.float16")
+        if dtype not in _TYPES:
+            known = ", ".join(map(str, _TYPES))
+            raise ValueError(f"compression must be one of {known}, got {dtype}; write compression=torch.float16")
         self.dtype = dtype
         self.__name__ = str(dtype)
 

@@ -34,7 +34,7 @@ class Order:
 
     def filled(self, bucket: Bucket) -> None:
         """It is full before ``step()``."""
-        if self._is_new:
+        if self._is_new and bucket not in self._filled:
             self._filled.append(bucket)
 
     def renew(self) -> None:

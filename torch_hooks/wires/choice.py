@@ -19,14 +19,22 @@ TorchLine = Line[torch.Tensor]
 def wire_here() -> TorchWire:
     """Return the wire of this thread, if it is a rank; else that of Horovod or of torch.distributed, whichever runs.
 
-    Where both are initialised, it is Horovod's. Neither is imported before it is used, since it need not be there.
+    Where both are initialised, it is Horovod's, if it has as many ranks. Neither is imported before it is used, since
+    it need not be there.
     """
     if (mine := here()) is not None:
         return TorchThreadWire(mine.crew, mine.rank)
     if _horovod_runs():
         from torch_hooks.wires.horovod import HorovodWire
 
-        return HorovodWire()
+        wire = HorovodWire()
+        if _in_a_process_group() and wire.size != torch.distributed.get_world_size():
+            raise ValueError(
+                f"Horovod is initialised with {wire.size} rank(s) and torch.distributed with "
+                f"{torch.distributed.get_world_size()}, so it is not clear who trains together; leave out the one that "
+                "did not start this job, or say LoadBalance(wire=…)"
+            )
+        return wire
     if over_process_groups():
         from torch_hooks.wires.torch_distributed import wire_of_world
 
@@ -39,8 +47,11 @@ def wire_here() -> TorchWire:
 
 def over_process_groups() -> bool:
     """Return whether the ranks are processes that talk by torch.distributed, and Horovod is not initialised."""
-    runs = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return runs and here() is None and not _horovod_runs()
+    return _in_a_process_group() and here() is None and not _horovod_runs()
+
+
+def _in_a_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _horovod_runs() -> bool:

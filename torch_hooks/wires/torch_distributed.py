@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,12 +59,25 @@ from torch_hooks.wires.uneven_rows import Rows
 __all__ = ["ProcessGroupWire", "wire_of_world"]
 
 
+@contextmanager
+def _peers_may_be_lost(name: str) -> Iterator[None]:
+    """Around what torch.distributed does for one call, and nothing else: it raises plain RuntimeErrors."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"{name!r} has failed, because another rank has failed, or makes another call, or does not come within the "
+            f"timeout of init_process_group; look at its log. torch.distributed says: {error}"
+        ) from error
+
+
 class Call:
     """One call under way: the works of its collectives, or none as long as it is held back."""
 
-    __slots__ = ("name", "result", "rows", "works")
+    __slots__ = ("devices", "name", "result", "rows", "works")
 
     def __init__(self, name: str, result: Callable[[], Any], rows: Rows | None = None) -> None:
+        self.devices: set[torch.device] = set()  # other than the CPU, of what it carries
         self.name = name
         self.result = result
         self.rows = rows
@@ -102,14 +116,17 @@ class _Line:
         """Return rank ``root_rank``'s object, on every rank."""
         tell()
         objects = [obj]
-        dist.broadcast_object_list(objects, dist.get_global_rank(self._group, root_rank), group=self._group)
+        root = dist.get_global_rank(self._group, root_rank)
+        with _peers_may_be_lost(name):
+            dist.broadcast_object_list(objects, root, group=self._group)
         return objects[0]
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
         tell()
         objects: list[Any] = [None] * self.size
-        dist.all_gather_object(objects, obj, group=self._group)
+        with _peers_may_be_lost(name):
+            dist.all_gather_object(objects, obj, group=self._group)
         return objects
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Call:
@@ -167,7 +184,11 @@ class _Line:
         return handle.works is not None and all(work.is_completed() for work in handle.works)
 
     def result(self, handle: Call) -> Any:
-        """Return the result. A thread that waits is asleep; for device tensors the current stream waits instead."""
+        """Return the result. A thread that waits is asleep.
+
+        NCCL's ``wait`` has only the stream wait. The host does so, too: what is timed by events (``cuda_stopwatch``) is
+        read once a round is over on the device.
+        """
         if handle.works is None:
             raise RoundStateError(
                 f"{handle.name!r} has not started, because calls before it in the agreed order have not come: waiting "
@@ -209,12 +230,14 @@ class _Line:
 
     def _start(self, call: Call, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Any]]) -> Call:
         tell()
-        arrived = [torch.cuda.current_stream(t.device).record_event() for t in tensors if t.is_cuda]
+        arrived = [(t.device, torch.cuda.current_stream(t.device).record_event()) for t in tensors if t.is_cuda]
+        call.devices = {device for device, _ in arrived}
 
         def start() -> None:
-            for event in arrived:  # whoever starts it may be on another stream than who computed it
-                torch.cuda.current_stream(tensors[0].device).wait_event(event)
-            call.works = begin()
+            for device, event in arrived:  # whoever starts it may be on another stream than who computed it
+                torch.cuda.current_stream(device).wait_event(event)
+            with _peers_may_be_lost(call.name):
+                call.works = begin()
             self._track.started += 1
 
         self._turns.come(call.name, start)
@@ -236,14 +259,11 @@ class _Line:
                 call.works = [dist.all_gather(received, sent, group=self._wire._group, async_op=True)]
 
     def _await(self, call: Call) -> None:
-        try:
+        with _peers_may_be_lost(call.name):
             for work in call.works or ():
                 work.wait()
-        except RuntimeError as error:  # of the collective, for no other code runs here
-            raise PeerLostError(
-                f"{call.name!r} has failed, because another rank has failed or does not come within the timeout of "
-                f"init_process_group; look at its log. torch.distributed says: {error}"
-            ) from error
+            for device in call.devices:
+                torch.cuda.current_stream(device).synchronize()
 
 
 class ProcessGroupWire(_Line):

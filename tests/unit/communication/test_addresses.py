@@ -218,6 +218,16 @@ def test_ranks_listen_at_the_interface_that_horovod_or_torch_uses(monkeypatch, v
     assert "127.0.0.1" in found
 
 
+def test_ranks_of_horovods_launcher_do_not_go_by_torchs_interface(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setattr(addressing.socket, "gethostname", lambda: "127.0.0.3")
+    listeners, troubles = addressing.listen()
+    with contextlib.ExitStack() as stack:
+        found = {stack.enter_context(listener).getsockname()[0] for listener in listeners}
+    assert "127.0.0.3" in found, troubles
+
+
 @pytest.mark.parametrize(
     "job_keys", [[b"this job's"] * 2, [b"this job's", b"another's"], [b"this job's", b""], [b""] * 2]
 )

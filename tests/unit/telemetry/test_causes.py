@@ -108,6 +108,13 @@ def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
     assert cause.way_out
 
 
+def test_a_quota_that_came_later_is_named_as_it_is():
+    """Not as its mean with the time before, when there was none."""
+    run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5])
+    run.quota_cores[: len(run.round) // 2] = 0.0
+    assert "its container's limit is 1.5 cores" in causes(run)[1].evidence
+
+
 def test_the_evidence_of_a_quota_names_it():
     assert causes(run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5]))[1] == Cause(
         "throttled",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,11 +13,12 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
+from hvd_hetero.communication.threads import PeerLostError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples  # noqa: E402
 from torch_hooks.gradients.compression import compressor  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402
 from torch_hooks.wires.process_groups import timeout_of, with_cpu  # noqa: E402
-from torch_hooks.wires.torch_distributed import ProcessGroupWire  # noqa: E402
+from torch_hooks.wires.torch_distributed import Call, ProcessGroupWire  # noqa: E402
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_tables_have_a_backend_wherever_gradients_are():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_type_compresses(dtype):
-    compression = compressor(dtype)
+    compression = compressor(dtype, SimpleNamespace(cannot_sum=()))
     sent, context = compression.compress(torch.tensor([1.0, 0.5], dtype=torch.float64))
     assert sent.dtype == dtype
     assert compression.decompress(sent, context).dtype == torch.float64
@@ -101,6 +103,40 @@ def test_a_type_compresses(dtype):
     assert whole.dtype == torch.int64
 
 
-def test_a_type_that_cannot_hold_gradients_is_refused():
-    with pytest.raises(ValueError, match=r"compression must be a floating-point type, got torch\.int8"):
-        compressor(torch.int8)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e5m2])
+def test_a_type_that_cannot_hold_gradients_is_refused(dtype):
+    with pytest.raises(ValueError, match=rf"compression must be one of torch\.float16, .*, got {dtype}"):
+        compressor(dtype, SimpleNamespace(cannot_sum=()))
+
+
+def test_a_type_that_the_wire_cannot_sum_is_refused():
+    with pytest.raises(ValueError, match=r"compression=torch\.bfloat16 is a type that Horovod cannot sum; write"):
+        compressor(torch.bfloat16, SimpleNamespace(cannot_sum=(torch.bfloat16,)))
+
+
+def test_horovod_and_a_process_group_of_other_sizes_are_refused(group, monkeypatch):
+    """Under torchrun a library may initialise Horovod, each process then alone: ranks would train apart in silence."""
+    hvd = pytest.importorskip("horovod.torch")
+    monkeypatch.setattr(hvd, "is_initialized", lambda: True)
+    monkeypatch.setattr(hvd, "size", lambda: 2)
+    with pytest.raises(ValueError, match=r"Horovod is initialised with 2 rank\(s\) and torch\.distributed with 1"):
+        wire_here()
+
+
+def test_the_host_waits_until_the_device_has_come_past_a_call(group, monkeypatch):
+    """NCCL's work has the stream wait alone. Events of the round were still open then, and no time was measured."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: SimpleNamespace(synchronize=lambda: waited.append(of)))
+    call = Call("a sum", lambda: "the result")
+    call.works, call.devices = [SimpleNamespace(wait=lambda: None)], {torch.device("cuda", 0)}
+    assert wire_here().result(call) == "the result"
+    assert waited == [torch.device("cuda", 0)]
+
+
+def test_what_fails_while_objects_travel_is_a_lost_rank(group, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", fails)
+    with pytest.raises(PeerLostError, match=r"'state' has failed.*Connection closed by peer"):
+        wire_here().allgather_object(1, name="state")
