@@ -110,8 +110,8 @@ def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
 
 def test_a_quota_that_came_later_is_named_as_it_is():
     """Not as its mean with the time before, when there was none."""
-    run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5])
-    run.quota_cores[: len(run.round) // 2] = 0.0
+    quota = np.where(np.arange(ROUNDS)[:, None] < ROUNDS // 2, [0.0, 0.0], [0.0, 1.5])
+    run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=quota)
     assert "its container's limit is 1.5 cores" in causes(run)[1].evidence
 
 
