@@ -2,8 +2,9 @@
 
 The largest of three losses is named: waiting for late ranks, if it takes at least ``LEAST`` of the time, and transfers
 or other work between rounds, if they take at least ``LEAST_OF_REST``. Ranks are named if they bear at least
-``_NOTABLE`` times an even share of the waiting. Else they took turns in being last, which is scatter and no rank's
-fault. ``causes`` are found elsewhere: one for each rank, None for a rank that held no other up.
+``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own data, if that took the larger part,
+or they took turns in being last, which is scatter and no rank's fault. ``causes`` are found elsewhere: one for each
+rank, None for a rank that held no other up.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
         return _nothing(found)
     if ranks >= max(transfer, between, LEAST):
         late = late_ranks(found)
-        return _late(found, late, causes) if late else _scatter(found)
+        if late:
+            return _late(found, late, causes)
+        return _input(found) if found.kinds["input"] >= found.kinds["computing"] else _scatter(found)
     if transfer >= between:
         return _transfer(found, causes)
     return Verdict(
@@ -118,6 +121,18 @@ def _gain(found: Figures) -> list[str]:
         rate = found.alternatives.samples_per_s
         how = f"between {balanced.least / rate:.2f} and {balanced.most / rate:.2f} times as fast on these machines"
     return [f'policy="lb-bsp" would be {how}.']
+
+
+def _input(found: Figures) -> Verdict:
+    alone = found.workers == 1
+    who = "The rank waited for its" if alone else "All ranks waited for their"
+    return Verdict(
+        f"{who} own data for {found.kinds['input']:.0%} of the time.",
+        "It computes faster than its data come."
+        if alone
+        else "They did so together or by turns: no rank lost much more by it than the others.",
+        "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
+    )
 
 
 def _scatter(found: Figures) -> Verdict:

@@ -150,6 +150,15 @@ def test_the_verdict_of_runs_that_no_rank_held_up(columns, expected):
     assert verdict(figures(steady(**columns), replayed=False), [None, None]).verdict.startswith(expected)
 
 
+@pytest.mark.parametrize(("ranks", "expected"), [(2, "All ranks waited for their"), (1, "The rank waited for its")])
+def test_a_run_that_waits_for_its_data_has_no_ranks_that_take_turns(ranks, expected):
+    """0.1 s of computing and 0.1 s of input in each round, on each rank alike."""
+    run = run_of([[20] * ranks] * 60, [[0.1] * ranks] * 60, [0.2] * 60, input_s=[[0.1] * ranks] * 60)
+    said = report_of(run, "run").verdict
+    assert said.verdict == f"{expected} own data for 50% of the time."
+    assert "loaders more workers or a faster disk, or prepare" in said.next
+
+
 def test_a_comparison_says_which_run_is_faster_and_whether_it_is_fair():
     one, other = (figures(steady(elapsed_s=[s] * 60), replayed=False) for s in (4.2, 2.1))
     text = comparison(["a", "b"], [one, other])
