@@ -11,8 +11,9 @@ from report_runs import by_hand, record, run_of
 from hvd_hetero.cli import main
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation import Cluster
+from hvd_hetero.telemetry import read_run
 from hvd_hetero.telemetry.report import svg
-from hvd_hetero.telemetry.report.made import report_of
+from hvd_hetero.telemetry.report.made import make_report, report_of
 from hvd_hetero.telemetry.report.page import page
 
 HEADER = {"schema": "hvd-hetero/telemetry", "version": 1, "policy": "bsp", "workers": 2, "global_batch": 20}
@@ -45,6 +46,16 @@ def test_the_command_writes_summary_and_page(run_file, capsys):
     text = run_file.with_suffix(".html").read_text()
     for heading in ("Where the time went", "Which ranks cost how much", "What another split would have made"):
         assert heading in text
+
+
+def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
+    """Its file begins at round 5,000; the other 20 rounds do 20 samples in 2 s each."""
+    rows = [HEADER, *(LINE | {"round": 5000 + i, "elapsed_s": 2.0 if i else 60.0} for i in range(21))]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = make_report(path).figures
+    assert (found.rounds, found.samples_per_s) == (20, 10.0)
+    assert read_run(path).throughput == 10.0
 
 
 def test_two_runs_stand_side_by_side_on_one_scale(run_file, capsys, tmp_path):
