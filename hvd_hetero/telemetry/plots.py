@@ -21,8 +21,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0) -> Figure:
     """Draw batch sizes and waiting times over the rounds: a column per run, a line per rank, shared scales.
 
-    Curves show all rounds. Samples per second and waiting shares are without the first ``warm_up`` rounds, at least one:
-    the last lines of the picture say so, and what a record leaves out.
+    Curves show all rounds. Samples per second and waiting shares are without the first ``warm_up`` rounds, one at
+    least: the last lines of the picture say so, and what a record leaves out.
     """
     from matplotlib.figure import Figure  # not pyplot: no window system, no global state
 

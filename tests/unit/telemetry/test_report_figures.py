@@ -90,6 +90,15 @@ def test_a_run_with_equal_batches_is_what_equal_batches_make(tmp_path):
     assert found.of("lb-bsp").times_run > 1.5
 
 
+def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path):
+    """Every fourth round is recorded: the last 300 lines are of 1,200 rounds."""
+    record(tmp_path / "run.jsonl", Cluster.of_speeds([400, 200]), BSP(), 96, 400)
+    run = read_run(tmp_path / "run.jsonl")
+    thinned = replace(run, round=4 * run.round, every=4)
+    for each in (run, thinned):
+        assert 290 <= figures(each).alternatives.rounds <= 300
+
+
 def test_a_run_that_cannot_be_replayed_is_reported_without_other_splits():
     found = figures(by_hand())
     assert found.alternatives is None
