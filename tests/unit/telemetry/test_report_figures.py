@@ -50,6 +50,32 @@ def test_forecasts_are_compared_with_the_speed_of_the_round_after():
     assert ranks.naive_error == pytest.approx([0.75, 0.75], abs=0.26)  # 1/2 and 1 by turns
 
 
+def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
+    """Rounds 21 to 40 are gone: what the line of round 20 forecasts is for none of the others."""
+    run = steady(samples_per_s=[[22, 10]] * 60)
+    gone = run.take((run.round <= 20) | (run.round > 40))
+    forecast = figures(gone, replayed=False).over_time.forecast.rows
+    assert np.flatnonzero(np.isnan(forecast[0])).tolist() == [0, 20]
+    thinned = figures(replace(run, round=4 * run.round, every=4), replayed=False)
+    assert np.isnan(thinned.over_time.forecast.rows).all()
+    assert np.isnan(thinned.ranks.forecast_error).all()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "note"),
+    [
+        (
+            {"every": 4},
+            "1 round of 4 is recorded. Figures are those of the recorded rounds, and forecasts are not judged.",
+        ),
+        ({"files_missing": 2}, "2 of its files are missing. Figures are those of the recorded rounds."),
+        ({}, None),
+    ],
+)
+def test_what_the_record_leaves_out_is_noted(left_out, note):
+    assert report_of(replace(steady(), **left_out), "run", replayed=False).notes == ([note] if note else [])
+
+
 def test_forecasts_of_ranks_that_know_their_fixed_cost_are_for_the_typical_size():
     """10 samples that cost as much as 10 more, at a pace of 100: 20 samples take 0.3 s and 10 take 0.2 s."""
     run = steady(compute_s=[[0.3, 0.3]] * 60, elapsed_s=[0.3] * 60, fixed_samples=[[10, 10]] * 60)
