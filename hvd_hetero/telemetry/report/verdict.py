@@ -84,7 +84,11 @@ def _nothing(found: Figures) -> Verdict:
 
 def _late(found: Figures, late: list[int], causes: Sequence[Cause | None]) -> Verdict:
     cost = float(found.ranks.cost[late].sum())
-    caused = [(rank, cause) for rank in late if rank < len(causes) and (cause := causes[rank]) is not None]
+    caused = [
+        (rank, cause)
+        for rank in late
+        if rank < len(causes) and (cause := causes[rank]) is not None and cause.kind != "network"  # of all ranks alike
+    ]
     evidence = [
         f"Rank {rank}: {cause.evidence}" if len(late) > 1 else cause.evidence for rank, cause in caused[:_NAMED]
     ]

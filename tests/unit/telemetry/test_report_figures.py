@@ -162,6 +162,15 @@ def test_the_verdict_names_the_rank_its_cause_and_the_way_out():
     assert "cause is not known. Rank 1 works at 50% of the fastest" in verdict(found, [None, None]).why
 
 
+def test_a_slow_network_is_not_why_a_rank_is_late():
+    """It is on each rank alike, so it explains no rank that is later than others."""
+    found, network = figures(steady(), replayed=False), Cause("network", "All waited.", "Use a faster link.")
+    said = verdict(found, [network, network])
+    assert said.verdict.startswith("Rank 1 held all others up")
+    assert "All waited." not in said.why
+    assert "faster link" not in said.next
+
+
 def test_the_verdict_tells_what_lb_bsp_would_gain(tmp_path):
     report = report_of(recorded(tmp_path / "run.jsonl", BSP(), fixed_s=0.02), "run")
     assert report.verdict.verdict.startswith("Rank 1 held all others up for")
