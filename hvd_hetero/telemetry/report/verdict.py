@@ -1,10 +1,10 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-The largest of three losses is named: waiting for late ranks, if it takes at least ``LEAST`` of the time, and transfers
-or other work between rounds, if they take at least ``LEAST_OF_REST``. Ranks are named if they bear at least
-``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own data, if that took the larger part,
-or they took turns in being last, which is scatter and no rank's fault. ``causes`` are found elsewhere: one for each
-rank, None for a rank that held no other up.
+The largest of three losses is named: waiting for late ranks, and transfers or other work between rounds. The first is
+looked at if it takes at least ``LEAST`` of the time, each of the others if it takes at least ``LEAST_OF_REST``. Ranks
+are named if they bear at least ``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own
+data, if that took the larger part, or they took turns in being last, which is scatter and no rank's fault. ``causes``
+are found elsewhere, and for larger costs only: one for each rank, None for a rank that held no other up so much.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvd_hetero.telemetry.causes import LEAST as LEAST_OF_CAUSE
 from hvd_hetero.telemetry.report.figures import Figures
 
 if TYPE_CHECKING:
@@ -45,14 +46,18 @@ class Verdict:
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     """Say what cost this run the most."""
     ranks, transfer, between = found.waiting_for_ranks, found.kinds["transfer"], found.kinds["between"]
-    if ranks < LEAST and max(transfer, between) < LEAST_OF_REST:
+    shares = {"ranks": ranks, "transfer": transfer, "between": between}
+    least = {"ranks": LEAST, "transfer": LEAST_OF_REST, "between": LEAST_OF_REST}
+    told = [loss for loss, share in shares.items() if share >= least[loss]]
+    if not told:
         return _nothing(found)
-    if ranks >= max(transfer, between, LEAST):
+    largest = max(told, key=shares.__getitem__)
+    if largest == "ranks":
         late = late_ranks(found)
         if late:
             return _late(found, late, causes)
         return _input(found) if found.kinds["input"] >= found.kinds["computing"] else _scatter(found)
-    if transfer >= between:
+    if largest == "transfer":
         return _transfer(found, causes)
     return Verdict(
         f"Work between rounds took {between:.0%} of the time.",
@@ -94,8 +99,10 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None]) -> Ve
     ]
     ways = list(dict.fromkeys(cause.way_out for _, cause in caused[:_NAMED]))
     share = float(found.ranks.cost_input[late].sum()) / cost
-    if not evidence:
-        worst = late[0]
+    worst = late[0]
+    if not evidence and found.ranks.cost[worst] < LEAST_OF_CAUSE:
+        evidence = [f"This is too little to look for a cause: one is looked for from {LEAST_OF_CAUSE:.0%} on."]
+    elif not evidence:
         speed = found.ranks.of_best_rank[worst]
         evidence = [
             f"The cause is not known. {share:.0%} of this went into waiting for data."

@@ -162,6 +162,22 @@ def test_the_verdict_names_the_rank_its_cause_and_the_way_out():
     assert "cause is not known. Rank 1 works at 50% of the fastest" in verdict(found, [None, None]).why
 
 
+def test_no_cause_is_missed_where_none_was_looked_for():
+    """1.11 s against 1 s: a round could take 40 / (20 + 18.02) = 1.052 s, which is 5 % less."""
+    run = steady(compute_s=[[1, 1.11]] * 60, elapsed_s=[1.11] * 60, wait_s=[[0.11, 0]] * 60)
+    said = report_of(run, "run", replayed=False).verdict
+    assert said.verdict == "Rank 1 held all others up for 5% of the time."
+    assert said.why == "This is too little to look for a cause: one is looked for from 10% on."
+
+
+def test_a_loss_that_is_too_small_to_tell_hides_none_that_is_not():
+    """Late ranks cost 6.5 % of the time, which is worth a word; transfers take 9 %, which they always may."""
+    run = steady(compute_s=[[1, 1.16]] * 60, elapsed_s=[1.28] * 60, wait_s=[[0.28, 0.12]] * 60)
+    found = figures(run, replayed=False)
+    assert 0.05 < found.waiting_for_ranks < found.kinds["transfer"] < 0.1
+    assert verdict(found, [None, None]).verdict.startswith("Rank 1 held all others up")
+
+
 def test_a_slow_network_is_not_why_a_rank_is_late():
     """It is on each rank alike, so it explains no rank that is later than others."""
     found, network = figures(steady(), replayed=False), Cause("network", "All waited.", "Use a faster link.")
