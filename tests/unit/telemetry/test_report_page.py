@@ -1,20 +1,26 @@
 """The page and the summary: complete, safe whatever a file holds, and small at any size."""
 
+import io
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from report_runs import by_hand, record, run_of
+from rich.console import Console
 
 from hvd_hetero.cli import main
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation import Cluster
 from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry.causes import Cause
 from hvd_hetero.telemetry.report import svg
 from hvd_hetero.telemetry.report.made import make_report, report_of
 from hvd_hetero.telemetry.report.page import page
+from hvd_hetero.telemetry.report.terminal import write_summary
+from hvd_hetero.telemetry.report.verdict import verdict
 
 HEADER = {"schema": "hvd-hetero/telemetry", "version": 1, "policy": "bsp", "workers": 2, "global_batch": 20}
 LINE = {
@@ -56,6 +62,25 @@ def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
     found = make_report(path).figures
     assert (found.rounds, found.samples_per_s) == (20, 10.0)
     assert read_run(path).throughput == 10.0
+
+
+def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
+    """Rank 1 costs the most and is the verdict's; rank 2, less than half as late, has a cause of its own."""
+    run = run_of(
+        [[20] * 3] * 60, [[1, 2, 1.3]] * 60, [2.1] * 60, wait_s=[[1.1, 0.1, 0.8]] * 60, memory=[[0.5] * 3] * 60
+    )
+    report = report_of(run, "run", replayed=False)
+    one, other = Cause("garbage", "Python collected garbage.", "gc"), Cause("loop", "Its loop was long.", "Save less.")
+
+    def told(causes):
+        console = Console(file=io.StringIO(), width=120)
+        write_summary(console, [replace(report, causes=causes, verdict=verdict(report.figures, causes))])
+        return console.file.getvalue()
+
+    both = told([None, one, other])
+    assert both.count("Python collected garbage.") == 2, "in the verdict and in the table"
+    assert re.search(r"2 +Its loop was long\. +Save less\.", both)
+    assert told([None, one, None]).count("Python collected garbage.") == 1, "the verdict is enough"
 
 
 def test_two_runs_stand_side_by_side_on_one_scale(run_file, capsys, tmp_path):
