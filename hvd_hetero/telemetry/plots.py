@@ -21,8 +21,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0) -> Figure:
     """Draw batch sizes and waiting times over the rounds: a column per run, a line per rank, shared scales.
 
-    Curves show all rounds. Samples per second and waiting shares leave out the first ``warm_up`` rounds, and round 0:
-    the last lines of the picture say so, and what a record leaves out.
+    Curves show all rounds. Samples per second and waiting shares are without the first ``warm_up`` rounds, one at
+    least: the last lines of the picture say so, and what a record leaves out.
     """
     from matplotlib.figure import Figure  # not pyplot: no window system, no global state
 
@@ -56,7 +56,7 @@ def rounds_figure(runs: Mapping[str, Run], title: str = "", *, warm_up: int = 0)
     top = max((float(np.percentile(s, 99)) for s in later if s.size), default=1.0)
     axes[1, 0].set_ylim(0, 1.3 * top)
     axes[0, 0].legend(loc="lower left")
-    start = f"the first {warm_up} rounds" if warm_up > 1 else "round 0"
+    start = f"the first {warm_up} rounds" if warm_up > 1 else "the first round"
     notes = [f"Samples per second and waiting shares are without the start-up: {start}."]
     notes += [f"{name}: {run.left_out}." for name, run in runs.items() if run.left_out]
     figure.supxlabel("\n".join(notes), fontsize=9)

@@ -196,6 +196,8 @@ class Run:
     """Every how many rounds one was recorded (``Telemetry(every=…)``)."""
     files_missing: int = 0
     """Files of this run that are gone (``Telemetry(rotate_bytes=…)``)."""
+    first_round: int = 0
+    """The file's first round, which pays for the start; a resumed job counts on, so it need not be 0."""
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``, recorded or not."""
@@ -214,19 +216,19 @@ class Run:
 
     @property
     def throughput(self) -> float:
-        """Samples per second, leaving out round 0, which pays for the start."""
+        """Samples per second, leaving out the first round, which pays for the start."""
         counted = self._without_start(np.ones(len(self.round), bool))
         return float(self.samples[counted].sum() / self.elapsed_s[counted].sum())
 
     @property
     def waiting_share(self) -> npt.NDArray[np.float64]:
-        """Each rank's share of time spent waiting for others or for the network, leaving out round 0."""
+        """Each rank's share of time spent waiting for others or for the network, without the first round."""
         known = self._without_start(np.asarray(np.isfinite(self.wait_s).all(axis=1)))
         return np.asarray(self.wait_s[known].sum(axis=0) / self.elapsed_s[known].sum())
 
     def _without_start(self, rounds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Leave out round 0, unless it is the only one."""
-        later = rounds & (self.round > 0)
+        """Leave out the first round, unless it is the only one."""
+        later = rounds & (self.round > self.first_round)
         return later if later.any() else rounds
 
 
@@ -263,4 +265,5 @@ def read_run(path: str | Path) -> Run:
         **columns,
         every=header["every"],
         files_missing=found.missing,
+        first_round=int(columns["round"][0]) if len(columns["round"]) else 0,
     )

@@ -1,6 +1,6 @@
 """Runs made by hand or by the simulator, for the tests of reports."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from hvd_hetero.telemetry import Run, TelemetryWriter
 
 COUNTS = ("plan", "samples", "micro_batches", "limit")
 PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s")
-PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN]
+PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN and field.default is MISSING]
 
 
 def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:

@@ -66,7 +66,7 @@ class Alternatives:
 def alternatives(run: Run) -> Alternatives:
     """Replay a run; a ``ValueError`` says why it cannot be."""
     most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
-    part = run.after(max(len(run.round) - most, 0))
+    part = run.take(slice(-most, None))
     schemes = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
     described, machines = recorded_description(part, [choose("bsp", "report"), *schemes])
     described = replace(described, dataset=None)  # whole rounds, as those that were kept

@@ -103,9 +103,9 @@ class Attribution:
 
 
 def counted(run: Run) -> Bools:
-    """Return which rounds count: not round 0, which pays for the start, unless it is the only one; (K,)."""
+    """Return which rounds count: not the first, which pays for the start, unless it is the only one; (K,)."""
     possible = np.asarray((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))
-    later = possible & (run.round > 0)
+    later = possible & (run.round > run.first_round)
     return later if later.any() else possible
 
 
@@ -201,5 +201,6 @@ def _transfer(run: Run, rest_s: Floats) -> Floats:
     usable = (run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)
     wait_s = np.where(usable, run.wait_s, np.inf).min(axis=1, initial=np.inf)
     known = np.isfinite(wait_s)
-    usual = float(np.median(wait_s[known & (run.round > 0)])) if (known & (run.round > 0)).any() else 0.0
+    later = known & (run.round > run.first_round)
+    usual = float(np.median(wait_s[later])) if later.any() else 0.0
     return np.asarray(np.clip(np.where(known, wait_s, usual), 0.0, np.maximum(rest_s, 0.0)))

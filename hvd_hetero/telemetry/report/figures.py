@@ -181,9 +181,9 @@ def _over_time(run: Run, lost: Attribution, speed: Floats, counts: npt.NDArray[n
     number = run.round[counts]
     begins = starts(len(number))
     round_s = block_means(lost.elapsed_s[counts], begins)
-    # The line of a round has the forecast for the next one; it is drawn where it can be compared.
+    # The line of a round has the forecast for the next one; it is drawn where that one is recorded.
     ahead = np.full_like(run.samples_per_s, np.nan)
-    ahead[1:] = run.samples_per_s[:-1]
+    ahead[1:] = np.where(np.diff(run.round)[:, None] == 1, run.samples_per_s[:-1], np.nan)
     best = own_best(speed[counts])
     return OverTime(
         edges=np.append(number[begins], number[-1] + 1),

@@ -71,6 +71,9 @@ def _cut_short(path: Path) -> list[str]:
 
 def _missing(run: Run, found: Figures) -> list[str]:
     notes = []
+    if run.left_out:
+        judged = "" if run.every == 1 else ", and forecasts are not judged"
+        notes.append(f"{run.left_out}. Figures are those of the recorded rounds{judged}.")
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")

@@ -11,6 +11,7 @@ from hvd_hetero.telemetry.report.tables import (
     MOST_RANKS,
     Table,
     alternatives_table,
+    causes_table,
     changes_table,
     comparison_table,
     kinds_table,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["write_summary"]
 
-_CHANGES = 8
+_CAUSES, _CHANGES = 4, 8
 _FULL_WIDTH = 110  # a narrower terminal goes without the spare columns, as a phone does
 
 
@@ -56,6 +57,11 @@ def _write(console: Console, report: Report) -> None:
     _table(console, ranks_table(found))
     if found.workers > MOST_RANKS:
         _table(console, spread_table(found))
+    causes = causes_table(report)
+    if any(why not in report.verdict.why for _, why, _ in causes.rows):  # else the verdict has told them all
+        _table(console, Table(causes.headings, causes.rows[:_CAUSES], words=causes.words))
+        if (more := len(causes.rows) - _CAUSES) > 0:
+            console.print(Text(f"{more} more cause{'s' if more > 1 else ''}.", style="dim"))
     if found.alternatives is not None:
         _table(console, alternatives_table(found))
     console.print(Text(replay_note(found), style="dim"))

@@ -1,9 +1,10 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-The largest of three losses is named: waiting for late ranks, if it takes at least ``LEAST`` of the time, and transfers
-or other work between rounds, if they take at least ``LEAST_OF_REST``. Ranks are named if they bear at least
-``_NOTABLE`` times an even share of the waiting. Else they took turns in being last, which is scatter and no rank's
-fault. ``causes`` are found elsewhere: one for each rank, None for a rank that held no other up.
+The largest of three losses is named: waiting for late ranks, and transfers or other work between rounds. The first is
+looked at if it takes at least ``LEAST`` of the time, each of the others if it takes at least ``LEAST_OF_REST``. Ranks
+are named if they bear at least ``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own
+data, if that took the larger part, or they took turns in being last, which is scatter and no rank's fault. ``causes``
+are found elsewhere, and for larger costs only: one for each rank, None for a rank that held no other up so much.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hvd_hetero.telemetry.causes import LEAST as LEAST_OF_CAUSE
 from hvd_hetero.telemetry.report.figures import Figures
 
 if TYPE_CHECKING:
@@ -44,12 +46,18 @@ class Verdict:
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     """Say what cost this run the most."""
     ranks, transfer, between = found.waiting_for_ranks, found.kinds["transfer"], found.kinds["between"]
-    if ranks < LEAST and max(transfer, between) < LEAST_OF_REST:
+    shares = {"ranks": ranks, "transfer": transfer, "between": between}
+    least = {"ranks": LEAST, "transfer": LEAST_OF_REST, "between": LEAST_OF_REST}
+    told = [loss for loss, share in shares.items() if share >= least[loss]]
+    if not told:
         return _nothing(found)
-    if ranks >= max(transfer, between, LEAST):
+    largest = max(told, key=shares.__getitem__)
+    if largest == "ranks":
         late = late_ranks(found)
-        return _late(found, late, causes) if late else _scatter(found)
-    if transfer >= between:
+        if late:
+            return _late(found, late, causes)
+        return _input(found) if found.kinds["input"] >= found.kinds["computing"] else _scatter(found)
+    if largest == "transfer":
         return _transfer(found, causes)
     return Verdict(
         f"Work between rounds took {between:.0%} of the time.",
@@ -81,14 +89,20 @@ def _nothing(found: Figures) -> Verdict:
 
 def _late(found: Figures, late: list[int], causes: Sequence[Cause | None]) -> Verdict:
     cost = float(found.ranks.cost[late].sum())
-    caused = [(rank, cause) for rank in late if rank < len(causes) and (cause := causes[rank]) is not None]
+    caused = [
+        (rank, cause)
+        for rank in late
+        if rank < len(causes) and (cause := causes[rank]) is not None and cause.kind != "network"  # of all ranks alike
+    ]
     evidence = [
         f"Rank {rank}: {cause.evidence}" if len(late) > 1 else cause.evidence for rank, cause in caused[:_NAMED]
     ]
     ways = list(dict.fromkeys(cause.way_out for _, cause in caused[:_NAMED]))
     share = float(found.ranks.cost_input[late].sum()) / cost
-    if not evidence:
-        worst = late[0]
+    worst = late[0]
+    if not evidence and found.ranks.cost[worst] < LEAST_OF_CAUSE:
+        evidence = [f"This is too little to look for a cause: one is looked for from {LEAST_OF_CAUSE:.0%} on."]
+    elif not evidence:
         speed = found.ranks.of_best_rank[worst]
         evidence = [
             f"The cause is not known. {share:.0%} of this went into waiting for data."
@@ -118,6 +132,18 @@ def _gain(found: Figures) -> list[str]:
         rate = found.alternatives.samples_per_s
         how = f"between {balanced.least / rate:.2f} and {balanced.most / rate:.2f} times as fast on these machines"
     return [f'policy="lb-bsp" would be {how}.']
+
+
+def _input(found: Figures) -> Verdict:
+    alone = found.workers == 1
+    who = "The rank waited for its" if alone else "All ranks waited for their"
+    return Verdict(
+        f"{who} own data for {found.kinds['input']:.0%} of the time.",
+        "It computes faster than its data come."
+        if alone
+        else "They did so together or by turns: no rank lost much more by it than the others.",
+        "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
+    )
 
 
 def _scatter(found: Figures) -> Verdict:

@@ -1,6 +1,7 @@
 """Where the time of a round went: by hand, by an independent oracle, and by what must hold whatever the figures."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,6 +156,16 @@ def test_a_rank_without_any_figure_takes_no_part():
 def test_rounds_that_take_no_time_or_forever_are_left_out():
     run = run_of([[1, 1]] * 4, [[1, 1]] * 4, [1, 0, -2, 1e12])
     assert counted(run).tolist() == [True, False, False, False]
+
+
+def test_the_first_round_of_a_resumed_run_counts_nowhere():
+    """It begins at round 5,000, and its first round has the set-up in it, as round 0 had at the very beginning."""
+    run = replace(by_hand(), round=np.arange(5000, 5005), first_round=5000)
+    assert counted(run).tolist() == [False, True, True, True, True]
+    assert lost(run).kinds_s["transfer"].tolist() == lost(by_hand()).kinds_s["transfer"].tolist()
+    assert run.throughput == by_hand().throughput
+    assert run.waiting_share.tolist() == by_hand().waiting_share.tolist()
+    assert counted(run.after(2)).all(), "none but the first pays for the start"
 
 
 def test_a_run_without_a_usable_round_is_refused():

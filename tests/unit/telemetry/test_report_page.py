@@ -1,19 +1,26 @@
 """The page and the summary: complete, safe whatever a file holds, and small at any size."""
 
+import io
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from report_runs import by_hand, record, run_of
+from rich.console import Console
 
 from hvd_hetero.cli import main
 from hvd_hetero.policies import BSP
 from hvd_hetero.simulation import Cluster
+from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry.causes import Cause
 from hvd_hetero.telemetry.report import svg
-from hvd_hetero.telemetry.report.made import report_of
+from hvd_hetero.telemetry.report.made import make_report, report_of
 from hvd_hetero.telemetry.report.page import page
+from hvd_hetero.telemetry.report.terminal import write_summary
+from hvd_hetero.telemetry.report.verdict import verdict
 
 HEADER = {"schema": "hvd-hetero/telemetry", "version": 1, "policy": "bsp", "workers": 2, "global_batch": 20}
 LINE = {
@@ -45,6 +52,35 @@ def test_the_command_writes_summary_and_page(run_file, capsys):
     text = run_file.with_suffix(".html").read_text()
     for heading in ("Where the time went", "Which ranks cost how much", "What another split would have made"):
         assert heading in text
+
+
+def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
+    """Its file begins at round 5,000; the other 20 rounds do 20 samples in 2 s each."""
+    rows = [HEADER, *(LINE | {"round": 5000 + i, "elapsed_s": 2.0 if i else 60.0} for i in range(21))]
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = make_report(path).figures
+    assert (found.rounds, found.samples_per_s) == (20, 10.0)
+    assert read_run(path).throughput == 10.0
+
+
+def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
+    """Rank 1 costs the most and is the verdict's; rank 2, less than half as late, has a cause of its own."""
+    run = run_of(
+        [[20] * 3] * 60, [[1, 2, 1.3]] * 60, [2.1] * 60, wait_s=[[1.1, 0.1, 0.8]] * 60, memory=[[0.5] * 3] * 60
+    )
+    report = report_of(run, "run", replayed=False)
+    one, other = Cause("garbage", "Python collected garbage.", "gc"), Cause("loop", "Its loop was long.", "Save less.")
+
+    def told(causes):
+        console = Console(file=io.StringIO(), width=120)
+        write_summary(console, [replace(report, causes=causes, verdict=verdict(report.figures, causes))])
+        return console.file.getvalue()
+
+    both = told([None, one, other])
+    assert both.count("Python collected garbage.") == 2, "in the verdict and in the table"
+    assert re.search(r"2 +Its loop was long\. +Save less\.", both)
+    assert told([None, one, None]).count("Python collected garbage.") == 1, "the verdict is enough"
 
 
 def test_two_runs_stand_side_by_side_on_one_scale(run_file, capsys, tmp_path):
@@ -145,19 +181,26 @@ def test_a_run_cut_short_is_reported_and_says_so(tmp_path, capsys):
 @pytest.mark.parametrize(
     "key", ["compute_s", "input_s", "wait_s", "samples_per_s", "once_s", "fixed_samples", "slope_s", "intercept_s"]
 )
-def test_figures_that_cannot_be_true_end_in_a_report_or_an_error(tmp_path, capsys, key, value):
-    """One rank's figure is absurd in every round: no traceback, and no figure that is no number."""
+def test_figures_that_cannot_be_true_of_one_rank_leave_a_report_of_the_rest(tmp_path, capsys, key, value):
+    """One rank's figure is absurd in every round: a report with the true figures, and none that is no number."""
     path = written(tmp_path / "run.jsonl", **{key: [value, 1.5]})
-    assert main(["report", str(path)]) in (0, 2)
-    capsys.readouterr()
-    if path.with_suffix(".html").exists():
-        assert not re.search(r"\b(nan|inf)\b", path.with_suffix(".html").read_text().partition("</style>")[2])
+    assert main(["report", str(path)]) == 0
+    out = capsys.readouterr().out
+    text = path.with_suffix(".html").read_text().partition("</style>")[2]
+    for shown in (out, text):
+        assert "19 rounds in 38 s, without" in " ".join(shown.split())
+        assert not re.search(r"\b(nan|inf)\b", shown)
+    without_speed = (key == "compute_s" and value != 1e9) or (key == "fixed_samples" and value == 2.0**52)
+    assert ("No speed is known of rank 0" in out) == without_speed
 
 
-def test_every_elapsed_time_ends_in_a_report_or_an_error(tmp_path, capsys):
-    for seconds in (-1.0, 0.0, 1e-300, 1e12):
-        path = written(tmp_path / f"run{seconds}.jsonl", elapsed_s=seconds)
-        assert main(["report", str(path), "--no-page"]) in (0, 2)
+@pytest.mark.parametrize(("seconds", "code"), [(-1.0, 2), (0.0, 2), (1e-300, 0), (1e9, 0), (1.1e9, 2), (1e12, 2)])
+def test_rounds_of_every_elapsed_time_make_a_report_or_are_refused(tmp_path, capsys, seconds, code):
+    path = written(tmp_path / "run.jsonl", elapsed_s=seconds)
+    assert main(["report", str(path), "--no-page"]) == code
+    out, err = capsys.readouterr()
+    assert ("Verdict:" in out) == (code == 0)
+    assert ("holds 20 rounds, and none of a time that can be true" in err) == (code == 2)
 
 
 def test_something_else_is_not_overwritten(tmp_path, capsys):

@@ -100,7 +100,7 @@ def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
     figure = rounds_figure({"mine": run}, warm_up=5)
     assert figure.axes[0].get_title() == f"mine:  {run.after(5).throughput:.0f} samples/s"
     assert figure.get_supxlabel().endswith("without the start-up: the first 5 rounds.")
-    assert rounds_figure({"mine": run}).get_supxlabel().endswith("without the start-up: round 0.")
+    assert rounds_figure({"mine": run}).get_supxlabel().endswith("without the start-up: the first round.")
     alone = replace(run, **{name: getattr(run, name)[:1] for name in ("round", "elapsed_s", "samples", "wait_s")})
     assert alone.throughput == pytest.approx(30 / 102.5), "round 0 alone is all that there is"
 
