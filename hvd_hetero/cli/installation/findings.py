@@ -65,7 +65,7 @@ def tools(complaint: str, *, needed: bool) -> Finding:
     command = " && ".join(dict.fromkeys(ways)) or "hvd-hetero build-horovod --check-tools"
     if needed:
         return Finding("compiler", "failure", f"Horovod has to be built, and this is missing: {text}", command)
-    return Finding("compiler", "warning", f"missing, to build Horovod again: {text}", command)
+    return Finding("compiler", "warning", f"missing, should Horovod be built here: {text}", command)
 
 
 def frameworks(installed: Mapping[str, str]) -> Finding:
@@ -76,8 +76,13 @@ def frameworks(installed: Mapping[str, str]) -> Finding:
 
 
 def horovod(facts: HorovodFacts, installed: Mapping[str, str]) -> Finding:
-    """Horovod is there, and its extensions were compiled against the very frameworks that are installed."""
+    """Horovod is there, and its extensions were compiled against the very frameworks that are installed.
+
+    PyTorch does without one: torchrun launches its ranks, and torch.distributed sums.
+    """
     if facts.version is None:
+        if "torch" in installed:
+            return Finding("Horovod", "warning", "not installed; PyTorch trains with torchrun, Keras needs it", BUILD)
         return Finding("Horovod", "failure", "not installed", BUILD)
     built = [name for name in installed if name in facts.built_for]
     if not built:
