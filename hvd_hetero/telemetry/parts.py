@@ -48,8 +48,9 @@ def parts_of(path: Path, schema: str) -> Parts:
 
 
 def _siblings(path: Path) -> Iterator[Path]:
-    stem = re.sub(r"\.\d+$", "", path.stem)
-    name = re.compile(re.escape(stem) + r"(\.\d+)?" + re.escape(path.suffix))
+    """The number at the end of a name may be that of a part, or belong to the name that the user gave."""
+    stems = {path.stem, re.sub(r"\.\d+$", "", path.stem)}
+    name = re.compile(f"({'|'.join(map(re.escape, stems))})" + r"(\.\d+)?" + re.escape(path.suffix))
     return (other for other in sorted(path.parent.iterdir()) if name.fullmatch(other.name) and other.is_file())
 
 

@@ -44,6 +44,16 @@ def test_files_of_other_runs_between_them_are_left_alone(tmp_path):
     assert read_run(path).round.tolist() == [0, 1, 2]
 
 
+def test_a_name_that_ends_in_a_number_is_a_run_of_its_own(tmp_path):
+    """As ``run.0.jsonl``, ``run.1.jsonl`` of each start of an elastic job, whose parts are ``run.0.1.jsonl`` and on."""
+    for start, rounds in enumerate((20, 15)):
+        write(Telemetry(tmp_path / f"run.{start}.jsonl", rotate_bytes=900), rounds).close()
+    write(Telemetry(tmp_path / "run.jsonl", rotate_bytes=900), 12).close()
+    for name, rounds in {"run.0": 20, "run.0.1": 20, "run.1": 15, "run.1.2": 15, "run": 12}.items():
+        run = read_run(tmp_path / f"{name}.jsonl")
+        assert (run.round.tolist(), run.left_out) == (list(range(rounds)), "")
+
+
 def test_a_file_that_is_gone_is_told(tmp_path):
     path = tmp_path / "run.jsonl"
     write(Telemetry(path, rotate_bytes=900), 20).close()
