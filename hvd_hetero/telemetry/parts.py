@@ -35,7 +35,10 @@ def parts_of(path: Path, schema: str) -> Parts:
         return Parts([path])
     found: dict[int, Path] = {}
     for other in _siblings(path):
-        header = _header(other, schema)
+        try:
+            header = _header(other, schema)
+        except (OSError, ValueError):  # it says of no run that it is a part of it, and may be anybody's
+            continue
         part = header.get("part")
         if header.get("run") != run or type(part) is not int or part < 0:
             continue

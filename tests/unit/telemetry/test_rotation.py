@@ -54,6 +54,15 @@ def test_a_name_that_ends_in_a_number_is_a_run_of_its_own(tmp_path):
         assert (run.round.tolist(), run.left_out) == (list(range(rounds)), "")
 
 
+def test_files_that_cannot_be_read_or_are_of_something_else_are_left_alone(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    (tmp_path / "run.55.jsonl").symlink_to("/proc/self/mem")  # a regular file that even root cannot read from its start
+    (tmp_path / "run.66.jsonl").write_bytes(b"\xff" * 50_000)
+    (tmp_path / "run.77.jsonl").write_text('{"schema": "another"}\n')
+    assert read_run(path).round.tolist() == list(range(20))
+
+
 def test_a_file_that_is_gone_is_told(tmp_path):
     path = tmp_path / "run.jsonl"
     write(Telemetry(path, rotate_bytes=900), 20).close()
