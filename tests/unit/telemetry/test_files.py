@@ -39,7 +39,7 @@ def test_only_a_file_of_the_kind_is_replaced(tmp_path, content, fine):
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ValueError, match="--page must name a file that can be written, got .*; name another"):
+    with pytest.raises(ValueError, match=r"--page must name a file that can be written, got .*; name another"):
         check(tmp_path / "none" / "page.html")
 
 

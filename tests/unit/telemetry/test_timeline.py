@@ -168,7 +168,7 @@ def test_a_second_recording_in_the_place_of_the_output_is_kept(tmp_path, capsys)
     assert main(["timeline", str(tmp_path / "run.1.jsonl"), str(tmp_path / "run.2.jsonl")]) == 2
     assert "OUT.json names" in (said := capsys.readouterr().err)
     assert "exists and is no timeline; name another file, or move it" in said
-    with pytest.raises(ValueError, match="path names .* exists and is no timeline"):
+    with pytest.raises(ValueError, match=r"path names .* exists and is no timeline"):
         write_timeline(read_run(tmp_path / "run.1.jsonl"), tmp_path / "run.2.jsonl")
     assert (tmp_path / "run.2.jsonl").read_bytes() == kept
 
@@ -184,9 +184,10 @@ def test_an_earlier_timeline_is_replaced_as_a_whole_or_not_at_all(tmp_path, monk
         yield {"ph": "M"}
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(timeline, "events", fails)
-        write_timeline(run, out)
+        with pytest.raises(KeyboardInterrupt):
+            write_timeline(run, out)
     assert out.read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json", "run.jsonl"]
     write_timeline(run.take(run.round < 2), out)
