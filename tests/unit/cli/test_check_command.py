@@ -193,8 +193,14 @@ def test_the_horovod_of_this_environment_is_the_built_one():
     [
         (
             "0::/job",
-            {"cgroup.controllers": "", "job/cpu.max": "150000 100000", "job/memory.max": "1024"},
-            (1.5, (1024.0, 0.0)),
+            {
+                "cgroup.controllers": "",
+                "job/cpu.max": "150000 100000",
+                "job/memory.max": "1024",
+                "job/memory.current": "1000",
+                "job/memory.stat": "anon 250\ninactive_file 700\nactive_file 50",
+            },
+            (1.5, (1024.0, 300.0)),
         ),
         (
             "2:cpu,cpuacct:/job\n3:memory:/job",
