@@ -130,6 +130,21 @@ def test_each_judgement_says_what_is_amiss_and_what_mends_it(finding, verdict, t
     assert told in finding.text
 
 
+@pytest.mark.parametrize(
+    ("against", "installed", "same"),
+    [
+        ("2.13.0+cu126", "2.13.0", True),
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0+cpu", "2.13.0+cpu", True),
+        ("2.13.0+cu126", "2.13.0+cpu", False),
+        ("2.12.1+cpu", "2.13.0", False),
+    ],
+)
+def test_local_parts_of_versions_count_where_both_have_one(against, installed, same):
+    finding = findings.horovod(with_(built_for={"torch": against}), {"torch": installed})
+    assert finding.verdict == ("ok" if same else "failure")
+
+
 def test_the_advised_command_is_that_of_the_documentation(request):
     document = (request.config.rootpath / "docs" / "cpu.md").read_text()
     assert findings.allocator({}, "glibc").command in document
