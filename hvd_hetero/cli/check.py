@@ -64,10 +64,13 @@ def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
     yield findings.cores(usable, args.ranks)
     yield findings.threads(environ.get("OMP_NUM_THREADS", ""), usable, args.ranks)
     yield findings.allocator(environ, platform.libc_ver()[0])
-    if not args.no_launch and mine.verdict != "failure":
-        for framework in installed:
-            if framework in built.built_for:
-                yield two_ranks(framework, args.timeout)
+    if args.no_launch or mine.verdict == "failure":
+        return
+    if built.version is None:
+        yield two_ranks("torch.distributed", args.timeout)
+    for framework in installed:
+        if framework in built.built_for:
+            yield two_ranks(framework, args.timeout)
 
 
 def write(found: Sequence[Finding]) -> None:

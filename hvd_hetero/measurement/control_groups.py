@@ -6,7 +6,15 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["ControlGroups", "memberships", "quota", "text_of"]
+__all__ = ["NO_LIMIT", "ControlGroups", "memberships", "memory", "quota", "text_of"]
+
+NO_LIMIT = 2**60
+"""Bytes: from such numbers on, a limit is none, for version 1 knows no other word for it."""
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def text_of(path: Path) -> str:
@@ -32,6 +40,21 @@ def quota(group: Path) -> float:
     if not allowed:
         allowed, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
     return math.inf if allowed in ("", "max") or int(allowed) < 0 else int(allowed) / int(period)
+
+
+def memory(group: Path, no_limit: float = NO_LIMIT) -> tuple[float, float]:
+    """Bytes that this group alone allows, by either version's files (infinite for none), and those in use.
+
+    The inactive file cache is not in use: the kernel gives it back first, and reading a data set fills any limit.
+    """
+    for top, used, cache in _MEMORY_FILES:
+        text = text_of(group / top)
+        if text in ("", "max") or int(text) >= no_limit:
+            continue
+        stat = text_of(group / "memory.stat").split()
+        cached = int(stat[stat.index(cache) + 1]) if cache in stat else 0
+        return float(text), float(int((group / used).read_text()) - cached)
+    return math.inf, 0.0
 
 
 class ControlGroups:

@@ -46,7 +46,7 @@ from pathlib import Path
 
 import psutil
 
-from hvd_hetero.measurement.control_groups import ControlGroups, quota, text_of
+from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota, text_of
 
 log = logging.getLogger(__name__)
 
@@ -180,24 +180,12 @@ class ResourceMeter:
 
     def _memory(self) -> float:
         machine = {line.split(":")[0]: line for line in (self._proc / "meminfo").read_text().splitlines()[:3]}
-        limit, free = (int(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        limit, free = (float(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
         machine_bytes = limit
         for group in self._limits:
-            for top, used, cache in _MEMORY_FILES:
-                text = text_of(group / top)
-                if text in ("", "max") or int(text) >= machine_bytes:  # v1 writes "unlimited" as a huge number
-                    continue
-                stat = text_of(group / "memory.stat").split()
-                cached = int(stat[stat.index(cache) + 1]) if cache in stat else 0
-                limit = min(limit, int(text))
-                free = min(free, int(text) - int((group / used).read_text()) + cached)
+            allowed, used = memory(group, machine_bytes)  # one of the machine's size or above holds nobody back
+            limit, free = min(limit, allowed), min(free, allowed - used)
         return min(1.0, max(0.0, free / limit)) if limit > 0 else 0.0
-
-
-_MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 def _core_list(text: str) -> set[int]:

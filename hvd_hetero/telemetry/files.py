@@ -1,12 +1,21 @@
-"""Open files that users name; a path that is no file or never ends is an error, not a wait."""
+"""Open and write files that users name; a path that is no file or never ends is an error, not a wait.
+
+What is written is whole, or not there: it goes to another file beside, which takes the name at the end.
+"""
 
 from __future__ import annotations
 
+import os
 import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
-__all__ = ["named", "open_file", "read_text"]
+__all__ = ["check_output", "named", "open_file", "read_text", "write_whole"]
+
+_BEGIN = 2048  # bytes by which a file is known
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -45,3 +54,48 @@ def read_text(path: Path, most_bytes: int) -> str:
         return content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{named(path)} is no text: {error.reason} at byte {error.start}; save it as UTF-8") from None
+
+
+def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool]) -> None:
+    """Raise if ``write_whole`` could not write there, or would overwrite something else; called before the work.
+
+    ``name`` is what the user gave the path by, and ``known`` tells by its beginning whether a file is of that ``kind``.
+    """
+    found = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
+    if found != stat.S_IFREG:
+        raise ValueError(
+            f"{name} must name a file that can be written, and {named(path)} is {_KINDS.get(found, 'no file')}; "
+            "name a file, new or of an earlier time"
+        )
+    folder = path.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"{name} must name a file that can be written, got {named(path)}; name another")
+    if path.exists():
+        with open_file(path) as file:
+            begin = file.read(_BEGIN)
+        if begin and not known(begin):
+            raise ValueError(
+                f"{name} names {named(path)}, which exists and is no {kind}; name another file, or move it"
+            )
+
+
+@contextmanager
+def write_whole(path: Path) -> Iterator[TextIO]:
+    """Give a file to write to, which takes the place of ``path`` if no error comes: a reader never sees half of it."""
+    path = path.resolve()  # a link stays one
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=path.suffix, delete=False) as file:
+        part = Path(file.name)
+        try:
+            yield file
+            file.close()  # some file systems report a full disk only now
+            part.chmod(0o666 & ~_umask())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

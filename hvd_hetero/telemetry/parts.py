@@ -35,7 +35,10 @@ def parts_of(path: Path, schema: str) -> Parts:
         return Parts([path])
     found: dict[int, Path] = {}
     for other in _siblings(path):
-        header = _header(other, schema)
+        try:
+            header = _header(other, schema)
+        except (OSError, ValueError):  # it says of no run that it is a part of it, and may be anybody's
+            continue
         part = header.get("part")
         if header.get("run") != run or type(part) is not int or part < 0:
             continue
@@ -48,8 +51,9 @@ def parts_of(path: Path, schema: str) -> Parts:
 
 
 def _siblings(path: Path) -> Iterator[Path]:
-    stem = re.sub(r"\.\d+$", "", path.stem)
-    name = re.compile(re.escape(stem) + r"(\.\d+)?" + re.escape(path.suffix))
+    """The number at the end of a name may be that of a part, or belong to the name that the user gave."""
+    stems = {path.stem, re.sub(r"\.\d+$", "", path.stem)}
+    name = re.compile(f"({'|'.join(map(re.escape, stems))})" + r"(\.\d+)?" + re.escape(path.suffix))
     return (other for other in sorted(path.parent.iterdir()) if name.fullmatch(other.name) and other.is_file())
 
 

@@ -80,7 +80,7 @@ class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
     A round's waiting is known one round later, so each record is held back until then. A listener that raises is
-    dropped with one message: what only looks on must not end a training, or end it on one rank alone.
+    closed and dropped with one message: what only looks on must not end a training, or end it on one rank alone.
     """
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
@@ -116,8 +116,7 @@ class Recorder:
             self._release([None] * len(self._held["plan"]))
         listeners, self._listeners = self._listeners, []
         for each in listeners:
-            if callable(close := getattr(each.listener, "close", None)):
-                _went_well(each.listener, close)
+            _close(each.listener)
 
     def last_words(self) -> None:
         """Close our own listeners alone: the process is about to end, and a user's function might not return."""
@@ -130,6 +129,13 @@ class Recorder:
         for each in tuple(self._listeners):
             if record["round"] % each.every == 0 and not _went_well(each.listener, each.listener, record):
                 self._listeners.remove(each)
+                _close(each.listener)
+
+
+def _close(listener: Listener) -> None:
+    """Close a listener that can be closed: it may hold a file, or a line of the terminal."""
+    if callable(close := getattr(listener, "close", None)):
+        _went_well(listener, close)
 
 
 def _went_well(listener: Listener, call: Callable[..., object], *arguments: Record) -> bool:

@@ -41,7 +41,9 @@ def test_digits_are_learnt_and_every_epoch_visits_all_samples(launch, tmp_path, 
     assert (run.compute_s > 0).all()
 
 
-@pytest.mark.parametrize(("framework", "module"), [("torch", "torch"), ("Keras 3", "tensorflow")])
+@pytest.mark.parametrize(
+    ("framework", "module"), [("torch", "torch"), ("torch.distributed",) * 2, ("Keras 3", "tensorflow")]
+)
 def test_the_two_ranks_of_check_sum_a_vector(launch, framework, module):
     found = two_ranks(module, KERAS_S, partial(launch, framework=framework))
     assert found == Finding(f"two ranks, {module}", "ok", "sum a vector of 1000 numbers")

@@ -12,7 +12,7 @@ from hvd_hetero.horovod_build.distributions import installed_version
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import find_frameworks
 from hvd_hetero.horovod_build.toolchain import find_toolchain
-from hvd_hetero.measurement.control_groups import ControlGroups, quota, text_of
+from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota
 
 __all__ = [
     "cpu_quota",
@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 _GROUPS = Path("/sys/fs/cgroup")
-_NO_LIMIT = 2**60  # version 1 writes a number of this size for none
 
 
 def installed_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -76,15 +75,10 @@ def cpu_quota(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> float
 
 
 def memory_limit(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> tuple[float, float]:
-    """Return the bytes that this process's control groups allow (infinite without a limit), and those in use."""
+    """Return the bytes that this process's control groups allow (infinite without a limit), and those in use.
+
+    Files that were read and may be forgotten are not in use.
+    """
     groups = ControlGroups(process, root)
-    found = [_memory_of(group) for kind in ("", "memory") for group in groups.levels(kind)]
+    found = [memory(group) for kind in ("", "memory") for group in groups.levels(kind)]
     return min(found, default=(math.inf, 0.0))
-
-
-def _memory_of(group: Path) -> tuple[float, float]:
-    limit = text_of(group / "memory.max") or text_of(group / "memory.limit_in_bytes")
-    used = text_of(group / "memory.current") or text_of(group / "memory.usage_in_bytes")
-    if not limit.isdigit() or int(limit) >= _NO_LIMIT:
-        return math.inf, 0.0
-    return float(limit), float(used) if used.isdigit() else 0.0

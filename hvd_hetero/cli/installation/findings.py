@@ -65,7 +65,7 @@ def tools(complaint: str, *, needed: bool) -> Finding:
     command = " && ".join(dict.fromkeys(ways)) or "hvd-hetero build-horovod --check-tools"
     if needed:
         return Finding("compiler", "failure", f"Horovod has to be built, and this is missing: {text}", command)
-    return Finding("compiler", "warning", f"missing, to build Horovod again: {text}", command)
+    return Finding("compiler", "warning", f"missing, should Horovod be built here: {text}", command)
 
 
 def frameworks(installed: Mapping[str, str]) -> Finding:
@@ -76,21 +76,33 @@ def frameworks(installed: Mapping[str, str]) -> Finding:
 
 
 def horovod(facts: HorovodFacts, installed: Mapping[str, str]) -> Finding:
-    """Horovod is there, and its extensions were compiled against the very frameworks that are installed."""
+    """Horovod is there, and its extensions were compiled against the very frameworks that are installed.
+
+    PyTorch does without one: torchrun launches its ranks, and torch.distributed sums.
+    """
     if facts.version is None:
+        if "torch" in installed:
+            return Finding("Horovod", "warning", "not installed; PyTorch trains with torchrun, Keras needs it", BUILD)
         return Finding("Horovod", "failure", "not installed", BUILD)
     built = [name for name in installed if name in facts.built_for]
     if not built:
         wanted = " or ".join(installed) or "any framework"
         return Finding("Horovod", "failure", f"{facts.version}, not built for {wanted}", BUILD)
     for name in built:
-        if (against := facts.built_for[name]) not in ("", installed[name]):
+        against = facts.built_for[name]
+        if against and not _same_version(against, installed[name]):
             text = f"{facts.version}, built for {name} {against}, but {installed[name]} is installed"
             return Finding("Horovod", "failure", text, f"{BUILD} --force")
     text = f"{facts.version}, built for {' and '.join(built)}"
     if lacking := [name for name in installed if name not in built]:
         return Finding("Horovod", "warning", f"{text}, not for {' and '.join(lacking)}", BUILD)
     return Finding("Horovod", "ok", text)
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Equal, where the local part (``+cu126``) counts only if both have one: some distributions leave it out."""
+    (public, _, local), (other_public, _, other_local) = one.partition("+"), other.partition("+")
+    return public == other_public and (not local or not other_local or local == other_local)
 
 
 def horovod_operations(facts: HorovodFacts, gpus: int) -> Finding:

@@ -21,21 +21,30 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from hvd_hetero.telemetry.files import named
+from hvd_hetero.telemetry.files import check_output, named, write_whole
 from hvd_hetero.telemetry.records import Run
 
-__all__ = ["MOST_EVENTS", "events", "write_timeline"]
+__all__ = ["MOST_EVENTS", "check_timeline", "events", "write_timeline"]
 
 MOST_EVENTS = 3_000_000
 """What Perfetto still opens in a browser (arbitrary); a run of 1,000 ranks has as many in 1,000 rounds."""
 
+_BEGIN = '{"displayTimeUnit":"ms","traceEvents":['
 _PROCESS = 1
 _ROUNDS = 1  # thread 0 is the kernel's idle one to Perfetto
 _FIRST_RANK = 2
 
 
+def check_timeline(path: Path, name: str = "path") -> None:
+    """Raise if a timeline cannot be written there, or something else than an earlier one is there."""
+    check_output(path, name, "timeline", lambda begin: begin.startswith(_BEGIN.encode()))
+
+
 def write_timeline(run: Run, path: str | Path) -> int:
-    """Write a run, or a part of one, to a file for https://ui.perfetto.dev. Returns the number of events."""
+    """Write a run, or a part of one, to a file for https://ui.perfetto.dev. Returns the number of events.
+
+    An earlier timeline there is replaced, and any other file is an error.
+    """
     most = 4 + len(run.round) * (2 + 3 * run.workers) + run.workers
     if most > MOST_EVENTS:
         fit = max((MOST_EVENTS - 4 - run.workers) // (2 + 3 * run.workers), 1)
@@ -45,13 +54,14 @@ def write_timeline(run: Run, path: str | Path) -> int:
         )
     if not np.isfinite(run.elapsed_s).all() or (run.elapsed_s < 0).any():
         raise ValueError(f"elapsed_s must be at least 0 in every round, to write {named(path)}; mend the run's file")
-    with Path(path).open("w", encoding="utf-8") as file:
+    check_timeline(Path(path))
+    with write_whole(Path(path)) as file:
         return _write(file, events(run))
 
 
 def _write(file: TextIO, made: Iterator[dict[str, Any]]) -> int:
     number = 0
-    file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+    file.write(f"{_BEGIN}\n")
     for number, event in enumerate(made, start=1):
         file.write(",\n" if number > 1 else "")
         file.write(json.dumps(event, separators=(",", ":")))

@@ -6,15 +6,13 @@ unescaped could run and load nothing.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hvd_hetero import __version__
-from hvd_hetero.telemetry.files import named
+from hvd_hetero.telemetry.files import check_output, write_whole
 from hvd_hetero.telemetry.report.figures import Figures
 from hvd_hetero.telemetry.report.made import Report
 from hvd_hetero.telemetry.report.pictures import Scales, pictures
@@ -45,37 +43,14 @@ def check_page(path: Path) -> None:
         import jinja2  # noqa: F401
     except ImportError:
         raise ValueError("the page needs jinja2: pip install 'hvd-hetero[report]', or give --no-page") from None
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"--page must name a file that can be written, got {named(path)}; name another")
-    if path.exists():
-        with path.open("rb") as file:
-            begin = file.read(2048)
-        if begin and f'content="{GENERATOR}"'.encode() not in begin:
-            raise ValueError(
-                f"--page names {named(path)}, which exists and is no report; name another file, or move it"
-            )
+    check_output(path, "--page", "report", lambda begin: f'content="{GENERATOR}"'.encode() in begin)
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
     """Write the page; a reader never sees half of it."""
     content = page(reports)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".html", delete=False) as file:
-        part = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            mode = 0o666 & ~_umask()
-            part.chmod(mode)
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with write_whole(path) as file:
+        file.write(content)
 
 
 def page(reports: Sequence[Report]) -> str:

@@ -17,7 +17,8 @@ from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
 from hvd_hetero.testing import HangError, LaunchResult, RankError
 
 TORCH = {"torch": "2.13.0"}
-BOTH = {**TORCH, "tensorflow": "2.21.0"}
+TENSORFLOW = {"tensorflow": "2.21.0"}
+BOTH = {**TORCH, **TENSORFLOW}
 OURS = HorovodFacts("0.28.1", BOTH, ("Gloo",), has_edits=True, lacks=())
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "1", "MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_TOP_PAD_": "1"}
 TOOLS = (
@@ -38,12 +39,18 @@ def with_(**changes) -> HorovodFacts:
         (findings.python((3, 10, 1)), "failure", "3.11 or newer", "apt install python3.11-venv"),
         (findings.tools("", needed=True), "ok", "CMake", ""),
         (findings.tools(TOOLS, needed=True), "failure", "a C++ compiler; make", "apt install g++ && apt install make"),
-        (findings.tools(TOOLS, needed=False), "warning", "again", "apt install g++ && apt install make"),
+        (
+            findings.tools(TOOLS, needed=False),
+            "warning",
+            "should Horovod be built",
+            "apt install g++ && apt install make",
+        ),
         (findings.frameworks(BOTH), "ok", "torch 2.13.0, tensorflow 2.21.0", ""),
         (findings.frameworks({}), "failure", "neither", "pip install torch"),
         (findings.horovod(OURS, BOTH), "ok", "built for torch and tensorflow", ""),
         (findings.horovod(OURS, TORCH), "ok", "built for torch", ""),
-        (findings.horovod(with_(version=None), BOTH), "failure", "not installed", findings.BUILD),
+        (findings.horovod(with_(version=None), BOTH), "warning", "trains with torchrun, Keras needs", findings.BUILD),
+        (findings.horovod(with_(version=None), TENSORFLOW), "failure", "not installed", findings.BUILD),
         (findings.horovod(with_(built_for={}), BOTH), "failure", "not built for torch or tensor", findings.BUILD),
         (findings.horovod(with_(built_for=TORCH), BOTH), "warning", "not for tensorflow", findings.BUILD),
         (
@@ -123,6 +130,21 @@ def test_each_judgement_says_what_is_amiss_and_what_mends_it(finding, verdict, t
     assert told in finding.text
 
 
+@pytest.mark.parametrize(
+    ("against", "installed", "same"),
+    [
+        ("2.13.0+cu126", "2.13.0", True),
+        ("2.13.0", "2.13.0+cpu", True),
+        ("2.13.0+cpu", "2.13.0+cpu", True),
+        ("2.13.0+cu126", "2.13.0+cpu", False),
+        ("2.12.1+cpu", "2.13.0", False),
+    ],
+)
+def test_local_parts_of_versions_count_where_both_have_one(against, installed, same):
+    finding = findings.horovod(with_(built_for={"torch": against}), {"torch": installed})
+    assert finding.verdict == ("ok" if same else "failure")
+
+
 def test_the_advised_command_is_that_of_the_documentation(request):
     document = (request.config.rootpath / "docs" / "cpu.md").read_text()
     assert findings.allocator({}, "glibc").command in document
@@ -186,8 +208,14 @@ def test_the_horovod_of_this_environment_is_the_built_one():
     [
         (
             "0::/job",
-            {"cgroup.controllers": "", "job/cpu.max": "150000 100000", "job/memory.max": "1024"},
-            (1.5, (1024.0, 0.0)),
+            {
+                "cgroup.controllers": "",
+                "job/cpu.max": "150000 100000",
+                "job/memory.max": "1024",
+                "job/memory.current": "1000",
+                "job/memory.stat": "anon 250\ninactive_file 700\nactive_file 50",
+            },
+            (1.5, (1024.0, 300.0)),
         ),
         (
             "2:cpu,cpuacct:/job\n3:memory:/job",
@@ -302,7 +330,7 @@ def test_all_checks_run_on_this_machine_without_a_launch():
 
 
 def test_a_broken_horovod_is_not_launched(monkeypatch):
-    monkeypatch.setattr("hvd_hetero.cli.installation.horovod.read_horovod", lambda: with_(version=None, built_for={}))
+    monkeypatch.setattr("hvd_hetero.cli.installation.horovod.read_horovod", lambda: with_(built_for={}))
     launched = types.SimpleNamespace(two_ranks=None)
     monkeypatch.setattr("hvd_hetero.cli.installation.two_ranks.two_ranks", launched.two_ranks)
     found = list(check._findings(arguments(), {"PATH": "/usr/bin:/bin"}))

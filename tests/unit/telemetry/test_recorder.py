@@ -73,6 +73,19 @@ def test_every_k_th_round_alone_costs_a_record():
     assert [record["round"] for record in all_of_them] == [8]
 
 
+def test_a_listener_that_raises_is_closed_once(caplog):
+    class Fails(Kept):
+        def __call__(self, record):
+            raise OSError("the terminal is gone")
+
+    failing = Fails()
+    recorder = records(failing)
+    assert failing.closed == 1, "at once: it may have changed the terminal, which others use"
+    recorder.close()
+    assert failing.closed == 1
+    assert len(caplog.records) == 1
+
+
 def test_a_listener_that_raises_is_dropped_with_one_message_and_the_others_go_on(caplog):
     called, kept = [], Kept()
 

@@ -44,6 +44,25 @@ def test_files_of_other_runs_between_them_are_left_alone(tmp_path):
     assert read_run(path).round.tolist() == [0, 1, 2]
 
 
+def test_a_name_that_ends_in_a_number_is_a_run_of_its_own(tmp_path):
+    """As ``run.0.jsonl``, ``run.1.jsonl`` of each start of an elastic job, whose parts are ``run.0.1.jsonl`` and on."""
+    for start, rounds in enumerate((20, 15)):
+        write(Telemetry(tmp_path / f"run.{start}.jsonl", rotate_bytes=900), rounds).close()
+    write(Telemetry(tmp_path / "run.jsonl", rotate_bytes=900), 12).close()
+    for name, rounds in {"run.0": 20, "run.0.1": 20, "run.1": 15, "run.1.2": 15, "run": 12}.items():
+        run = read_run(tmp_path / f"{name}.jsonl")
+        assert (run.round.tolist(), run.left_out) == (list(range(rounds)), "")
+
+
+def test_files_that_cannot_be_read_or_are_of_something_else_are_left_alone(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    (tmp_path / "run.55.jsonl").symlink_to("/proc/self/mem")  # a regular file that even root cannot read from its start
+    (tmp_path / "run.66.jsonl").write_bytes(b"\xff" * 50_000)
+    (tmp_path / "run.77.jsonl").write_text('{"schema": "another"}\n')
+    assert read_run(path).round.tolist() == list(range(20))
+
+
 def test_a_file_that_is_gone_is_told(tmp_path):
     path = tmp_path / "run.jsonl"
     write(Telemetry(path, rotate_bytes=900), 20).close()

@@ -159,3 +159,37 @@ def test_a_run_without_times_is_refused(tmp_path):
     run = read_run(tmp_path / "run.jsonl")
     with pytest.raises(ValueError, match="elapsed_s must be at least 0 in every round"):
         write_timeline(replace(run, elapsed_s=-run.elapsed_s), tmp_path / "out.json")
+
+
+def test_a_second_recording_in_the_place_of_the_output_is_kept(tmp_path, capsys):
+    for name in ("run.1.jsonl", "run.2.jsonl"):
+        recorded(tmp_path / name)
+    kept = (tmp_path / "run.2.jsonl").read_bytes()
+    assert main(["timeline", str(tmp_path / "run.1.jsonl"), str(tmp_path / "run.2.jsonl")]) == 2
+    assert "OUT.json names" in (said := capsys.readouterr().err)
+    assert "exists and is no timeline; name another file, or move it" in said
+    with pytest.raises(ValueError, match=r"path names .* exists and is no timeline"):
+        write_timeline(read_run(tmp_path / "run.1.jsonl"), tmp_path / "run.2.jsonl")
+    assert (tmp_path / "run.2.jsonl").read_bytes() == kept
+
+
+def test_an_earlier_timeline_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    recorded(tmp_path / "run.jsonl")
+    run, out = read_run(tmp_path / "run.jsonl"), tmp_path / "out.json"
+    out.touch()
+    write_timeline(run, out)
+    before = out.read_bytes()
+
+    def fails(run):
+        yield {"ph": "M"}
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(timeline, "events", fails)
+        with pytest.raises(KeyboardInterrupt):
+            write_timeline(run, out)
+    assert out.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.json", "run.jsonl"]
+    write_timeline(run.take(run.round < 2), out)
+    assert len(out.read_bytes()) < len(before)
+    assert out.stat().st_mode == (tmp_path / "run.jsonl").stat().st_mode, "as any file that is written"
