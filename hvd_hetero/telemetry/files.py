@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import IO, BinaryIO
 
 __all__ = ["check_output", "named", "open_file", "read_text", "write_whole"]
 
@@ -80,7 +80,7 @@ def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool
 
 
 @contextmanager
-def write_whole(path: Path) -> Iterator[TextIO]:
+def write_whole(path: Path) -> Iterator[IO[str]]:
     """Give a file to write to, which takes the place of ``path`` if no error comes: a reader never sees half of it."""
     path = path.resolve()  # a link stays one
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=path.suffix, delete=False) as file:
