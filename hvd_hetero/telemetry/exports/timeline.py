@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def write_timeline(run: Run, path: str | Path) -> int:
         return _write(file, events(run))
 
 
-def _write(file: TextIO, made: Iterator[dict[str, Any]]) -> int:
+def _write(file: IO[str], made: Iterator[dict[str, Any]]) -> int:
     number = 0
     file.write(f"{_BEGIN}\n")
     for number, event in enumerate(made, start=1):
