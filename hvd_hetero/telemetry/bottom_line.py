@@ -4,16 +4,20 @@ Progress bars move the cursor of the line that they are on, and lines of other r
 here depends on where the cursor is: the scrolling region (DECSTBM) leaves out the last line, which is written to with
 the cursor saved before and restored afterwards. Each update is a single write, between which and others nothing comes.
 
+A terminal may stop taking what is written (Ctrl-S), and a training must not wait for it. So one that is opened here
+never makes a writer wait, and an update that it does not take is dropped.
+
 https://vt100.net/docs/vt510-rm/chapter4.html has the sequences.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable
-from typing import TextIO
+from typing import Protocol
 
-__all__ = ["BottomLine", "size_of"]
+__all__ = ["BottomLine", "OpenedTerminal", "Terminal", "size_of"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _DOWN, _UP = "\x1bD", "\x1b[A"  # from the last line, the first one scrolls; both stay in their column
@@ -21,7 +25,50 @@ _CLEAR, _WHOLE = "\x1b[2K", "\x1b[r"
 _LEAST_ROWS = 3
 
 
-def size_of(terminal: TextIO) -> tuple[int, int]:
+class Terminal(Protocol):
+    """What is written to: a text stream, such as standard error, or an `OpenedTerminal`."""
+
+    def write(self, text: str, /) -> object:
+        """Write; raises BlockingIOError where that would be to wait, and the text is dropped."""
+
+    def flush(self) -> object:
+        """Hand over what was written."""
+
+    def fileno(self) -> int:
+        """The open file."""
+
+
+class OpenedTerminal:
+    """A terminal opened by its name, which takes a text at once, or as a whole not at all.
+
+    Of a text that it takes in part, the rest is written before the next one: half a sequence would spoil that.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = io.FileIO(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w")
+        self._rest = b""
+        if not self._file.isatty():
+            self._file.close()
+            raise ValueError(f"{path!r} is no terminal; name one, as the command tty does, or none")
+
+    def write(self, text: str) -> None:
+        """Write; raises BlockingIOError where nothing of the text was taken."""
+        data = self._rest + text.encode()
+        taken = self._file.write(data) or 0
+        if taken <= len(self._rest) < len(data):
+            self._rest = self._rest[taken:]
+            raise BlockingIOError("the terminal takes nothing at present")
+        self._rest = data[taken:]
+
+    def flush(self) -> None:
+        """Nothing is held back that the terminal would take."""
+
+    def fileno(self) -> int:
+        """The open file."""
+        return self._file.fileno()
+
+
+def size_of(terminal: Terminal) -> tuple[int, int]:
     """Return columns and rows of a terminal; (0, 0) if it does not tell."""
     try:
         columns, rows = os.get_terminal_size(terminal.fileno())
@@ -33,7 +80,7 @@ def size_of(terminal: TextIO) -> tuple[int, int]:
 class BottomLine:
     """A text in the last line. ``close()`` gives the line back."""
 
-    def __init__(self, terminal: TextIO, size: Callable[[TextIO], tuple[int, int]] = size_of) -> None:
+    def __init__(self, terminal: Terminal, size: Callable[[Terminal], tuple[int, int]] = size_of) -> None:
         self._terminal = terminal
         self._size = size
         self._rows = 0  # of the terminal while the last one is kept; 0: none is
@@ -51,18 +98,23 @@ class BottomLine:
         begins = ""
         if rows != self._rows:
             begins = self._ends() + f"{_DOWN}{_UP}{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}"
+        if self._write(f"{begins}{_SAVE}\x1b[{rows};1H{_CLEAR}{text}{_RESTORE}"):
             self._rows = rows
-        self._write(f"{begins}{_SAVE}\x1b[{rows};1H{_CLEAR}{text}{_RESTORE}")
 
     def close(self) -> None:
-        """Clear the line and give it back; a second call does nothing."""
-        self._write(self._ends())
-        self._rows = 0
+        """Clear the line and give it back; a second call does nothing, unless the terminal did not take the first."""
+        if self._write(self._ends()):
+            self._rows = 0
 
     def _ends(self) -> str:
         return f"{_SAVE}\x1b[{self._rows};1H{_CLEAR}{_WHOLE}{_RESTORE}" if self._rows else ""
 
-    def _write(self, sequence: str) -> None:
-        if sequence:
-            self._terminal.write(sequence)
-            self._terminal.flush()
+    def _write(self, sequence: str) -> bool:
+        """Return whether the terminal has taken it."""
+        try:
+            if sequence:
+                self._terminal.write(sequence)
+                self._terminal.flush()
+        except BlockingIOError:
+            return False
+        return True

@@ -12,9 +12,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from hvd_hetero.telemetry.bottom_line import BottomLine
+from hvd_hetero.telemetry.bottom_line import BottomLine, OpenedTerminal, Terminal
 from hvd_hetero.telemetry.records import Record
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ def _batches(samples: list[int]) -> str:
     return f"{min(samples)} to {max(samples)}, median {statistics.median(samples):g}"
 
 
-def _terminal() -> TextIO | None:
+def _terminal() -> Terminal | None:
     """The terminal to write to: the one named in the environment, else standard error if it is one."""
     if os.environ.get("TERM") == "dumb":
         return None
     if named := os.environ.get(PROGRESS):
-        return os.fdopen(os.open(named, os.O_WRONLY | os.O_NOCTTY), "w")
+        return OpenedTerminal(named)
     return sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None

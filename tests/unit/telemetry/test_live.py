@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
+import select
+import struct
+import termios
+import threading
+import tty
 
 import pyte
 import pytest
@@ -12,10 +18,11 @@ from runs import finished
 from tqdm import tqdm
 
 from hvd_hetero.telemetry import Recorder
-from hvd_hetero.telemetry.bottom_line import BottomLine, size_of
+from hvd_hetero.telemetry.bottom_line import BottomLine, OpenedTerminal, size_of
 from hvd_hetero.telemetry.live import PROGRESS, LiveView
 
 COLUMNS, ROWS = 100, 8
+GIVEN_BACK = b"\x1b[r\x1b8"
 
 
 class Terminal(io.StringIO):
@@ -182,24 +189,32 @@ def test_a_terminal_that_knows_no_sequences_is_left_alone(monkeypatch):
     assert terminal.writes == 0
 
 
-def test_a_real_terminal_is_written_to_by_name_where_standard_error_is_a_pipe(monkeypatch, caplog):
+@pytest.fixture
+def opened(monkeypatch):
+    """Both ends of a terminal that the environment names: what it shows is read from the first."""
     ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
+    tty.setraw(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(PROGRESS, os.ttyname(theirs))
-    try:
-        import fcntl
-        import struct
-        import termios
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
 
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        shown_on(monkeypatch, io.StringIO())
-        written = os.read(ours, 100_000).decode()
-    finally:
-        os.close(ours)
-        os.close(theirs)
+
+def drained(ours, end=b""):
+    """What has been written to the terminal since the last look: up to this end, else until nothing more comes."""
+    told = b""
+    while not (end and told.endswith(end)) and select.select([ours], [], [], 10.0 if end else 0.1)[0]:
+        told += os.read(ours, 100_000)
+    return told
+
+
+def test_a_real_terminal_is_written_to_by_name_where_standard_error_is_a_pipe(monkeypatch, opened, caplog):
+    shown_on(monkeypatch, io.StringIO())
+    written = drained(opened[0], GIVEN_BACK).decode()
     assert "round 0 of epoch 0" in written
-    assert written.endswith("\x1b[r\x1b8"), "the line is given back"
+    assert written.endswith(GIVEN_BACK.decode()), "the line is given back"
     assert not caplog.records
 
 
@@ -208,6 +223,61 @@ def test_a_terminal_that_does_not_exist_ends_the_view_alone(monkeypatch, caplog)
     monkeypatch.setenv(PROGRESS, "/dev/no-such-terminal")
     shown_on(monkeypatch, io.StringIO())
     assert "LiveView has failed and is called no more" in caplog.text
+
+
+def test_a_terminal_that_was_stopped_holds_nobody_up_and_shows_again_when_it_goes_on(opened, caplog):
+    ours, theirs = opened
+    clock, recorder = Clock(), Recorder()
+    recorder.add(LiveView(clock=clock))
+
+    def train(numbers):
+        for number in numbers:
+            clock.now_s += 2.0
+            recorder(finished(number))
+
+    termios.tcflow(theirs, termios.TCOOFF)  # as Ctrl-S does
+    training = threading.Thread(target=train, args=(range(4),), daemon=True)
+    training.start()
+    training.join(10.0)
+    waits = training.is_alive()
+    termios.tcflow(theirs, termios.TCOON)
+    training.join(10.0)
+    assert not waits
+    train([4])
+    recorder.close()
+    written = drained(ours, GIVEN_BACK).decode()
+    assert "round 3 of epoch" in written
+    assert written.count(f"\x1b[1;{ROWS - 1}r") == 1, "the line is taken when the terminal takes it"
+    assert written.endswith(GIVEN_BACK.decode())
+    assert not caplog.records
+
+
+def test_what_a_full_terminal_takes_in_part_is_completed_before_the_next(opened):
+    ours, theirs = opened
+    line = BottomLine(OpenedTerminal(os.ttyname(theirs)))
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    for count in range(3):
+        for number in range(2000):
+            line.show(f"\x1b[1m{count} {number:4} {'x' * 80}\x1b[0m")  # until it takes no more, and on
+        stream.feed(drained(ours))
+        line.show(f"\x1b[1mlast {count}\x1b[0m")
+        stream.feed(drained(ours))
+        assert [text.rstrip() for text in screen.display] == [""] * (ROWS - 1) + [f"last {count}"]
+    line.close()
+
+
+def test_a_pipe_in_the_place_of_a_terminal_is_named_and_never_waited_for(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TERM", "xterm")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv(PROGRESS, str(pipe))
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # a reader, who never reads
+        shown_on(monkeypatch, io.StringIO())
+    assert "is no terminal; name one" in caplog.text
+    caplog.clear()
+    shown_on(monkeypatch, io.StringIO())
+    assert "No such device or address" in caplog.text
 
 
 def test_what_is_no_terminal_has_no_size(tmp_path):
