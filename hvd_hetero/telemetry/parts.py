@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,28 @@ class Parts:
 
     paths: list[Path]
     missing: int = 0
+    run: str | None = None
+    numbers: tuple[int, ...] = ()
+    """which part each file was, when it was looked at; empty for a file that is a run by itself"""
+
+    def still(self, headers: Iterable[Mapping[str, Any]]) -> bool:
+        """Whether files that were read later begin with these headers: meanwhile another part may have begun."""
+        seen = [(header.get("run"), header.get("part")) for header in headers]
+        return not self.numbers or seen == [(self.run, number) for number in self.numbers]
 
 
 def parts_of(path: Path, schema: str) -> Parts:
-    """Find all files of the run that a file belongs to; the file alone if it does not say that there are others."""
-    run = _header(path, schema).get("run")
+    """Find all files of the run that a file belongs to; the file alone if it does not say that there are others.
+
+    A run that was killed when a part was to begin leaves no file of its name, or one without a line; its others are
+    found all the same.
+    """
+    run = _header(path, schema).get("run") if _has_line(path) else _latest_run(path, schema)
     if not isinstance(run, str):
         return Parts([path])
     found: dict[int, Path] = {}
-    for other in _siblings(path):
-        try:
-            header = _header(other, schema)
-        except (OSError, ValueError):  # it says of no run that it is a part of it, and may be anybody's
-            continue
+    for other in _siblings(path, {path.stem, re.sub(r"\.\d+$", "", path.stem)}):
+        header = _header_if_any(other, schema)
         part = header.get("part")
         if header.get("run") != run or type(part) is not int or part < 0:
             continue
@@ -47,20 +56,47 @@ def parts_of(path: Path, schema: str) -> Parts:
                 f"{named(other)} and {named(found[part])} are the same part of one run; move one of them elsewhere"
             )
         found[part] = other
-    return Parts([found[part] for part in sorted(found)], max(found, default=-1) + 1 - len(found))
+    numbers = tuple(sorted(found))
+    return Parts([found[part] for part in numbers], max(found, default=-1) + 1 - len(found), run, numbers)
 
 
-def _siblings(path: Path) -> Iterator[Path]:
+def _latest_run(path: Path, schema: str) -> str | None:
+    """The run to which a file of this name was last given."""
+    runs = []
+    for other in _siblings(path, {path.stem}):
+        if isinstance(run := _header_if_any(other, schema).get("run"), str):
+            runs.append((other.stat().st_mtime_ns, run))
+    return max(runs)[1] if runs else None
+
+
+def _siblings(path: Path, stems: Collection[str]) -> Iterator[Path]:
     """The number at the end of a name may be that of a part, or belong to the name that the user gave."""
-    stems = {path.stem, re.sub(r"\.\d+$", "", path.stem)}
     name = re.compile(f"({'|'.join(map(re.escape, stems))})" + r"(\.\d+)?" + re.escape(path.suffix))
+    if not path.parent.is_dir():
+        return iter(())
     return (other for other in sorted(path.parent.iterdir()) if name.fullmatch(other.name) and other.is_file())
+
+
+def _has_line(path: Path) -> bool:
+    """Whether the file is there and its first line is whole, or longer than any header."""
+    return path.exists() and ((line := _first_line(path)).endswith(b"\n") or len(line) == _LONGEST_HEADER)
+
+
+def _first_line(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.readline(_LONGEST_HEADER)
+
+
+def _header_if_any(path: Path, schema: str) -> dict[str, Any]:
+    try:
+        return _header(path, schema)
+    except (OSError, ValueError):  # it says of no run that it is a part of it, and may be anybody's
+        return {}
 
 
 def _header(path: Path, schema: str) -> dict[str, Any]:
     """The first line; empty if it is not one of telemetry, which the reader of all lines then says."""
-    with open_file(path) as file:
-        line = file.readline(_LONGEST_HEADER)
+    line = _first_line(path)
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):

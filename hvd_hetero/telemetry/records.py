@@ -252,8 +252,13 @@ def read_run(path: str | Path) -> Run:
 
     A last line cut short, as a killed run leaves it, is ignored.
     """
-    found = parts_of(Path(path), SCHEMA)
-    read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES)) for p in found.paths]
+    for _ in range(2):  # again if another file of a run that goes on began in between
+        found = parts_of(Path(path), SCHEMA)
+        read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES)) for p in found.paths]
+        if same := found.still(its_header for its_header, _ in read):
+            break
+    if not same:
+        raise ValueError(f"{named(path)} begins another file too often to be read; read it when the run has ended")
     header, columns = read[-1]
     for other, (its_header, _) in zip(found.paths, read, strict=True):
         for name in ("policy", "workers", "global_batch", "every"):

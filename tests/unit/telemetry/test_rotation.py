@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from runs import finished, write
 
-from hvd_hetero.telemetry import Telemetry, read_run
+from hvd_hetero.telemetry import Telemetry, read_run, records
+from hvd_hetero.telemetry.lines import read_lines
+from hvd_hetero.telemetry.parts import Parts
 from hvd_hetero.telemetry.plots import rounds_figure
 
 
@@ -61,6 +63,37 @@ def test_files_that_cannot_be_read_or_are_of_something_else_are_left_alone(tmp_p
     (tmp_path / "run.66.jsonl").write_bytes(b"\xff" * 50_000)
     (tmp_path / "run.77.jsonl").write_text('{"schema": "another"}\n')
     assert read_run(path).round.tolist() == list(range(20))
+
+
+def test_a_part_that_begins_while_the_run_is_read_is_read_with_it(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    writer = write(Telemetry(path, rotate_bytes=900), 20)
+    rest = iter(range(20, 40))
+
+    def read_later(*arguments):
+        for number in rest:  # once: the run goes on for twenty rounds
+            writer(finished(number, wait_s=number - 1.0))
+        return read_lines(*arguments)
+
+    monkeypatch.setattr(records, "read_lines", read_later)
+    assert read_run(path).round.tolist() == list(range(39)), "all but the last, which is held back"
+    monkeypatch.setattr(Parts, "still", lambda found, headers: False)
+    with pytest.raises(ValueError, match=r"run\.jsonl begins another file too often"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("left", [None, "", '{"schema":"hvd-het'])
+def test_a_run_that_was_killed_when_a_part_was_to_begin_is_read(tmp_path, left):
+    path = tmp_path / "run.jsonl"
+    for rounds in (4, 20):
+        write(Telemetry(path, rotate_bytes=900), rounds).close()
+        time.sleep(0.01)
+    path.rename(tmp_path / "run.99.jsonl")
+    if left is not None:
+        path.write_text(left)
+    assert read_run(path).round.tolist() == list(range(20))
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        read_run(tmp_path / "walk.jsonl")
 
 
 def test_a_file_that_is_gone_is_told(tmp_path):
