@@ -171,15 +171,19 @@ class Trials:
                 there=_Mean(**state["there"]),
                 tried=[_Tried(**of_one) for of_one in state["tried"]],
             )
-        except (KeyError, TypeError):  # of another version
-            kept = _Kept(home=-1)
+            numbers = [x for m in (kept.here, kept.there, *kept.tried) for x in asdict(m).values()]
+            numeric = all(isinstance(x, int | float) for x in numbers)
+        except (KeyError, TypeError, ValueError, OverflowError):  # of another version
+            kept, numeric = _Kept(home=-1), True
         means, last = (kept.here, kept.there), len(self.candidates) - 1
         counts = [kept.home, kept.at, kept.since, kept.rounds, *(m.rounds for m in means)]
         counts += [n for of_one in kept.tried for n in (of_one.rounds, of_one.due)]
         if (
-            len(kept.tried) != last + 1
+            not numeric
+            or len(kept.tried) != last + 1
             or max(kept.home, kept.at) > last
             or min(counts) < 0
+            or (kept.at != kept.home and not (kept.here.rounds and kept.here.seconds))  # a trial is compared with them
             or not all(0.0 <= x < math.inf for m in means for x in (m.seconds, m.variance))
             or not all(math.isfinite(of_one.gain) for of_one in kept.tried)
         ):

@@ -62,10 +62,8 @@ def parts_of(path: Path, schema: str) -> Parts:
 
 def _latest_run(path: Path, schema: str) -> str | None:
     """The run to which a file of this name was last given."""
-    runs = []
-    for other in _siblings(path, {path.stem}):
-        if isinstance(run := _header_if_any(other, schema).get("run"), str):
-            runs.append((other.stat().st_mtime_ns, run))
+    headed = [(other, _header_if_any(other, schema).get("run")) for other in _siblings(path, {path.stem})]
+    runs = [(other.stat().st_mtime_ns, run) for other, run in headed if isinstance(run, str)]
     return max(runs)[1] if runs else None
 
 

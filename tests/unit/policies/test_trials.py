@@ -119,6 +119,13 @@ def test_a_search_that_is_restored_goes_on_as_before():
         {"tried": [{"gain": float("nan"), "rounds": 1, "due": 0}] * 5},
         {"rounds": -1},
         {"here": None},
+        {"here": {"rounds": 1, "seconds": "0.5", "variance": 0.0}},
+        {"there": {"rounds": None, "seconds": 0.5, "variance": 0.0}},
+        {"tried": [{"gain": None, "rounds": 1, "due": 0}] * 5},
+        {"tried": [{"gain": 0.0, "rounds": 1, "due": "soon"}] * 5},
+        {"since": "long ago"},
+        {"rounds": float("inf")},
+        {"at": 1},  # a trial, with no mean that it could be compared with
     ],
     ids=str,
 )
