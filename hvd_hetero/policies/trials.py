@@ -1,13 +1,14 @@
 r"""Which of some numbers makes rounds fastest, found by trying others.
 
 The candidates are K_1 < K_2 < …, and j is the one in use. Let c be the seconds that a sample took in a round, and C the
-mean of c over the rounds with K_j, of which the last R count. Now and then another K_k is tried for m rounds, whose
-mean is C'. The trial says that it gains
+mean of c over the rounds with K_j: of the first R of them, and from then on each later one moves it by 1 / R of the
+difference. Now and then another K_k is tried for m rounds, whose mean is C'. The trial says that it gains
 
     2 (C - C') / (C + C')
 
-and g_k is the mean of what its trials said, over the last W rounds of them. Where that is above half a hundredth, j
-becomes k, and all gains become those over the new K_j. Whether it does or not, K_k is tried again after
+and g_k is what its trials said in the mean of their first W rounds, and then moves by m / W of the difference: the
+first trial decides alone, and of two or more the latest counts half. Where g_k is above half a hundredth, j becomes k,
+and all gains become those over the new K_j. Whether it does or not, K_k is tried again after
 
     |k - j| max(8 m', (m + 2) max(0, |g_k| - e) / ε) rounds, at most 512,    e² = s² (1 / m' + 1 / M)
 
