@@ -172,8 +172,8 @@ class Trials:
                 there=_Mean(**state["there"]),
                 tried=[_Tried(**of_one) for of_one in state["tried"]],
             )
-            numbers = [x for m in (kept.here, kept.there, *kept.tried) for x in asdict(m).values()]
-            numeric = all(isinstance(x, int | float) for x in numbers)
+            told = (state["here"], state["there"], *state["tried"])
+            numeric = all(isinstance(x, int | float) for of_one in told for x in of_one.values())
         except (KeyError, TypeError, ValueError, OverflowError):  # of another version
             kept, numeric = _Kept(home=-1), True
         means, last = (kept.here, kept.there), len(self.candidates) - 1
