@@ -61,7 +61,7 @@ def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool
 
     ``name`` is what the user gave the path by, and ``known`` tells by its beginning whether a file is of that ``kind``.
     """
-    found = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
+    found = stat.S_IFMT(path.stat().st_mode) if os.path.exists(path) else stat.S_IFREG
     if found != stat.S_IFREG:
         raise ValueError(
             f"{name} must name a file that can be written, and {named(path)} is {_KINDS.get(found, 'no file')}; "
@@ -70,7 +70,7 @@ def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool
     folder = path.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"{name} must name a file that can be written, got {named(path)}; name another")
-    if path.exists():
+    if os.path.exists(path):
         with open_file(path) as file:
             begin = file.read(_BEGIN)
         if begin and not known(begin):

@@ -7,6 +7,7 @@ next one begins, it takes the first free number, ``run.1.jsonl`` and so on. Othe
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def _siblings(path: Path, stems: Collection[str]) -> Iterator[Path]:
 
 def _has_line(path: Path) -> bool:
     """Whether the file is there and its first line is whole, or longer than any header."""
-    return path.exists() and ((line := _first_line(path)).endswith(b"\n") or len(line) == _LONGEST_HEADER)
+    return os.path.exists(path) and ((line := _first_line(path)).endswith(b"\n") or len(line) == _LONGEST_HEADER)
 
 
 def _first_line(path: Path) -> bytes:

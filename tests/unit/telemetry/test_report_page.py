@@ -245,3 +245,9 @@ def test_a_report_of_a_few_rounds_is_drawn(tmp_path):
     text = page([report_of(by_hand(), "small")])
     assert "they rest on 4 rounds" in text
     assert "at least 2 rounds after the start-up" in text
+
+
+def test_a_name_that_is_too_long_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "a" * 300]) == 2
+    assert capsys.readouterr().err.endswith("File name too long; check the path\n")
