@@ -1,4 +1,4 @@
-"""Which Horovod is installed, known by its files: as built by ``hvd-hetero build-horovod``, an earlier one, or stock."""
+"""Which Horovod is installed, by its files: one of ``hvd-hetero build-horovod``, an earlier one, or a stock one."""
 
 from __future__ import annotations
 
