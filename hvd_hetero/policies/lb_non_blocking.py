@@ -40,13 +40,11 @@ class LBNonBlocking(Policy):
 
     at which rounds take the fewest seconds a sample, ``(max_i t_i + transfer) / samples done``, with t_i the seconds
     that rank i was at work. ``policies.trials`` says which other N is tried when. With N = 1, where it begins, a round
-    is LB-BSP's. N = 2 is left out: it waits nearly as long as 1, and was best in no case of
-    ``benchmarks/micro_batches.py``.
+    is LB-BSP's. N = 2 is left out, for it waits nearly as long as 1.
 
     **Fixed costs that are not there.** Each change of N teaches ranks their β, and where times scatter, wrong ones at
-    first: of 32 ranks, 7 told twice of what a whole micro-batch takes. So shares keep their proportions in a trial and
-    the two rounds after it, and of a rank's β no more counts than twice the median of all, which train one model. 32
-    ranks whose times scatter by 15 % then do 0.97 of the samples of the best N in 300 rounds; without, 0.68 to 0.85.
+    first. So shares keep their proportions in a trial and the two rounds after it, and of a rank's β no more counts
+    than twice the median of all, which train one model.
 
     Every micro-batch of a rank has one size, so that the mean size of those done says nothing of how many were done:
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that

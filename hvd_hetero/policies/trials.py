@@ -19,10 +19,7 @@ At first the neighbours of K_j are tried. What lies beyond a candidate is tried 
 4 micro-batches may be no better than 1 where 16 are. A candidate that was never tried comes first, the nearest before
 others. Two rounds after each change do not count, for ranks get used to it in them.
 
-m = 4, R = W = 8, ε = 0.0025 and the limits are arbitrary. In a simple model of ``benchmarks/micro_batches.py``, whose
-shares are always right, half and twice of each moved the mean rate by at most 0.005. There, trials judged one by one,
-with a patience that doubles, were 0.02 worse in 300 rounds and 0.008 in 1,000, and trials that end as soon as they are
-sure gained nothing. Trials of neighbours alone were as good, but found nothing on the jobs of ``alibaba_first.py``.
+m = 4, R = W = 8, ε = 0.0025 and the limits are arbitrary, chosen on the cases of ``benchmarks/micro_batches.py``.
 
 Every operation is correctly rounded, so equal times give equal choices on all processors.
 """
