@@ -24,7 +24,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,18 @@ import demo_rank
 import torch
 import torch.distributed as dist
 from _alternating import STOCK, STOCK_S, alternate
+from _by_hand import PASS, PASSES, ByHand
 from _report import error_of_median, judged, write_result
 from overhead_torch import BLOCK, KINDS, NETWORKS, TARGET, endless, make, samples_of
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.allocation import proportional
-from hvd_hetero.policies import Policy
-from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, slow_down, torchrun
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 GLOBAL_BATCH, TURN, FACTOR = 384, 3, 2.0
 FIRST = 12  # rounds in which LB-BSP finds its split
-PASSES, PASS, LEFT_OUT = 4, 12, 3  # of the oracle: passes, rounds of one, and those that its times are not taken from
 SCHEMES = ("ddp", "lb-bsp", "oracle")
 ORACLE_TARGET, DDP_TARGET = 0.97, 1.5
 
@@ -100,34 +97,6 @@ def kinds_of(name: str, batch: int) -> dict[str, Kind]:
     batches = endless(DataLoader(data, batch, sampler=sampler), sampler.set_epoch)
     ddp = Kind(batches, lambda: (DistributedDataParallel(model), sgd), gc.collect, uncounted=2)
     return {STOCK: ddp} | {policy: ours(policy) for policy in KINDS}
-
-
-class ByHand(Policy):
-    """A split that is tuned in passes of rounds, and kept from then on."""
-
-    name = "by-hand"
-    max_micro_batch = None
-
-    def __init__(self) -> None:
-        self._times: list[Sequence[float]] = []
-        self.passes = 0
-
-    def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal parts."""
-        return RoundPlan.of(list(proportional([1.0] * workers, global_batch)))
-
-    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same split, or at the end of a pass the one that its times ask for."""
-        if self.passes == PASSES:
-            return plan
-        self._times.append(finished.table.busy_s)
-        if len(self._times) < PASS:
-            return plan
-        seconds = [statistics.median(of) for of in zip(*self._times[LEFT_OUT:], strict=True)]
-        self._times.clear()
-        self.passes += 1
-        speeds = [round(x / t, 1) for x, t in zip(plan.samples, seconds, strict=True)]
-        return RoundPlan.of(list(proportional(speeds, plan.total, minimum=1)))
 
 
 class Half:

@@ -36,7 +36,7 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
         "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
     )
     named = values if isinstance(values, Mapping) else {"": values}
-    tensors = [torch.as_tensor(named[name], dtype=torch.float64).detach().cpu() for name in sorted(named)]
+    tensors = [torch.as_tensor(named[name], dtype=torch.float64, device="cpu").detach() for name in sorted(named)]
     shapes = (
         checksum(repr([(name, tuple(t.shape)) for name, t in zip(sorted(named), tensors, strict=True)]).encode())
         & 0xFFFFF
@@ -44,10 +44,10 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
     sums = (
         torch.cat([t.reshape(-1) for t in tensors]) * samples
         if samples
-        else torch.zeros(sum(map(torch.numel, tensors)))
+        else torch.zeros(sum(map(torch.numel, tensors)), device="cpu")
     )
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
-    head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64)
+    head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64, device="cpu")
     wire = wire_here() if balance is None else balance._session.wire
     found = wire.result(wire.start_sum(torch.cat([head, sums.double()]), "hetero.average_by_samples"))
     total, *of_shapes = found[:3].tolist()

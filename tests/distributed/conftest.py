@@ -2,6 +2,7 @@
 
 import faulthandler
 import importlib
+import importlib.util
 import os
 import resource
 import signal
@@ -51,6 +52,7 @@ FRAMEWORKS = {
     "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
     "tf_keras": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "1", **QUIET}),
 }
+HAVE_HOROVOD = importlib.util.find_spec("horovod") is not None
 # Above that of each launch (limits.py), which says more. Another one by @pytest.mark.distributed(timeout_s=...).
 TIMEOUT_S = 600.0
 # Later than the limit, for a main thread in C code that never comes back to run the handler of the limit.
@@ -117,7 +119,10 @@ def launch(preloaded):
         env = {"PYTHONPATH": str(WORKERS.parent), **(env or {})}  # for pool.py
         if framework is not None:
             env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
-            keywords["preloaded"] = preloaded(framework)
+            if HAVE_HOROVOD:
+                keywords["preloaded"] = preloaded(framework)
+            else:  # on a machine that has but PyTorch; a device cannot be used in the fork of a process
+                keywords["starter"] = testing.torchrun(ranks)
         begin_s = time.monotonic()
         try:
             return testing.launch(worker if worker.is_file() else script_or_module, ranks, args, env=env, **keywords)

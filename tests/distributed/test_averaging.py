@@ -20,7 +20,12 @@ NEIGHBOURS = [case for case in CASES if "psgd" in case or "matcha" in case]
 LOOSER = {"elastic-bsp, local, adam": 1e-6}
 
 
-JOBS = {"two": (2, "torch"), "three": (3, "torch"), "four": (4, "torch"), "over torch": (3, "torch.distributed")}
+JOBS = {
+    "two": (2, "torch"),
+    "three": (3, "torch"),
+    "four": (4, "torch"),
+    "over torch.distributed": (3, "torch.distributed"),
+}
 
 
 @pytest.fixture(scope="module", params=list(JOBS))

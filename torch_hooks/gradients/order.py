@@ -67,5 +67,5 @@ class Order:
         mine = [self._buckets.index(bucket) for bucket in [*self._filled, *late]]
         self._filled.clear()
         if mine:
-            numbers = self._wire.result(self._wire.start_broadcast(torch.tensor(mine), self._name))
+            numbers = self._wire.result(self._wire.start_broadcast(torch.tensor(mine, device="cpu"), self._name))
             self._take([self._buckets[number] for number in numbers.tolist()])

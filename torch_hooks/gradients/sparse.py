@@ -83,7 +83,7 @@ class Layouts:
             return
         seen = [_NOTHING if p.grad is None else _row_dimensions(p.grad) for p in asked]
         elsewhere = [int(p.device.type != "cpu") for p in asked]
-        mine = torch.tensor([[seen, elsewhere]], dtype=torch.int64)
+        mine = torch.tensor([[seen, elsewhere]], dtype=torch.int64, device="cpu")
         everywhere = self._wire.wait(self._wire.start_gather(mine, f"{self._prefix}.layouts"))
         for parameter, told, somewhere in zip(asked, *everywhere.permute(1, 2, 0).tolist(), strict=True):
             layouts = set(told) - {_NOTHING}

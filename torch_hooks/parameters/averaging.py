@@ -96,7 +96,7 @@ def average_everywhere(
     wire: TorchWire, parameters: Iterable[torch.Tensor], prefix: str, *, counts: bool = True
 ) -> None:
     """Give every rank the mean of the parameters of all ranks that count, if any does; a collective call."""
-    share = torch.tensor(float(counts), dtype=torch.float64)
+    share = torch.tensor(float(counts), dtype=torch.float64, device="cpu")
     ranks = wire.result(wire.start_sum(share.clone(), f"{prefix}.mean.ranks"))
     if ranks == 0:
         return

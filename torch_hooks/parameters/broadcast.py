@@ -115,7 +115,7 @@ def _compared(wire: TorchWire, mine: Any, name: str) -> tuple[Any, int]:
     All ranks know it, and all stop or none does: a rank that went on alone would wait for the others for ever.
     """
     theirs = wire.broadcast_object(mine, root_rank=0, name=name)
-    return theirs, int(wire.result(wire.start_sum(torch.tensor(int(mine != theirs)), f"{name}.differ")))
+    return theirs, int(wire.result(wire.start_sum(torch.tensor(int(mine != theirs), device="cpu"), f"{name}.differ")))
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:

@@ -72,7 +72,9 @@ class HorovodWire(FoundByName):
 
         Splits may change from call to call, but Horovod caches by the size of what is sent.
         """
-        handle: int = hvd.alltoall_async(numbers, splits=torch.tensor(splits, dtype=torch.int32), name=name)
+        handle: int = hvd.alltoall_async(
+            numbers, splits=torch.tensor(splits, dtype=torch.int32, device="cpu"), name=name
+        )
         return handle
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> int:

@@ -46,7 +46,10 @@ class TorchThreadWire(ThreadWire):
         """Send the first ``splits[0]`` numbers to rank 0, and so on; tell what came, and how much from each."""
 
         def received(sent: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-            return [(torch.cat(to_one), torch.tensor(list(map(len, to_one)))) for to_one in zip(*sent, strict=True)]
+            return [
+                (torch.cat(to_one), torch.tensor(list(map(len, to_one)), device="cpu"))
+                for to_one in zip(*sent, strict=True)
+            ]
 
         return self._come(("exchange", numbers.dtype), name, torch.split(numbers.detach(), list(splits)), received)
 

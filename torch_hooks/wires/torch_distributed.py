@@ -169,14 +169,14 @@ class _Line:
         def begin() -> list[Any]:
             return [dist.all_to_all_single(received, numbers, splits, splits, group=self._group, async_op=True)]
 
-        return self._start(Call(name, lambda: (received, torch.tensor(splits))), [numbers], begin)
+        return self._start(Call(name, lambda: (received, torch.tensor(splits, device="cpu"))), [numbers], begin)
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> Call:
         """Give all ranks what rank 0's tensor holds, in place."""
         root = dist.get_global_rank(self._group, 0)
         call = Call(name, lambda: tensor)
         return self._start(
-            call, [tensor], lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)]
+            call, [tensor], lambda: [dist.broadcast(tensor.data, root, group=self._group, async_op=True)]
         )
 
     def done(self, handle: Call) -> bool:
@@ -244,7 +244,9 @@ class _Line:
         return call
 
     def _sum(self, tensor: torch.Tensor) -> Any:
-        return self._group.allreduce([tensor.detach()])
+        # Not detach(), which shares the version: on GPUs Gloo copies the sum back, and what a wire writes is no change
+        # by the loop's body.
+        return self._group.allreduce([tensor.data])
 
     def _second_calls(self, last: Call) -> None:
         """Start those of this gather and of all before it, where needed."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from pool import serve
-from ranks import hvd
+from ranks import DEVICE, hvd
 from torch.nn import functional
 from torch_common import flat
 
@@ -30,7 +30,7 @@ RATE = 0.05
 # Times the rank: of a sample; and of a micro-batch where rounds end early, which noise would otherwise end together.
 PAUSE_S, LONGER_S = 1e-3, 5e-3
 
-GENERATOR = torch.Generator().manual_seed(3)
+GENERATOR = torch.Generator(torch.get_default_device()).manual_seed(3)
 X = torch.randn(SAMPLES, 4, generator=GENERATOR, dtype=torch.float64)
 Y = torch.sin(X.sum(1, keepdim=True))
 
@@ -87,7 +87,7 @@ def mix(models: Models, weights: np.ndarray) -> None:
     """x_i <- sum_j W_ij x_j."""
     with torch.no_grad():
         for tensors in zip(*(m.parameters() for m in models), strict=True):
-            mixed = torch.einsum("ij,j...->i...", torch.from_numpy(weights), torch.stack(tensors))
+            mixed = torch.einsum("ij,j...->i...", torch.from_numpy(weights).to(DEVICE), torch.stack(tensors))
             for tensor, new in zip(tensors, mixed, strict=True):
                 tensor.copy_(new)
 

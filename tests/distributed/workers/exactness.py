@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from exactness_cases import SAMPLES, Case, compared, policies, train
 from pool import serve
-from ranks import hvd
+from ranks import DEVICE, hvd
 from simulated import SimulatedClock
 
 from hvd_hetero.communication import buckets as division
@@ -19,14 +19,20 @@ buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
 PAUSE_S = 5e-3
 
 
+def pass_on_device(seconds: float) -> None:
+    """Keep the device at work about as long as asked for; its own events tell how long."""
+    torch.cuda._sleep(int(seconds * 1.5e9))  # cycles, of some 1.5 GHz
+
+
 def case(policy: str) -> dict | None:
     rank, ranks = hvd.rank(), hvd.size()
-    outcome = train(Case(policy), rank, ranks, int(sys.argv[1]), CLOCK.pass_s, PAUSE_S)
+    pass_s = CLOCK.pass_s if CLOCK is not None else pass_on_device
+    outcome = train(Case(policy), rank, ranks, int(sys.argv[1]), pass_s, PAUSE_S)
     outcomes = hvd.allgather_object(outcome)
     return compared(Case(policy), outcomes) | {"samples": SAMPLES} if rank == 0 else None
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    CLOCK = SimulatedClock()
+    CLOCK = SimulatedClock() if DEVICE == "cpu" else None
     serve(hvd, {policy: partial(case, policy) for policy in policies(2)})

@@ -119,7 +119,7 @@ def cases(ranks: int) -> list[Case]:
 
 
 def samples(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(7)
     x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
     return x.to(dtype), torch.sin(x.sum(1, keepdim=True)).to(dtype)
 

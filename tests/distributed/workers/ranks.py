@@ -1,7 +1,9 @@
 """What workers ask of the ranks that they run on, by Horovod's names: of Horovod, or of torch.distributed.
 
 ``HVD_HETERO_TEST_WIRE`` says which. Ranks of torch.distributed are started by horovodrun, too, for a launch by torchrun
-imports PyTorch once more; Horovod is not initialised there.
+imports PyTorch once more; Horovod is not initialised there, and need not be installed: then torchrun starts them.
+
+With ``HVD_HETERO_TEST_DEVICE=cuda`` models, data and gradients of these ranks are on that device, which they share.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import torch
 
 from hvd_hetero.testing.rank import RUN_DIR
 
-__all__ = ["OVER_TORCH", "hvd"]
+__all__ = ["DEVICE", "OVER_TORCH", "hvd"]
 
 OVER_TORCH = os.environ.get("HVD_HETERO_TEST_WIRE") == "torch.distributed"
+DEVICE = os.environ.get("HVD_HETERO_TEST_DEVICE", "cpu")
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 
 
 class ProcessGroup:
@@ -26,7 +31,10 @@ class ProcessGroup:
     Compression = SimpleNamespace(none=None, fp16=torch.float16)
 
     def init(self) -> None:
-        rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+        rank, size = (
+            int(os.environ.get(f"HOROVOD_{horovods}", os.environ.get(torchruns, "")))
+            for horovods, torchruns in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE"))
+        )
         store = f"file://{os.environ[RUN_DIR]}/store"
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from pool import serve
-from ranks import hvd
+from ranks import DEVICE, hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from torch_common import flat, refusal, spread
@@ -23,7 +23,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, SyncBatchNorm
 
 SAMPLES = 25  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample, for one rank
-GENERATOR = torch.Generator().manual_seed(3)
+GENERATOR = torch.Generator(torch.get_default_device()).manual_seed(3)
 X = torch.randn(SAMPLES, 6, generator=GENERATOR, dtype=torch.float64)
 Y = torch.sin(X.sum(1, keepdim=True))
 ROUNDS = 12
@@ -62,7 +62,7 @@ class Job:
         return self
 
     def scaled(self, spoil: int = -1, clip: str = "", **options: Any) -> tuple[Job, GradScaler]:
-        scaler = GradScaler("cpu", optimizer=self.optimizer, **{"init_scale": 1024.0, "growth_interval": 5} | options)
+        scaler = GradScaler(DEVICE, optimizer=self.optimizer, **{"init_scale": 1024.0, "growth_interval": 5} | options)
         parameters = list(self.model.parameters())
 
         def clip_in_hook(*_: object) -> None:
@@ -137,7 +137,7 @@ def a_scaler_that_is_disabled() -> dict:
 
 def a_scaler_resumes() -> dict:
     _, scaler = Job("bsp").scaled()
-    other = GradScaler("cpu", optimizer=Job("bsp").optimizer)
+    other = GradScaler(DEVICE, optimizer=Job("bsp").optimizer)
     other.load_state_dict(copy.deepcopy(scaler.state_dict()))
     return {"same": other.state_dict() == scaler.state_dict(), "scale": other.get_scale()}
 
@@ -145,7 +145,7 @@ def a_scaler_resumes() -> dict:
 def scaler_refusals() -> dict:
     def stock(synchronise: bool) -> float:
         job = Job("bsp", stop_at=2)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler = torch.amp.GradScaler(DEVICE, init_scale=64.0)
         for x, y in job.batches():
             job.optimizer.zero_grad()
             scaler.scale(job.loss(x, y)).backward()
@@ -158,7 +158,7 @@ def scaler_refusals() -> dict:
 
     def other_scale() -> None:
         job = Job("bsp")
-        scaler = GradScaler("cpu", optimizer=job.optimizer)
+        scaler = GradScaler(DEVICE, optimizer=job.optimizer)
         scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0 ** (10 + hvd.rank())})
         for x, y in job.batches():
             job.optimizer.zero_grad()
@@ -167,7 +167,7 @@ def scaler_refusals() -> dict:
             scaler.update()
 
     def another_optimizer() -> None:
-        GradScaler("cpu", optimizer=Job("bsp").optimizer).unscale_(Job("bsp").optimizer)
+        GradScaler(DEVICE, optimizer=Job("bsp").optimizer).unscale_(Job("bsp").optimizer)
 
     def between_micro_batches(stock_scaler: bool) -> None:
         job = Job(BSP(max_micro_batch=2))
@@ -186,7 +186,7 @@ def scaler_refusals() -> dict:
         "clipped in between": refusal(lambda: between_micro_batches(False)),
         "d-psgd": refusal(lambda: Job("bsp", sync="d-psgd").scaled()),
         "local": refusal(lambda: Job(local).scaled()),
-        "no optimizer": refusal(lambda: GradScaler("cpu", optimizer=torch.optim.SGD(net().parameters(), lr=1.0))),
+        "no optimizer": refusal(lambda: GradScaler(DEVICE, optimizer=torch.optim.SGD(net().parameters(), lr=1.0))),
     }
 
 
@@ -198,7 +198,7 @@ def bfloat16_autocast() -> dict:
         losses = []
         for x, y in job.batches():
             job.optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast(DEVICE, dtype=torch.bfloat16):
                 prediction = job.model(x)
             assert prediction.dtype == torch.bfloat16
             functional.mse_loss(prediction.float(), y).backward()

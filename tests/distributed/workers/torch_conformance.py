@@ -60,7 +60,7 @@ def model_for(kind: type[torch.optim.Optimizer]) -> torch.nn.Module:
 
 
 def batch(step: int = 0, size: int = SAMPLES) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1000 * step + hvd.rank())
     return torch.randn(size, INPUTS, generator=generator), torch.randn(size, OUTPUTS, generator=generator)
 
 
@@ -367,7 +367,7 @@ def a_step_after_synchronize_does_not_synchronise_twice() -> dict:
 def several_backward_passes_per_step() -> dict:
     """The counterpart of ``backward_passes_per_step``: micro-batches of a round, one update of one process's size."""
     size = SAMPLES * hvd.size()
-    generator = torch.Generator().manual_seed(9)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(9)
     x, y = torch.randn(size, INPUTS, generator=generator), torch.randn(size, OUTPUTS, generator=generator)
     model, alone = network(4).double(), network(4).double()
     optimizer, balance = wrap(
@@ -449,7 +449,7 @@ def uneven_data_needs_no_join() -> dict:
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
     counts = [[3 * max(0, 4 - rank - step) for rank in range(hvd.size())] for step in range(4)]
     for step, here in enumerate(counts):
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(step)
         x = torch.randn(sum(here), INPUTS, generator=generator, dtype=torch.float64)
         y = torch.randn(sum(here), OUTPUTS, generator=generator, dtype=torch.float64)
         begin = sum(here[: hvd.rank()])

@@ -26,7 +26,7 @@ GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1
 WORDS = 30
 CLIP = 0.5
-GENERATOR = torch.Generator().manual_seed(11)
+GENERATOR = torch.Generator(torch.get_default_device()).manual_seed(11)
 TOKENS = torch.randint(0, WORDS - 4, (SAMPLES, 3), generator=GENERATOR)  # the last four words never occur
 TARGETS = torch.randn(SAMPLES, 1, generator=GENERATOR, dtype=torch.float64)
 

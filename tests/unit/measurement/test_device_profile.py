@@ -110,3 +110,26 @@ def test_a_profile_goes_on_from_its_state_as_if_nothing_had_been(known):
         climbed(profile, sizes=SIZES[known:])
         climbed(profile, lambda size: 1.5 * TRUE.seconds(size), sizes=SIZES[:5])
     assert second.gamma == first.gamma is not None
+
+
+def cliff(size: int) -> float:
+    """Above 45, the device has no memory left to be fast."""
+    return TRUE.seconds(size) * (3 if size > 45 else 1)
+
+
+def test_batches_that_hardly_fit_end_the_curve_and_its_state_says_so():
+    profile = climbed(DeviceProfile(enough=12), cliff)
+    assert profile.gamma.out_of_memory == 40  # the largest size below the cliff
+    assert ratio(profile, 30) == pytest.approx(1.0)
+    other = DeviceProfile(enough=12)
+    other.load_state_dict(json.loads(json.dumps(profile.state_dict())))
+    assert other.gamma == profile.gamma
+
+
+def test_a_state_of_three_numbers_is_still_read():
+    profile = climbed(DeviceProfile(enough=12))
+    state = profile.state_dict()
+    state["fitted"] = state["fitted"][:3]
+    other = DeviceProfile(enough=12)
+    other.load_state_dict(state)
+    assert other.gamma == profile.gamma

@@ -1,0 +1,241 @@
+"""What only a GPU can show, on one device that two ranks share: times by events, memory that ends, unequal speeds.
+
+    python benchmarks/gpu/proof.py [PART ...] [--write] [--device cuda] [--backend cpu:gloo,cuda:gloo]
+
+`scripts/gpu_proof.sh` runs it, and `curve.py`. The parts:
+
+*tests*: those of conformance and exactness that the CPU's wire passes, with models, data and gradients on the device.
+
+*stopwatch*: seconds of a batch as a training measures them, by events and without waiting for the device, over those of
+the same steps in plain PyTorch by a clock that waits for the device around every step. One rank, over NCCL.
+
+*memory*: trainings of two ranks in which the memory of one ends (it is limited), in float64, against one process that
+has all samples of each round at once.
+
+*unequal*: samples per second of DDP with equal batches, of ``LBBSP(device="gpu")``, and of a split that was set by hand
+(`_by_hand.py`), in turns of one job. Two processes have 66 and 33 % of the multiprocessors (`shares.py`); where that
+service cannot be had, or on a CPU, they are alike and one computes each gradient twice.
+
+*overhead*: the seconds of a step over those of DDP, two equal ranks (50 % each), alternating blocks of one job.
+
+NCCL takes one rank per device, so two ranks on one talk by Gloo, which carries gradients by way of the host. With
+``--device cpu`` everything runs in small, to see that it does; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from _report import error_of_median, write_result
+from gpu.networks import networks
+from gpu.shares import control, multi_process_service
+
+from hvd_hetero.testing import launch, torchrun
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ("exactness", "torch_conformance", "wires", "torch_sparse", "torch_around", "averaging")
+OVER_TORCH = "torch.distributed"
+LIMIT_S = 150.0
+TARGETS = {"stopwatch": 0.05, "difference": 1e-10, "oracle": 0.97}
+SHARES = {"unequal": "66,33", "overhead": "50,50"}
+SCARCE_MB = 400
+
+
+class Proof:
+    """The circumstances of all parts."""
+
+    def __init__(self, device: str, backend: str, cycles: int, pairs: int) -> None:
+        self.device, self.backend, self.cycles, self.pairs = device, backend, cycles, pairs
+
+    def run(
+        self, what: str, network: str, ranks: int = 2, times: int = 0, shares: str = "",
+        env: Mapping[str, str] | None = None, backend: str = "",
+    ) -> Any:  # fmt: skip
+        """Return what each rank of a job reports."""
+        arguments = [what, network, self.device, backend or self.backend, shares, times]
+        script = Path(__file__).with_name("_rank.py")
+        return launch(script, ranks, arguments, timeout_s=240, env=env, starter=torchrun(ranks)).reports
+
+    def with_shares(self, what: str, network: str, times: int) -> tuple[Any, str]:
+        """Run it on shares of the device, or say why not and run it without."""
+        if self.device == "cpu":
+            return self.run(what, network, times=times), "on a CPU"
+        try:
+            with multi_process_service() as env:
+                return self.run(what, network, times=times, shares=SHARES[what], env=env), f"shares {SHARES[what]} %"
+        except Exception as error:  # noqa: BLE001 - whatever that service says is told, and the part runs without it
+            why = str(error)
+            print(f"no shares of the device: {why}", file=sys.stderr, flush=True)
+        return self.run(what, network, times=times), f"without shares ({why.splitlines()[0][:200]})"
+
+
+def stopwatch(proof: Proof) -> tuple[list[str], bool]:
+    """Times by events."""
+    backend = "cpu:gloo,cuda:nccl" if proof.device == "cuda" else "gloo"
+    rows = [f"One rank, {backend}.", "", "| network | samples | rounds | by events over by clock |"]
+    rows += ["|---|---:|---:|---:|"]
+    apart = []
+    for network in networks(proof.device):
+        for found in proof.run("stopwatch", network, ranks=1, backend=backend)[0]:
+            ratio = found["events_s"] / found["clock_s"]
+            apart.append(abs(ratio - 1))
+            rows.append(f"| {network} | {found['samples']} | {found['rounds']} | {ratio:.3f} |")
+            print(rows[-1], flush=True)
+    met = max(apart) <= TARGETS["stopwatch"]
+    return [*rows, "", f"At most {max(apart):.1%} apart; target {TARGETS['stopwatch']:.0%}: {_said(met)}."], met
+
+
+def memory(proof: Proof) -> tuple[list[str], bool]:
+    """Out of memory, survived."""
+    rows = [
+        f"Two ranks, of which the first may use {SCARCE_MB} MiB; twelve rounds.",
+        "",
+        "| policy | failures survived | difference to one process | between ranks | epochs, each sample once |",
+        "|---|---:|---:|---:|---|",
+    ]
+    reports = proof.run("memory", "convolutional", times=SCARCE_MB)
+    met = True
+    for policy, found in reports[-1].items():
+        same = found["difference"] <= TARGETS["difference"] and found["between_ranks"] == 0 and found["each_once"]
+        met &= same and found["failures"][0] > 0
+        once = f"{found['epochs']}, {'yes' if found['each_once'] else '**no**'}"
+        cells = f"{found['difference']:.1e} | {found['between_ranks']:.1e} | {once}"
+        rows.append(f"| {policy} | {' + '.join(map(str, found['failures']))} | {cells} |")
+    return [*rows, "", f"Target {TARGETS['difference']:g} and at least one failure: {_said(met)}."], met
+
+
+def unequal(proof: Proof) -> tuple[list[str], bool]:
+    """Two ranks of unequal speed."""
+    rows = [
+        "| network | how unequal | LB-BSP over DDP | error | over the oracle | error | oracle's split | LB-BSP's |",
+        "|---|---|---:|---:|---:|---:|---|---|",
+    ]
+    curves, met = [], True
+    for network in networks(proof.device):
+        reports, how = proof.with_shares("unequal", network, proof.cycles)
+        rates = reports[0]["rates"]
+        cells = []
+        for other in ("ddp", "oracle"):
+            ratios = [a / b for a, b in zip(rates["lb-bsp"], rates[other], strict=True)]
+            cells.append(f"{statistics.median(ratios):.3f} | {error_of_median(ratios, len(ratios)):.3f}")
+        met &= statistics.median(ratios) >= TARGETS["oracle"]
+        splits = [":".join(map(str, reports[0][which])) for which in ("oracle", "now")]
+        rows.append(f"| {network} | {how} | {' | '.join([*cells, *splits])} |")
+        print(rows[-1], flush=True)
+        for rank, told in enumerate(reports):
+            slope, intercept, saturation = told["gamma"] or (float("nan"),) * 3
+            curves.append(f"| {network} | {rank} | {1e6 * slope:.2f} | {1e3 * intercept:.2f} | {saturation:.0f} |")
+    rows += ["", "Curves as LB-BSP has learned them while training:", ""]
+    rows += ["| network | rank | us per sample | ms per batch | saturation |", "|---|---:|---:|---:|---:|", *curves]
+    return [*rows, "", f"Target {TARGETS['oracle']} of the oracle: {_said(met)}."], met
+
+
+def overhead(proof: Proof) -> tuple[list[str], bool]:
+    """Equal ranks."""
+    rows = ["| network | how equal | pairs | BSP over DDP | error | LB-BSP | error | a step of DDP |", "|---" * 8 + "|"]
+    for network in networks(proof.device):
+        reports, how = proof.with_shares("overhead", network, proof.pairs)
+        cells = []
+        for kind in ("bsp", "lb-bsp"):
+            ratios = [ratio for rank in reports for ratio in rank[kind]]
+            cells.append(f"{statistics.median(ratios):.3f} | {error_of_median(ratios, proof.pairs):.3f}")
+        step_s = statistics.median(s for rank in reports for s in rank["seconds of stock"])
+        rows.append(f"| {network} | {how} | {proof.pairs} | {' | '.join(cells)} | {1e3 * step_s:.1f} ms |")
+        print(rows[-1], flush=True)
+    return rows, True
+
+
+def tests(proof: Proof) -> tuple[list[str], bool]:
+    """The tests of the wire, of conformance and of exactness, with everything on the device, side by side."""
+    rows = ["| tests over torch.distributed | |", "|---|---|"]
+    env = os.environ | {"HVD_HETERO_TEST_DEVICE": proof.device}
+    with ExitStack() as stack:
+        how = "processes take turns on the device"
+        if proof.device == "cuda" and control() is not None:
+            env |= stack.enter_context(multi_process_service())
+            how = "kernels of different processes run side by side (multi-process service)"
+        running = {}
+        for name in TESTS:
+            log = stack.enter_context(tempfile.TemporaryFile("w+"))
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", OVER_TORCH]
+            file = f"tests/distributed/test_{name}.py"
+            running[file] = log, subprocess.Popen([*command, file], stdout=log, stderr=log, env=env, cwd=ROOT)
+        failed, end_s = False, time.monotonic() + LIMIT_S
+        for file, (log, job) in running.items():
+            try:
+                job.wait(max(end_s - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                job.send_signal(signal.SIGINT)  # pytest says what it has found so far, and ends its ranks
+                job.wait(30)
+            log.seek(0)
+            said = log.read()
+            last = said.strip().splitlines()[-1].strip("= ")
+            failed |= job.returncode != 0
+            rows.append(f"| {file} | {last} |")
+            print(said if job.returncode else rows[-1], flush=True)
+    return [*rows, "", f"{how[0].upper()}{how[1:]}."], not failed
+
+
+PARTS: dict[str, Callable[[Proof], tuple[list[str], bool]]] = {
+    "tests": tests, "stopwatch": stopwatch, "memory": memory, "unequal": unequal, "overhead": overhead,
+}  # fmt: skip
+
+
+def _said(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+def _device(device: str) -> str:
+    if device == "cpu":
+        return "On a CPU, in small: these figures mean nothing."
+    properties = torch.cuda.get_device_properties(0)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return (
+        f"{properties.name}, {properties.multi_processor_count} multiprocessors, {properties.total_memory / 2**30:.0f} "
+        f"GiB; CUDA {torch.version.cuda}, NCCL {nccl}."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=(*PARTS, []), default=list(PARTS), help="all of them, or some")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--backend", default="gloo", help="of torch.distributed, between two ranks (default %(default)s)"
+    )
+    parser.add_argument("--cycles", type=int, default=12, help="turns of each scheme (default %(default)s)")
+    parser.add_argument("--pairs", type=int, default=24, help="blocks of each kind (default %(default)s)")
+    parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results/gpu")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "gpu proof: no CUDA device here (torch.cuda.is_available() is False): nothing was measured", file=sys.stderr
+        )
+        return 2
+    proof, met = Proof(options.device, options.backend, options.cycles, options.pairs), True
+    for part in options.parts:
+        lines, held = PARTS[part](proof)
+        met &= held
+        text = "\n".join([_device(options.device), "", *lines])
+        print(f"\n{part}\n{text}", flush=True)
+        if options.write:
+            write_result(f"gpu/{part}", text)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
