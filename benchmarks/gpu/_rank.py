@@ -201,12 +201,14 @@ def _short_of_memory(policy: Policy, ranks: int, rank: int, samples: int, device
     if rank == ranks - 1:  # which has the memory
         torch.manual_seed(0)
         alone = Sequences().double().to(device)
+        before = _flat(alone).cpu()
         inner = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
         for indices in rounds:
             inner.zero_grad()
             _loss(alone, torch.tensor(indices), device).backward()
             inner.step()
         expected = _flat(alone).cpu()
+        result["moved"] = float((expected - before).abs().max() / expected.abs().max())
         result["difference"] = float((parts[0][2] - expected).abs().max() / expected.abs().max())
     return result
 

@@ -30,9 +30,9 @@ be linear.
 
 **The cliff.** A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an
 H100 with a tenth of its memory, a convolutional network took 33 ms for 1,720 images, 95 ms for 2,150, and ran out of
-memory at 2,519. So where each of the largest sizes, two or more but at most half of all, above six others, takes half as long again
-(arbitrary, above what noise does to several) as two batches of half its size, they are no part of the curve but beyond
-its end. x_o is the largest size before them.
+memory at 2,519. So where each of the largest sizes takes half as long again (arbitrary, above what noise does to
+several) as two batches of half its size, they are no part of the curve but beyond its end, and x_o is the largest size
+before them. Such sizes are two or more, at most half of all, and above six others.
 
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.

@@ -55,6 +55,8 @@ class DeviceProfile:
             if 1 + sum(a != b for (a, _), (b, _) in pairwise(self._measured)) >= self.enough and not self._fit():
                 self._measured.clear()  # no curve explains them: measure anew
             return
+        if batch > (self._fitted.out_of_memory or batch):
+            return  # beyond the end of the curve, which says nothing about it
         sizes = [size for size, _ in self._measured]
         if not min(sizes) <= batch <= max(sizes):
             self._measured.append((batch, seconds / self._height))

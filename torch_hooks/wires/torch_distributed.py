@@ -35,7 +35,7 @@ Collectives of different groups may run at once. For NCCL, whose kernels share a
 two groups find room together, as PyTorch's documentation says of any program with several groups. Only device tensors
 use NCCL, so these groups are the buckets' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
 
-What works on CPUs was run with Gloo. With NCCL, the same code has not been run yet.
+It has run with Gloo, on CPUs and on a GPU that several ranks share, and with NCCL on one rank alone (``docs/gpu.md``).
 """
 
 from __future__ import annotations

@@ -121,6 +121,8 @@ def test_batches_that_hardly_fit_end_the_curve_and_its_state_says_so():
     profile = climbed(DeviceProfile(enough=12), cliff)
     assert profile.gamma.out_of_memory == 40  # the largest size below the cliff
     assert ratio(profile, 30) == pytest.approx(1.0)
+    climbed(profile, cliff, sizes=(57, 47, 61))
+    assert ratio(profile, 30) == pytest.approx(1.0), "such batches do not move the curve"
     other = DeviceProfile(enough=12)
     other.load_state_dict(json.loads(json.dumps(profile.state_dict())))
     assert other.gamma == profile.gamma
