@@ -49,6 +49,7 @@ FRAMEWORKS = {
         {CYCLE: "2", WAIT: "200"},
         {"HVD_HETERO_TEST_WIRE": "torch.distributed"},
     ),
+    "trainers": Framework(("torch_hooks", "torch._dynamo", "accelerate", "pytorch_lightning", "transformers"), {}),
     "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
     "tf_keras": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "1", **QUIET}),
 }

@@ -66,16 +66,34 @@ def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_a
 
 def test_the_example_for_torchrun_learns_and_gives_a_slow_rank_less(launch, tmp_path):
     path = tmp_path / "run.jsonl"
-    script, arguments = EXAMPLES / "torch_torchrun.py", ["--telemetry", path, "--slow", 1]
-    done = launch(script, 2, arguments, framework="torch.distributed", timeout_s=TORCH_S, starter=torchrun(2))
-    told = re.findall(r"accuracy ([\d.]+), batches (\d+) \+ (\d+)", done.stdout[0])
+    told = learnt(launch, "torch_torchrun.py", "torch.distributed", "--telemetry", path)
     assert len(told) == 8
-    accuracy, fast, slow = map(float, told[-1])
-    assert accuracy > 0.85
-    assert fast + slow == 128
-    assert fast > 1.2 * slow
+    assert told[-1][0] > 0.85
+    assert sum(told[-1][1:]) == 128
     run = read_run(path)
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
+
+
+@pytest.mark.parametrize(
+    ("example", "samples"), [("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32)]
+)
+def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank_less(launch, example, samples):
+    told = learnt(launch, example, "trainers", "--epochs", 3)
+    assert len(told) == 3
+    assert told[-1][0] > 0.6  # chance is 0.1
+    assert sum(told[-1][1:]) == samples
+
+
+def learnt(launch, example, framework, *arguments):
+    """Accuracy and batches of each epoch, the second rank of two being slow: at the end, it has fewer samples."""
+    starter = torchrun(2)
+    done = launch(
+        EXAMPLES / example, 2, ["--slow", 1, *arguments], framework=framework, timeout_s=TORCH_S, starter=starter
+    )
+    told = re.findall(r"accuracy ([\d.]+), batches (\d+) \+ (\d+)", done.stdout[0])
+    epochs = [(float(accuracy), int(fast), int(slow)) for accuracy, fast, slow in told]
+    assert epochs[-1][1] > 1.2 * epochs[-1][2]
+    return epochs
 
 
 def test_the_script_that_finds_hosts_prints_those_of_the_example_and_others(tmp_path):

@@ -1,0 +1,91 @@
+"""Recognise handwritten digits with Lightning's Trainer, on ranks of unequal speed.
+
+    torchrun --nproc-per-node 2 examples/torch_lightning.py
+
+It needs pytorch-lightning and scikit-learn. Every rank has a Trainer of its own, of one device, so Lightning adds
+neither DDP nor a sampler: loader and optimizer are ours, and what the Trainer does besides stays. One rank writes
+checkpoints and logs. ``--slow RANK`` slows one rank down, to see the batches follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+import pytorch_lightning
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional
+from torch.utils.data import Subset, TensorDataset
+
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+
+
+class Digits(pytorch_lightning.LightningModule):
+    """A small network and what a Trainer asks of it."""
+
+    def __init__(self, balance: LoadBalance, test: TensorDataset, slow: int | None) -> None:
+        super().__init__()
+        self.balance, self.test, self.slow = balance, test, slow
+        self.net = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+            torch.nn.Flatten(), torch.nn.Linear(16 * 4 * 4, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
+        )  # fmt: skip
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        images, labels = batch
+        if torch.distributed.get_rank() == self.slow:
+            time.sleep(2e-4 * len(images))
+        return functional.cross_entropy(self.net(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
+        optimizer = DistributedOptimizer(optimizer, self.balance, self.named_parameters())
+
+        def clip(*_: Any) -> None:  # in place of gradient_clip_val: here the gradient is that of all ranks
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 5.0)
+
+        optimizer.register_step_pre_hook(clip)
+        return optimizer
+
+    def on_train_epoch_end(self) -> None:
+        rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        images, labels = Subset(self.test, range(rank, len(self.test), ranks))[:]
+        self.eval()
+        with torch.no_grad():
+            right = (self.net(images.to(self.device)).argmax(1).cpu() == labels).double().mean()
+        self.train()
+        right = average_by_samples(right, len(labels), self.balance)
+        if rank == 0:
+            batches = " + ".join(map(str, self.balance.plan))
+            print(f"epoch {self.current_epoch + 1}: accuracy {right:.3f}, batches {batches}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--slow", type=int, help="a rank that takes 0.2 ms more per sample")
+    options = parser.parse_args()
+
+    gpu = torch.cuda.is_available()
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    digits = load_digits()
+    x = torch.from_numpy(digits.images).float()[:, None] / 16
+    y = torch.from_numpy(digits.target)
+    training, test = TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
+
+    balance = LoadBalance("lb-bsp", global_batch=128)
+    trainer = pytorch_lightning.Trainer(
+        accelerator="gpu" if gpu else "cpu", devices=[int(os.environ["LOCAL_RANK"])] if gpu else 1,
+        max_epochs=options.epochs, enable_progress_bar=False, logger=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Digits(balance, test, options.slow), BalancedLoader(training, balance, shuffle=True, seed=0))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
