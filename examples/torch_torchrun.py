@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 examples/torch_torchrun.py
 
 It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
-of one process with a batch of 128. ``--slow RANK`` slows one rank down, to see the batches follow.
+of one process with a batch of 128. ``--slow RANK`` slows one rank down, to see the batches follow. With ``--save FILE``
+a training that was ended goes on where it was: end a rank by ``kill -9`` under ``torchrun --max-restarts 3 …``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
-from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining, average_by_samples
 
 
 def main() -> None:
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--slow", type=int, help="a rank that takes 0.2 ms more per sample")
     parser.add_argument("--telemetry", help="write one JSON line per round to this file")
+    parser.add_argument("--save", help="keep the training in this file, and go on from it")
     options = parser.parse_args()
 
     torch.distributed.init_process_group()  # on GPUs: init_process_group("cpu:gloo,cuda:nccl")
@@ -46,7 +48,10 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())
 
-    for epoch in range(options.epochs):
+    if options.save:
+        saved = SavedTraining(options.save, balance, loader, rounds_per_save=5, model=model, optimizer=optimizer)
+
+    for epoch in range(loader.epoch_at_hand, options.epochs):
         model.train()
         for images, labels in loader:
             if rank == options.slow:
@@ -63,6 +68,8 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {epoch + 1}: accuracy {right:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
 
+    if options.save:
+        saved.save()
     torch.distributed.destroy_process_group()
 
 

@@ -75,6 +75,21 @@ class Survival:
         self.mixes = mixes
         self.rates_for = balancer.global_batch
 
+    @property
+    def own(self) -> Mapping[str, Any] | None:
+        """What this rank has learned of itself, as of the last commit."""
+        return self._own
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is the same on every rank, as plain data."""
+        return {"common": self.common, "place": self.place, "resets": self.resets, "rates_for": self.rates_for}
+
+    def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None, rank: int) -> None:
+        """As if this process had been that rank, which had learned so much of itself, at that commit."""
+        self.common, self.place = state["common"], state["place"]
+        self.resets, self.rates_for = state["resets"] + 1, state["rates_for"]
+        self._own, self._rank = own, None if own is None else rank
+
     def share(self, wire: Wire) -> Shared:
         """What rank 0 has, for all to ``accept``; the first collective call of a membership."""
         mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)

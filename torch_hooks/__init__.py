@@ -5,6 +5,7 @@ from torch_hooks.grad_scaler import GradScaler
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.optimizer import DistributedOptimizer
+from torch_hooks.saved import SavedTraining
 from torch_hooks.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "DistributedOptimizer",
     "GradScaler",
     "LoadBalance",
+    "SavedTraining",
     "SyncBatchNorm",
     "average_by_samples",
 ]

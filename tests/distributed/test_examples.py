@@ -74,6 +74,20 @@ def test_the_example_for_torchrun_learns_and_gives_a_slow_rank_less(launch, tmp_
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
 
 
+def test_a_rank_that_is_killed_costs_no_sample_under_torchrun(launch, tmp_path):
+    """All begin again from the file, and end with the accuracy of a job that nothing has happened to."""
+    starter = [*torchrun(2), "--max-restarts", "1"]
+    arguments = [EXAMPLES / "torch_torchrun.py", "--epochs", 4, "--save"]
+    jobs = {
+        name: partial(launch, script, 2, [*more, tmp_path / name], framework="torch.distributed", starter=starter)
+        for name, script, more in (("killed", "restarts.py", arguments), ("whole", arguments[0], arguments[1:]))
+    }
+    done = side_by_side(jobs)
+    told = {name: re.findall(r"epoch (\d): accuracy ([\d.]+)", out.stdout[0]) for name, out in done.items()}
+    assert [int(epoch) for epoch, _ in told["killed"]] == [1, 2, 3, 4], "an epoch is not done again"
+    assert told["killed"][-1] == told["whole"][-1]
+
+
 @pytest.mark.parametrize(
     ("example", "samples"), [("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32)]
 )

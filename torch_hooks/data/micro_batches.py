@@ -79,7 +79,9 @@ class MicroBatches:
                     skipped_s = time.perf_counter() - asked_at
                     continue  # collate_fn has left out all of it; the last one is needed to end the round
             if self.before_round is not None and not session.balancer.in_round:
+                began_at = time.perf_counter()
                 self.before_round()
+                asked_at += time.perf_counter() - began_at  # no waiting for data
             limit = session.meter.limit
             if 0 < limit < work.samples:  # planned before it was known what fits
                 del batch

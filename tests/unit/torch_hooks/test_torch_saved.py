@@ -1,0 +1,230 @@
+"""A training on disk: what goes on from its file ends as if never ended, and an epoch visits each sample once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+
+from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
+from hvd_hetero.policies import BSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
+from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
+from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
+
+SAMPLES, GLOBAL_BATCH = 41, 12
+X = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+Y = X.sum(1, keepdim=True)
+
+
+class Indexed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Job:
+    """A training that ends after some rounds, as if its process had been killed then, or is done."""
+
+    def __init__(self, path: Path, policy="bsp", *, every=2, **options) -> None:
+        self.model = torch.nn.Linear(5, 1).double()
+        torch.nn.init.constant_(self.model.weight, 0.1)
+        torch.nn.init.constant_(self.model.bias, 0.1)
+        self.balance = LoadBalance(policy, global_batch=GLOBAL_BATCH, **options)
+        self.loader = BalancedLoader(Indexed(), self.balance, shuffle=True, seed=4)
+        inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.optimizer = DistributedOptimizer(inner, self.balance, self.model.named_parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(inner, 3, gamma=0.5)
+        self.optimizer.register_step_post_hook(lambda *_: self.schedule.step())
+        self.saved = SavedTraining(
+            path, self.balance, self.loader, rounds_per_save=every,
+            model=self.model, optimizer=self.optimizer, schedule=self.schedule,
+        )  # fmt: skip
+        self.began_at = self.balance.rounds
+        self.seen: list[tuple[int, int]] = []
+        """epoch and index of each sample, in order"""
+
+    def run(self, epochs: int, until: int = 10**9) -> Job:
+        for epoch in range(self.loader.epoch_at_hand, epochs):
+            self.loader.stop_at = until
+            for index in self.loader:
+                self.seen += [(epoch, i) for i in index.tolist()]
+                self.optimizer.zero_grad()
+                functional.mse_loss(self.model(X[index]), Y[index]).backward()
+                self.optimizer.step()
+            if self.balance.rounds >= until:
+                break
+        self.balance.close()
+        return self
+
+    @property
+    def flat(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+POLICIES = {
+    "bsp": BSP,
+    "bsp in micro-batches": lambda: BSP(max_micro_batch=2),
+    "lb-bsp": lambda: "lb-bsp",
+    "static": lambda: StaticAllocation([1, 3]),
+    "self-adaptive": lambda: SelfAdaptive(total=6),
+    "non-blocking": lambda: NonBlocking(2),
+    "lb-non-blocking": LBNonBlocking,
+    "elastic-bsp": lambda: ElasticBSP(lookahead=4),
+}
+
+
+def seen(jobs: list[Job]) -> Counter:
+    return Counter(sample for job in jobs for sample in job.seen)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_job_that_begins_again_ends_as_one_that_was_never_ended(tmp_path, policy):
+    """Killed after three rounds, of which two were saved: what goes on visits all that the first has not saved."""
+    make = POLICIES[policy]
+    run_on_threads(lambda rank: Job(tmp_path / "a", make()).run(3, until=3), 2)
+    jobs = run_on_threads(lambda rank: Job(tmp_path / "a", make()).run(3), 2)
+    whole = run_on_threads(lambda rank: Job(tmp_path / "b", make()).run(3), 2)
+    assert [job.began_at for job in jobs] == [2, 2]
+    again = seen(jobs)
+    assert set(again.values()) == {1}, "no sample twice in an epoch"
+    for epoch in (1, 2):  # the first was begun by the other job
+        assert sorted(i for e, i in again if e == epoch) == list(range(SAMPLES))
+    before = SAMPLES - sum(e == 0 for e, _ in again)
+    assert 0 < before < SAMPLES
+    if policy in ("bsp", "bsp in micro-batches", "lb-bsp", "static"):  # the same samples in the same rounds
+        for job in jobs:
+            torch.testing.assert_close(job.flat, whole[0].flat, rtol=1e-12, atol=0)
+    assert torch.equal(jobs[0].flat, jobs[1].flat)
+
+
+def test_what_is_saved_at_the_end_needs_no_work_any_more(tmp_path):
+    def finished(rank):
+        job = Job(tmp_path / "run", every=None).run(2)
+        job.saved.save()
+        return job
+
+    first = run_on_threads(finished, 2)
+    second = run_on_threads(lambda rank: Job(tmp_path / "run").run(2), 2)
+    assert [job.seen for job in second] == [[], []]
+    assert torch.equal(second[1].flat, first[0].flat)
+    assert second[0].schedule.last_epoch == first[0].schedule.last_epoch == first[0].balance.rounds
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_other_ranks_than_before_go_on_with_shares_of_their_own(tmp_path, ranks):
+    run_on_threads(lambda rank: Job(tmp_path / "run", "lb-bsp").run(2, until=2), 2)
+    run_on_threads(lambda rank: Job(tmp_path / "run", "lb-bsp").run(2, until=3), 2)  # saved nothing new
+    jobs = run_on_threads(lambda rank: Job(tmp_path / "run", "lb-bsp", every=None).run(2), ranks)
+    assert {job.began_at for job in jobs} == {2}
+    again = seen(jobs)
+    assert set(again.values()) == {1}
+    assert sorted(i for e, i in again if e == 1) == list(range(SAMPLES))
+    assert sum(e == 0 for e, _ in again) == SAMPLES - 2 * GLOBAL_BATCH
+    assert all(torch.equal(job.flat, jobs[0].flat) for job in jobs)
+
+
+def test_a_job_that_is_ended_while_it_writes_leaves_the_former_file(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
+    before = path.read_bytes()
+
+    def ends(content, file):
+        file.write(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", ends)
+    with pytest.raises(ThreadRankError, match=f"{path} cannot be written: No space left on device"):
+        run_on_threads(lambda rank: Job(path, every=1).run(2), 2)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no training", b"PK\x03\x04 a zip file, they say"])
+def test_a_file_that_is_no_training_is_refused_on_all_ranks(tmp_path, content):
+    path = tmp_path / "run"
+    path.write_bytes(content)
+
+    def refused(rank):
+        with pytest.raises(HeteroError, match="is no saved training, or is damaged"):
+            Job(path)
+
+    run_on_threads(refused, 2)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    """A file may come from somebody else."""
+    path = tmp_path / "run"
+    torch.save({"version": 1, "progress": re.compile("code"), "parts": {}}, path)
+    with pytest.raises(ThreadRankError, match="is no saved training"):
+        run_on_threads(lambda rank: Job(path), 1)
+
+
+def test_mistakes_are_told(tmp_path):
+    def mistakes(rank):
+        job = Job(tmp_path / "run", every=None)
+        with pytest.raises(ValueError, match="loader is saved already"):
+            SavedTraining(tmp_path / "b", job.balance, job.loader)
+        for _ in job.loader:
+            with pytest.raises(RoundStateError, match=r"save\(\) inside an iteration"):
+                job.saved.save()
+            break
+        other = Job(tmp_path / "other", every=None)
+        job.loader._micro_batches.before_round = None
+        for options, error, said in (
+            ({"rounds_per_save": 0}, ValueError, "rounds_per_save must be at least 1"),
+            ({"note": 3}, TypeError, r"note must have state_dict\(\)"),
+        ):
+            with pytest.raises(error, match=said):
+                SavedTraining(tmp_path / "c", other.balance, job.loader, **options)
+        with pytest.raises(TypeError, match="balance and loader must be"):
+            SavedTraining(tmp_path / "c", other.loader, other.balance)
+
+    run_on_threads(mistakes, 1)
+    run_on_threads(lambda rank: Job(tmp_path / "parts").run(1, until=3), 1)
+
+    def other_parts(rank):
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        loader = BalancedLoader(Indexed(), balance)
+        with pytest.raises(
+            HeteroError, match="holds model, optimizer, schedule in version 1, and this training saves net"
+        ):
+            SavedTraining(tmp_path / "parts", balance, loader, net=torch.nn.Linear(1, 1))
+
+    run_on_threads(other_parts, 1)
+
+
+def test_models_that_differ_between_ranks_are_refused(tmp_path):
+    def refused(rank):
+        with pytest.raises(ValueError, match="each rank holds a model of its own"):
+            Job(tmp_path / "run", sync="d-psgd")
+
+    run_on_threads(refused, 2)
+
+
+def test_the_time_of_saving_is_no_waiting_for_data(tmp_path, monkeypatch):
+    """On rank 0 it would look slow, and lose samples for it."""
+    write = SavedTraining._write
+
+    def slowly(self, progress):
+        time.sleep(0.2)
+        write(self, progress)
+
+    monkeypatch.setattr(SavedTraining, "_write", slowly)
+
+    def waited(rank):
+        job, records = Job(tmp_path / "run", every=1), []
+        job.balance.on_round(records.append)
+        job.run(1, until=4)
+        return [record["input_s"] for record in records]
+
+    told = run_on_threads(waited, 2)[0]
+    assert len(told) == 4
+    assert max(max(of_ranks) for of_ranks in told) < 0.1

@@ -1,0 +1,194 @@
+"""A training on disk, as of one and the same round on all ranks: for jobs that are ended, and begin again.
+
+    torchrun --nproc-per-node 2 --max-restarts 3 train.py
+
+    balance = LoadBalance(global_batch=512)
+    loader = BalancedLoader(dataset, balance, shuffle=True)
+    optimizer = DistributedOptimizer(optimizer, balance, model.named_parameters())
+    saved = SavedTraining("run.pt", balance, loader, model=model, optimizer=optimizer)
+    for epoch in range(loader.epoch_at_hand, epochs):
+        for x, y in loader:
+            ...                                             # saved in between, on every rank alike
+    saved.save()
+
+Where the file is there, the training goes on after the round that it was saved at, in the middle of an epoch: what was
+done since is done again exactly, and an epoch visits each sample once. Rank 0 alone reads and writes; the file changes
+as a whole or not at all, so a job that is ended while it writes leaves the former one.
+
+What is in it is what survives a change of ranks in memory, too (``hvd_hetero.elastic``): plans and the policy's state,
+each rank's predictor, the place in the data. With other ranks than before, shares are negotiated anew.
+
+Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs nobody
+to survive: neither Horovod nor hosts that are watched, but whoever starts the job again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvd_hetero.checks import integer
+from hvd_hetero.elastic import Survival
+from hvd_hetero.errors import HeteroError, RoundStateError
+from torch_hooks.load_balance import LoadBalance
+from torch_hooks.loader import BalancedLoader
+from torch_hooks.parameters.broadcast import broadcast_state
+
+__all__ = ["SavedTraining"]
+
+_VERSION = 1
+
+
+class SavedTraining:
+    """Model, optimizer, place in the data, and values of your own, in one file; a collective call.
+
+    Make it when everything else is made, before the first round and on every rank.
+
+    Parameters
+    ----------
+    path
+        The file, which rank 0 reads if it is there, and writes.
+    balance, loader
+        Of this training.
+    rounds_per_save
+        It is saved before the first round that follows so many others, when the body of the loop is done with these.
+        All ranks wait while rank 0 writes. None: only where you call ``save()`` yourself.
+    parts
+        What is to be kept, by a name of yours: everything that has ``state_dict`` and ``load_state_dict`` (model,
+        optimizer, schedule, ``GradScaler``). Rank 0's is kept, and given to all.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        balance: LoadBalance,
+        loader: BalancedLoader,
+        *,
+        rounds_per_save: int | None = 100,
+        **parts: Any,
+    ) -> None:
+        if not isinstance(balance, LoadBalance) or not isinstance(loader, BalancedLoader):
+            raise TypeError(
+                f"balance and loader must be the LoadBalance and BalancedLoader of this training, got "
+                f"{type(balance).__name__} and {type(loader).__name__}"
+            )
+        if rounds_per_save is not None:
+            way_out = "None saves only where you call save() yourself"
+            rounds_per_save = integer("rounds_per_save", rounds_per_save, 1, way_out=way_out)
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise TypeError(
+                    f"{name} must have state_dict() and load_state_dict(), got {type(part).__name__}; keep what else "
+                    "you need in an object of yours that has both"
+                )
+        session = balance._session
+        batches = loader._micro_batches
+        if session.mixing is not None:
+            raise ValueError(
+                "under sync='d-psgd' or 'matcha' each rank holds a model of its own, and a file holds that of rank 0; "
+                "save a file for each rank by state_dict()"
+            )
+        if batches.before_round is not None:
+            raise ValueError("loader is saved already, or followed by a TorchState; keep to one of them")
+        self.path = Path(path)
+        self.rounds_per_save = rounds_per_save
+        self._session = session
+        self._batches = batches
+        self._parts = parts
+        self._inside = False
+        self._survival = Survival()
+        self._load()
+        batches.before_round = self._save_if_due
+
+    def save(self) -> None:
+        """Write everything as it is; a collective call, between two iterations over the loader."""
+        if self._batches.iterating and not self._inside:
+            raise RoundStateError(
+                "save() inside an iteration over the loader, whose body does not run on a rank without data: leave it "
+                "to rounds_per_save, which saves on every rank, or call save() between two iterations"
+            )
+        session, survival = self._session, self._survival
+        survival.keep(session.balancer, self._batches.state_dict())
+        own = session.wire.allgather_object(survival.own, name=f"{session.prefix}.saved")
+        failure = ""
+        if session.wire.rank == 0:
+            try:
+                self._write({**survival.state_dict(), "own": list(own)})
+            except OSError as error:
+                failure = f"{self.path} cannot be written: {error}"
+        self._all_or_none(failure)
+
+    def _save_if_due(self) -> None:
+        done = self._session.balancer.rounds - self._survival.rounds
+        if self.rounds_per_save is None or done < self.rounds_per_save:
+            return
+        self._inside = True
+        try:
+            self.save()
+        finally:
+            self._inside = False
+
+    def _write(self, progress: Mapping[str, Any]) -> None:
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        partial = self.path.with_name(f"{self.path.name}.partial")
+        with open(partial, "wb") as file:
+            torch.save({"version": _VERSION, "progress": progress, "parts": parts}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
+
+    def _load(self) -> None:
+        session, survival = self._session, self._survival
+        wire = session.wire
+        content: dict[str, Any] | None = None
+        failure = ""
+        if wire.rank == 0 and self.path.exists():
+            try:
+                content = self._read()
+            except HeteroError as error:
+                failure = str(error)
+        self._all_or_none(failure)
+        progress = wire.broadcast_object(content and content["progress"], root_rank=0, name=f"{session.prefix}.loaded")
+        if progress is None:
+            return
+        for name, part in self._parts.items():
+            if content is not None:
+                part.load_state_dict(content["parts"][name])
+            broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")
+        own = progress.pop("own")
+        survival.load_state_dict(progress, own[wire.rank] if wire.rank < len(own) else None, wire.rank)
+        if len(own) != wire.size and not self._batches.cutter.order.survives_resets:
+            raise ValueError(
+                f"{self.path} is of {len(own)} ranks, this job has {wire.size}, and with stream='shard' nobody knows "
+                "which samples of the other parts were done; launch as many, or use stream='whole'"
+            )
+        survival.rate_factor(session.balancer.global_batch, scales=False)
+        survival.take_up(session.balancer, wire, session.prefix)
+        if survival.place is not None:
+            self._batches.cutter.load_state_dict(survival.place)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+            version, names = content["version"], set(content["parts"])
+        except Exception as error:  # whatever a file that somebody else wrote makes of it
+            raise HeteroError(
+                f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
+                "begin anew, or give another path"
+            ) from error
+        if version != _VERSION or names != set(self._parts):
+            raise HeteroError(
+                f"{self.path} holds {', '.join(sorted(names))} in version {version}, and this training saves "
+                f"{', '.join(sorted(self._parts))} in version {_VERSION}; give the same parts, or another path"
+            )
+        return content
+
+    def _all_or_none(self, failure: str) -> None:
+        """Raise on all ranks what has failed on rank 0, for they would wait for it."""
+        wire, prefix = self._session.wire, self._session.prefix
+        if told := wire.broadcast_object(failure, root_rank=0, name=f"{prefix}.file"):
+            raise HeteroError(told)
