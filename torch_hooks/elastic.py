@@ -44,8 +44,8 @@ from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import over_process_groups, wire_here
 
 _INSTEAD = (
-    "under torchrun, save the state_dict() of model, optimizer, LoadBalance and loader, and load them after torchrun "
-    "--max-restarts has started all ranks again (docs/pytorch.md)"
+    "under torchrun --max-restarts, torch_hooks.SavedTraining goes on from a file when all ranks are started again "
+    "(docs/pytorch.md)"
 )
 try:
     from horovod.common.elastic import ObjectState

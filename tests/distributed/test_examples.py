@@ -23,6 +23,8 @@ from hvd_hetero.testing.hosts import host_name
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
+# Otherwise ranks that torchrun has started again read the addresses of those that are gone (PyTorch's issue 135712).
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "Keras 3"])
@@ -78,14 +80,16 @@ def test_a_rank_that_is_killed_costs_no_sample_under_torchrun(launch, tmp_path):
     """All begin again from the file, and end with the accuracy of a job that nothing has happened to."""
     starter = [*torchrun(2), "--max-restarts", "1"]
     arguments = [EXAMPLES / "torch_torchrun.py", "--epochs", 4, "--save"]
-    jobs = {
-        name: partial(launch, script, 2, [*more, tmp_path / name], framework="torch.distributed", starter=starter)
-        for name, script, more in (("killed", "restarts.py", arguments), ("whole", arguments[0], arguments[1:]))
-    }
-    done = side_by_side(jobs)
-    told = {name: re.findall(r"epoch (\d): accuracy ([\d.]+)", out.stdout[0]) for name, out in done.items()}
-    assert [int(epoch) for epoch, _ in told["killed"]] == [1, 2, 3, 4], "an epoch is not done again"
-    assert told["killed"][-1] == told["whole"][-1]
+    told = []
+    for script, more in (("restarts.py", arguments), (arguments[0], arguments[1:])):
+        path = tmp_path / Path(script).name
+        done = launch(
+            script, 2, [*more, path], framework="torch.distributed", starter=starter, timeout_s=TORCH_S, env=FRESH_STORE
+        )
+        told.append(re.findall(r"epoch (\d): accuracy ([\d.]+)", done.stdout[0]))
+    killed, whole = told
+    assert [int(epoch) for epoch, _ in killed] == [1, 2, 3, 4], "an epoch is not done again"
+    assert killed[-1] == whole[-1]
 
 
 @pytest.mark.parametrize(
