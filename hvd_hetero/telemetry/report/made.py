@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from hvd_hetero.telemetry.attribution import LONGEST_ROUND_S
 from hvd_hetero.telemetry.causes import Cause, causes
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.records import Run, read_run
-from hvd_hetero.telemetry.report.attribution import LONGEST_ROUND_S
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
 
@@ -28,7 +28,7 @@ class Report:
     name: str
     figures: Figures
     causes: Sequence[Cause | None]
-    """Of each rank, why it was slow; None: it held no other up."""
+    """Of each rank, why it was slow; None: it was not."""
     verdict: Verdict
     notes: Sequence[str]
     """What is missing from the run."""
@@ -49,7 +49,7 @@ def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool 
     run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
-        why = causes(_every(run, every))
+        why = causes(_every(run, every), found.shares)
     if every > 1:
         notes = [*notes, f"In a run as large as this, causes are looked for in every {every}th round."]
     return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import by_hand, run_of
 
+from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, counted, ideal, work
 from hvd_hetero.telemetry.report import figures
-from hvd_hetero.telemetry.report.attribution import airport, attribute, counted, ideal, work
 
 
 def lost(run):
@@ -73,6 +73,24 @@ def test_two_equally_late_ranks_bear_half_each():
         assert found.cost_s[:, rank] == pytest.approx((3 - found.ideal_s) / 2)
 
 
+def test_a_rank_whose_loop_takes_longer_bears_what_the_others_wait_for_it():
+    """All loops take 0.5 s between rounds, and that of rank 0, which saves, 1 s more; no figure of its own tells."""
+    run = run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[[0.5, 1.5]] * 3)
+    found = lost(run)
+    assert found.cost_s.tolist() == [[1, 0]] * 3
+    assert found.kinds_s["loop"].tolist() == [1] * 3
+    assert found.kinds_s["between"].tolist() == [0.5] * 3
+    assert found.kinds_s["transfer"].tolist() == [0.5] * 3
+    assert figures(run, replayed=False).ranks.last.tolist() == [1, 0]
+
+
+def test_without_a_usable_wait_a_loop_is_not_told_from_that_of_all_ranks():
+    for wait_s in ([0.5, np.nan], [0.5, -1], [0.5, 9]):
+        found = lost(run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[wait_s] * 3))
+        assert found.cost_s.tolist() == [[0, 0]] * 3
+        assert found.kinds_s["loop"].tolist() == [0] * 3
+
+
 def test_the_ideal_is_the_least_time_for_the_same_samples():
     """By bisection over the time: what the ranks get done by then, each after its fixed part, is all samples."""
     rng = np.random.default_rng(1)
@@ -121,9 +139,11 @@ def test_kinds_and_costs_sum_to_the_whole_whatever_the_figures(seed):
     """Unknown figures, ranks without samples and waits for data included."""
     found = lost(a_run(seed))
     assert found.ideal_s + sum(found.kinds_s.values()) == pytest.approx(found.elapsed_s)
-    assert found.cost_s.sum(axis=1) == pytest.approx(found.kinds_s["computing"] + found.kinds_s["input"])
+    assert found.cost_s.sum(axis=1) == pytest.approx(
+        found.kinds_s["computing"] + found.kinds_s["input"] + found.kinds_s["loop"]
+    )
     assert found.cost_input_s.sum(axis=1) == pytest.approx(found.kinds_s["input"])
-    for part in (found.cost_s, found.cost_input_s, found.kinds_s["computing"], found.kinds_s["transfer"]):
+    for part in (found.cost_s, found.cost_input_s, *(found.kinds_s[kind] for kind in KINDS if kind != "between")):
         assert (part >= -1e-12).all()
 
 

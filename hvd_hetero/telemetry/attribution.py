@@ -12,32 +12,44 @@ a is what does not move with the samples. β is the fixed cost of a micro-batch 
 intercept / slope of a known curve, else 0. u is the update, once a round: ``once_s`` less the wait for data.
 T_k is the least max_i of the computing time over all real splits of the same samples, so T_k <= max_i c_ik.
 
-**Kinds.** What a round takes beyond the ideal is one of four things, and they add up exactly:
+**Own time.** What rank i did alone ends at t_ik: computing, waiting for its data, and what its loop does between rounds
+more than the loops of the fast ranks do (evaluation, logging and checkpoints on rank 0 alone, say):
 
-    e_k - T_k = (computing_k + input_k) + transfer_k + between_k
-    computing_k + input_k = max_i t_ik - T_k      the others wait for the last rank; see below which of the two
-    transfer_k = min_i w_ik                       the last rank waits for the transfer alone; at most the rest
-    between_k = e_k - max_i t_ik - transfer_k     the loop's other work: evaluation, checkpoints, logging; balancing
+    t_ik = c_ik + d_ik + b_ik - q_k,     b_ik = e_k - w_ik - c_ik - d_ik,     q_k = the lower quartile of b_k
+
+In rounds whose waiting is not known, t_ik = c_ik + d_ik.
+
+**Kinds.** What a round takes beyond the ideal is one of five things, and they add up exactly:
+
+    e_k - T_k = (computing_k + input_k + loop_k) + transfer_k + between_k
+    computing_k + input_k + loop_k = max_i t_ik - T_k     the others wait for the last rank; see below for which
+    transfer_k = min_i w_ik                               the last rank waits for the transfer alone; at most the rest
+    between_k = e_k - max_i t_ik - transfer_k             q_k: what all ranks' loops do between rounds; balancing
 
 between_k may be below zero in a round, because clocks of different ranks measure its parts. Its sum seldom is.
 
-**Ranks.** The ranks in S alone would delay a round by v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley
-value: the round's time with it less that without it, in the mean over all orders in which the ranks could be added. In
-closed form (the airport game; Littlechild & Owen 1973), each moment s between T_k and the end is shared equally by the
-ranks N(s) that are still at work:
+**Ranks.** This is the one definition of what a rank costs. The ranks in S alone would delay a round by
+v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley value: the round's time with it less that without it,
+in the mean over all orders in which the ranks could be added. In closed form (the airport game; Littlechild & Owen
+1973), each moment s between T_k and the end is shared equally by the ranks N(s) that are still at work:
 
     cost_ik = F_k(t_ik),     F_k(s) = ∫ from T_k to s of dz / |N_k(z)|,     N_k(z) = {j : t_jk > z}
 
 One late rank bears all. Of two equally late ranks each bears half, where "the round without it" would blame neither.
 The costs of a round sum to max t - T, and permuting the ranks permutes them. While a rank computes, its part counts as
-computing, F_k(min(c_ik, t_ik)); the rest, while it waits for data, as input. Summed over the ranks these are the kinds.
+computing, F_k(min(c_ik, t_ik)); while it waits for data, F_k(min(c_ik + d_ik, t_ik)) less that, as input; the rest as
+loop. Summed over the ranks these are the kinds. As shares of a run, ``shares`` sums all of these over the rounds that
+count, and divides by the seconds that those took.
+
+A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` has that.
 
 **Unknown figures.** Where a rank's computing time is not known, it has the pace of its latest round before (or else the
 first one after), and the time that follows. A rank that never has a figure takes no part, nor do its samples. Rounds
 that take no time, or more than thirty years, are left out by ``counted``.
 
 Simplifications: the ideal ignores that a batch below saturation saves no time. On CUDA devices ``compute_s`` is that of
-the round before, so rounds are off by one there, and sums over the run are not.
+the round before, so rounds are off by one there, and sums over the run are not. What a rank loses in a single round
+then counts as loop.
 
 Cost: O(K n log n).
 """
@@ -52,7 +64,20 @@ import numpy.typing as npt
 from hvd_hetero.simulation.limits import MOST_SPEED
 from hvd_hetero.telemetry.records import Run
 
-__all__ = ["KINDS", "LONGEST_ROUND_S", "Attribution", "Work", "airport", "attribute", "counted", "ideal", "work"]
+__all__ = [
+    "KINDS",
+    "LONGEST_ROUND_S",
+    "Attribution",
+    "Shares",
+    "Work",
+    "airport",
+    "attribute",
+    "counted",
+    "fast",
+    "ideal",
+    "shares",
+    "work",
+]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -60,8 +85,9 @@ Bools = npt.NDArray[np.bool_]
 KINDS = {
     "computing": "waiting for ranks that compute longer",
     "input": "waiting for ranks that wait for their data",
+    "loop": "waiting for ranks that do other work between rounds",
     "transfer": "transfers between ranks",
-    "between": "other work between rounds",
+    "between": "other work between rounds, on all ranks",
 }
 """The kinds of loss, and what each is."""
 
@@ -95,11 +121,35 @@ class Attribution:
     """Seconds: (K,) of each round, (K, n) of each rank in it."""
 
     elapsed_s: Floats
+    own_s: Floats
+    """When each rank had done all that it does alone."""
     ideal_s: Floats
     kinds_s: dict[str, Floats]
     cost_s: Floats
     cost_input_s: Floats
     """Of ``cost_s``, what comes from waiting for data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of the time that a run took, over the rounds that count; ``ideal`` and ``kinds`` sum to 1."""
+
+    ideal: float
+    kinds: dict[str, float]
+    cost: Floats
+    """Of each rank: for which share of the run it held all others up; (n,)."""
+    cost_input: Floats
+    """Of ``cost``, what comes from waiting for data; (n,)."""
+
+
+def fast(figures: Floats) -> Floats:
+    """Return what the fast ranks have: the lower quartile along the last axis, which of up to four ranks is the least.
+
+    Figures that are not finite do not count; where none is finite, the answer is NaN.
+    """
+    ordered = np.sort(np.where(np.isfinite(figures), figures, np.nan), axis=-1)
+    place = np.maximum(np.isfinite(ordered).sum(axis=-1, keepdims=True) - 1, 0) // 4
+    return np.asarray(np.take_along_axis(ordered, place, axis=-1)[..., 0])
 
 
 def counted(run: Run) -> Bools:
@@ -176,24 +226,44 @@ def airport(ends_s: Floats, from_s: Floats) -> tuple[Floats, Floats, Floats]:
 def attribute(run: Run, done: Work) -> Attribution:
     """Return where the time went, of all rounds of the run."""
     ideal_s = ideal(done)
-    busy_s = done.busy_s
-    last_s = busy_s.max(axis=1)
-    ideal_s = np.minimum(ideal_s, last_s)  # a hair's breadth of rounding
-    cost_s, moments, borne = airport(busy_s, ideal_s)
-    computing_s = cost_s
-    waits = done.input_s > 0
-    if waits.any():
-        computing_s = cost_s.copy()
-        for k in np.flatnonzero(waits.any(axis=1)).tolist():
-            computing_s[k] = np.minimum(np.interp(done.computing_s[k], moments[k], borne[k]), cost_s[k])
+    own_s = _own_s(run, done)
+    last_s = own_s.max(axis=1)
+    ideal_s = np.minimum(ideal_s, last_s)  # a hair's breadth of rounding, or of another rank's clock
+    cost_s, moments, borne = airport(own_s, ideal_s)
+    computing_s, until_input_s = cost_s.copy(), cost_s.copy()
+    for k in np.flatnonzero((own_s > done.computing_s).any(axis=1)).tolist():
+        computing_s[k] = np.minimum(np.interp(done.computing_s[k], moments[k], borne[k]), cost_s[k])
+        until_input_s[k] = np.minimum(np.interp(done.busy_s[k], moments[k], borne[k]), cost_s[k])
     transfer_s = _transfer(run, run.elapsed_s - last_s)
     kinds = {
         "computing": computing_s.sum(axis=1),
-        "input": (cost_s - computing_s).sum(axis=1),
+        "input": (until_input_s - computing_s).sum(axis=1),
+        "loop": (cost_s - until_input_s).sum(axis=1),
         "transfer": transfer_s,
         "between": run.elapsed_s - last_s - transfer_s,
     }
-    return Attribution(run.elapsed_s, ideal_s, kinds, cost_s, cost_s - computing_s)
+    return Attribution(run.elapsed_s, own_s, ideal_s, kinds, cost_s, until_input_s - computing_s)
+
+
+def shares(lost: Attribution, counts: Bools) -> Shares:
+    """Return the shares of the run's time, over the rounds that count; all 0 where none does."""
+    elapsed_s = float(lost.elapsed_s[counts].sum()) or 1.0
+    return Shares(
+        ideal=float(lost.ideal_s[counts].sum()) / elapsed_s,
+        kinds={kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS},
+        cost=lost.cost_s[counts].sum(axis=0) / elapsed_s,
+        cost_input=lost.cost_input_s[counts].sum(axis=0) / elapsed_s,
+    )
+
+
+def _own_s(run: Run, done: Work) -> Floats:
+    """Return t, (K, n): when each rank had done all that it does alone."""
+    busy_s = done.busy_s
+    own_s = run.elapsed_s[:, None] - run.wait_s
+    with np.errstate(invalid="ignore"):
+        known = np.asarray((run.wait_s >= 0) & (own_s >= 0)).all(axis=1, keepdims=True)
+        usual_s = fast(own_s - busy_s)[:, None]
+        return np.asarray(np.where(known, np.maximum(own_s - usual_s, 0.0), busy_s))
 
 
 def _transfer(run: Run, rest_s: Floats) -> Floats:
