@@ -11,7 +11,7 @@ one cause, in four strengths, half of the runs under BSP and half under LB-BSP, 
 - network: the ranks run in network namespaces (``_delayed_link.py``), whose links ``tc`` holds to a rate
 - work: the rank computes more for each sample, for no reason that its machine could show
 
-"Costs the run" is for which share of the time the rank held the others up (``hvd_hetero.telemetry.attribution``). Under
+"Costs" is for which share of the run the rank held all others up (``hvd_hetero.telemetry.attribution``). Under
 LB-BSP a slow rank costs little, and gets its cause for being slow.
 
 ``hvd_hetero.telemetry.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
@@ -152,7 +152,7 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
 def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
     """Return the text for the results, and whether the targets are met."""
     lines = [
-        "| cause | given | policy | slow rank | costs the run, rank 0, 1 | transfer | named, rank 0, 1 | evidence | right |",
+        "| cause | given | policy | slow rank | costs, rank 0, 1 | transfer | named, rank 0, 1 | evidence | right |",
         "|---|---|---|---:|---:|---:|---|---|---|",
     ]
     for o in outcomes:
