@@ -43,9 +43,10 @@ count, and divides by the seconds that those took.
 
 A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` has that.
 
-**Unknown figures.** Where a rank's computing time is not known, it has the pace of its latest round before (or else the
-first one after), and the time that follows. A rank that never has a figure takes no part, nor do its samples. Rounds
-that take no time, or more than thirty years, are left out by ``counted``.
+**Unknown figures.** A figure that cannot be true counts as not known: see ``impossible``. Where a rank's computing time
+is not known, it has the pace of its latest round before (or else the first one after), and the time that follows. A
+rank that never has a figure takes no part, nor do its samples. Rounds that take no time, or more than thirty years, are
+left out by ``counted``.
 
 Simplifications: the ideal ignores that a batch below saturation saves no time. On CUDA devices ``compute_s`` is that of
 the round before, so rounds are off by one there, and sums over the run are not. What a rank loses in a single round
@@ -75,6 +76,7 @@ __all__ = [
     "counted",
     "fast",
     "ideal",
+    "impossible",
     "shares",
     "work",
 ]
@@ -93,6 +95,10 @@ KINDS = {
 
 LONGEST_ROUND_S = 1e9
 """Thirty years."""
+
+_LONGER = (
+    2.0  # than the rounds took, before a figure is not believed (arbitrary: clocks of different ranks differ less)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +165,36 @@ def counted(run: Run) -> Bools:
     return later if later.any() else possible
 
 
+def impossible(run: Run) -> dict[str, Bools]:
+    """Return, for each column of seconds, which figures cannot be true; (K, n).
+
+    No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took:
+    with parameters on a CUDA device, seconds are those of the round before. Where that round was not recorded, it
+    may have taken as long as all that were.
+    """
+    elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
+    before_s = np.full_like(elapsed_s, elapsed_s.sum())
+    follows = np.flatnonzero(np.diff(run.round) == 1) + 1
+    before_s[follows] = elapsed_s[follows - 1]
+    most_s = np.minimum(_LONGER * (elapsed_s + before_s), LONGEST_ROUND_S)[:, None]
+    columns = {"compute_s": run.compute_s, "input_s": run.input_s, "wait_s": run.wait_s}
+    return {name: np.asarray((seconds < 0) | (seconds > most_s)) for name, seconds in columns.items()}
+
+
 def work(run: Run) -> Work:
     """Return what the ranks did, of all rounds of the run."""
+    wrong = impossible(run)
     samples = run.samples.astype(np.float64)
     beta = run.fixed_samples
     if run.slope_s.any():
         with np.errstate(divide="ignore", invalid="ignore"):
             beta = np.where((beta <= 0) & (run.slope_s > 0), run.intercept_s / run.slope_s, beta)
     fixed = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0) * run.micro_batches.astype(np.float64)
-    input_s = np.where((run.input_s > 0) & (run.input_s <= LONGEST_ROUND_S), run.input_s, 0.0)
+    input_s = np.where((run.input_s > 0) & ~wrong["input_s"], run.input_s, 0.0)
     update_s = np.where(run.once_s > input_s, run.once_s - input_s, 0.0)
     c = run.compute_s
     with np.errstate(invalid="ignore"):
-        known = (c > 0) & (c <= LONGEST_ROUND_S) & (samples > 0)
+        known = (c > 0) & ~wrong["compute_s"] & (samples > 0)
         known &= (samples + fixed <= MOST_SPEED * c) & (c <= MOST_SPEED * samples)
         update_s[~(update_s < 0.9 * c)] = 0.0  # more cannot be true
         pace = np.where(known, (samples + fixed) / np.where(known, c - update_s, 1.0), 0.0)

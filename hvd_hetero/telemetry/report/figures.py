@@ -142,7 +142,9 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         lost = attribute(run, done)
         speed = speeds(run, done)
         if not lost.ideal_s[counts].sum() > 0:
-            raise ValueError("no rank has a round with samples and a computing time, so there is nothing to report")
+            raise ValueError(
+                "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
+            )
         told, left_out = changes(run, speed)
         share = shares(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import LONGEST_ROUND_S
+from hvd_hetero.telemetry.attribution import LONGEST_ROUND_S, impossible
 from hvd_hetero.telemetry.causes import Cause, causes
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.records import Run, read_run
@@ -77,9 +77,21 @@ def _missing(run: Run, found: Figures) -> list[str]:
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
+    for column, wrong in impossible(run).items():
+        if wrong.any():
+            ranks = _listed([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))])
+            notes.append(
+                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds (rank {ranks}), by "
+                "the time that the rounds took, and counts as not known there."
+            )
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
-        which = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
-        notes.append(f"No speed is known of rank {which}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out.")
+        notes.append(
+            f"No speed is known of rank {_listed(silent)}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out."
+        )
     if found.rounds < 10:
         notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
     return notes
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

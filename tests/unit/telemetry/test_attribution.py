@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import by_hand, run_of
 
-from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, counted, ideal, work
+from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, counted, ideal, impossible, work
 from hvd_hetero.telemetry.report import figures
 
 
@@ -164,6 +164,21 @@ def test_an_unknown_time_is_that_of_the_round_before():
     """It is filled by the pace, so twice the samples take twice as long."""
     run = run_of([[10, 10], [10, 20], [10, 10]], [[1, 2], [1, np.nan], [1, np.nan]], [2, 4, 2])
     assert work(run).computing_s.tolist() == [[1, 2], [1, 4], [1, 2]]
+
+
+def test_seconds_longer_than_the_rounds_took_are_not_believed():
+    """4 s in a round of 2 s after one of 2 s may be true: on a CUDA device they are of the round before; 9 s may not."""
+    run = run_of([[10, 10]] * 3, [[1, 2], [1, 4], [1, 9]], [2, 2, 2], wait_s=[[1, 0], [1, -1], [9, 0]])
+    wrong = impossible(run)
+    assert wrong["compute_s"].tolist() == [[False, False], [False, False], [False, True]]
+    assert wrong["wait_s"].tolist() == [[False, False], [False, True], [True, False]]
+    assert not wrong["input_s"].any()
+    assert work(run).computing_s[2].tolist() == [1, 4]
+
+
+def test_a_round_whose_predecessor_was_not_recorded_may_be_as_long_as_all():
+    run = replace(run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]), round=np.array([0, 10, 20]), every=10)
+    assert not impossible(run)["compute_s"].any()
 
 
 def test_a_rank_without_any_figure_takes_no_part():
