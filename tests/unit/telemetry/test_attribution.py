@@ -167,7 +167,7 @@ def test_an_unknown_time_is_that_of_the_round_before():
 
 
 def test_seconds_longer_than_the_rounds_took_are_not_believed():
-    """4 s in a round of 2 s after one of 2 s may be true: on a CUDA device they are of the round before; 9 s may not."""
+    """4 s in a round of 2 s may be true: on a CUDA device they are of the round before. 9 s may not."""
     run = run_of([[10, 10]] * 3, [[1, 2], [1, 4], [1, 9]], [2, 2, 2], wait_s=[[1, 0], [1, -1], [9, 0]])
     wrong = impossible(run)
     assert wrong["compute_s"].tolist() == [[False, False], [False, False], [False, True]]
