@@ -1,8 +1,9 @@
 r"""How slow each rank is, whether or not others wait for it.
 
-Let ``o_ri`` be the seconds that rank i needed for itself in round r: the round without what it waited for others, so
-computing, waiting for its own data, and what its loop did between rounds. Let ``x_ri`` be its samples (a micro-batch's
-fixed cost counts as the samples it is worth). What the fast ranks have is the lower quartile (``attribution.fast``).
+Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``attribution``): computing, waiting for its
+own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
+``x_ri`` be its samples (a micro-batch's fixed cost counts as the samples it is worth). What the fast ranks have is the
+lower quartile (``attribution.fast``).
 
 Where shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
 
@@ -40,7 +41,7 @@ class Slowness:
     shares: Shares
     """What each rank costs, and the transfer."""
     own_s: Floats
-    """(rounds, ranks): seconds in which the rank did not wait for others."""
+    """(rounds, ranks): seconds that the rank needed for itself."""
     work: Floats
     """(rounds, ranks): samples, and what its micro-batches cost besides, in samples."""
     lag: Floats
@@ -60,7 +61,7 @@ class Slowness:
         told = told if told is not None else shares(lost, counted(run))
         known = counted(run) & np.isfinite(run.wait_s + run.compute_s + run.input_s).all(axis=1)
         some = run.take(known)
-        own_s = np.clip(some.elapsed_s[:, None] - some.wait_s, 0.0, None)
+        own_s = lost.own_s[known]
         done = some.samples + some.fixed_samples * some.micro_batches
         if not len(own_s):
             return cls(some, told, own_s, done, np.zeros(run.workers), np.zeros(run.workers))
