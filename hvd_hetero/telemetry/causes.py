@@ -13,8 +13,7 @@ rounds, are known for each round, and count by what they take beyond those of th
 **Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
 read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
-none of it, a rank whose pace is the same multiple of the fast ranks' through all of the run is "slower", and any other
-is "unknown".
+none of it, a rank that lags behind the fast ranks alike through all of the run is "slower", and any other is "unknown".
 
 **No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
@@ -61,7 +60,7 @@ _EXPLAINS = 0.5  # of what a rank is slow by, at least
 _EVENED = 0.5  # of its lag, at least, that the split takes from its work
 _LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
 _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
-_STEADY = 0.15  # how far the pace of a slower processor may be from its middle, in the parts of a run
+_STEADY = 0.12  # how far the lag of a slower processor may be from its middle, in the parts of a run (arbitrary)
 _PARTS = 8
 
 _MORE_MEMORY = "Give it more memory, or a smaller batch, or fewer loader workers."
@@ -242,12 +241,12 @@ def _network(found: Slowness, rank: int) -> Cause:
 
 
 def _constant(found: Slowness, rank: int) -> bool:
-    """Return whether a rank is slower by the same factor in all parts of the run."""
+    """Return whether a rank is as much slower in all parts of the run."""
     parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
-    ratios = np.array([row[rank] / fast(row) for row in pace])
-    return bool((np.abs(ratios / np.median(ratios) - 1.0) <= _STEADY).all())
+        lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
+    return bool((np.abs(lags - np.median(lags)) <= _STEADY).all())
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

@@ -225,6 +225,13 @@ def test_a_rank_that_is_slow_for_a_part_of_the_run_only_is_no_slower_processor()
     assert kinds(run_of(own_s)) == ["", "unknown"]
 
 
+def test_a_rank_many_times_slower_may_scatter_as_much_as_one_that_is_little_slower():
+    """Its time per sample is between 4 and 6 times that of the other: three quarters and five sixths lost."""
+    own_s = steady(0.01, 0.05, scatter=0.0)
+    own_s[: ROUNDS // 2, 1], own_s[ROUNDS // 2 :, 1] = 0.04, 0.06
+    assert kinds(run_of(own_s)) == ["", "slower"]
+
+
 def test_what_to_do_depends_on_whether_the_split_follows_speed():
     [_, waited_for] = causes(run_of(steady(0.05, 0.10)))
     [_, evened] = causes(run_of(steady(0.1, 0.1), samples=np.tile([20, 10], (ROUNDS, 1))))
