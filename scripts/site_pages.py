@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from markdown_links import each_link, relinked
-from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = "benchmarks/results"
@@ -61,6 +60,8 @@ def _resolved(link: str, path: str) -> tuple[str, str]:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of files outside of docs/."""
+    from mkdocs.structure.files import File
+
     tables = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / TABLES).rglob("*") if path.is_file())
     texts = {path: (ROOT / path).read_text(encoding="utf-8") for path in [*PAGES, *tables] if path.endswith(".md")}
     here = {file.src_uri: Path(file.abs_src_path).read_text(encoding="utf-8") for file in files.documentation_pages()}
