@@ -32,6 +32,7 @@ def main(options: list[str]) -> int:
     code = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
     if code == 0:
         say(f"built in {time.monotonic() - start_s:.0f} s; open {ROOT / 'site' / 'index.html'}")
+        say("search needs a server: python3 -m http.server --directory site")
     return code
 
 
