@@ -84,6 +84,29 @@ def test_a_rank_whose_loop_takes_longer_bears_what_the_others_wait_for_it():
     assert figures(run, replayed=False).ranks.last.tolist() == [1, 0]
 
 
+def test_the_parts_of_a_cost_are_those_that_interpolation_finds():
+    """An independent oracle: F by NumPy's interpolation between its nodes, round by round."""
+    rng = np.random.default_rng(2)
+    compute_s, input_s = (
+        rng.normal(0.05, 0.01, (200, 7)),
+        rng.exponential(0.01, (200, 7)) * rng.integers(0, 2, (200, 7)),
+    )
+    loop_s = rng.exponential(0.005, (200, 7))
+    own_s = compute_s + input_s + loop_s
+    elapsed_s = own_s.max(axis=1) + 0.004
+    run = run_of(
+        np.full((200, 7), 64), compute_s, elapsed_s, input_s=input_s, wait_s=elapsed_s[:, None] - own_s, start=0
+    )
+    found = lost(run)
+    _, moments, borne = airport(found.own_s, found.ideal_s)
+    for k in range(200):
+        at = [np.interp(s, moments[k], borne[k]) for s in (compute_s[k], compute_s[k] + input_s[k])]
+        computing_s, until_input_s = (np.minimum(each, found.cost_s[k]) for each in at)
+        assert found.kinds_s["computing"][k] == pytest.approx(computing_s.sum())
+        assert found.cost_input_s[k] == pytest.approx(until_input_s - computing_s, abs=1e-12)
+        assert found.kinds_s["loop"][k] == pytest.approx((found.cost_s[k] - until_input_s).sum(), abs=1e-12)
+
+
 def test_without_a_usable_wait_a_loop_is_not_told_from_that_of_all_ranks():
     for wait_s in ([0.5, np.nan], [0.5, -1], [0.5, 9]):
         found = lost(run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[wait_s] * 3))
