@@ -40,8 +40,9 @@ from _report import write_result
 from rich.progress import track
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.telemetry.attribution import attribute, counted, shares, work
+from hvd_hetero.telemetry.attribution import attribute, shares
 from hvd_hetero.telemetry.causes import causes
+from hvd_hetero.telemetry.work import counted, work
 from hvd_hetero.testing import Preloaded, launch, quota_available
 
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")

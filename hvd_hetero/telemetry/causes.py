@@ -28,9 +28,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import Floats, Shares, fast
+from hvd_hetero.telemetry.attribution import Shares, fast
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.slowness import Slowness, beyond_s
+from hvd_hetero.telemetry.work import Floats
 
 __all__ = ["KINDS", "LEAST", "LEAST_TRANSFER", "Cause", "causes"]
 

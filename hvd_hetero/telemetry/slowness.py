@@ -26,8 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import Attribution, Bools, Floats, Shares, attribute, counted, fast, shares, work
+from hvd_hetero.telemetry.attribution import Attribution, Shares, attribute, fast, shares
 from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.work import Bools, Floats, counted, work
 
 __all__ = ["Slowness", "beyond_s"]
 

@@ -22,21 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.attribution import (
-    KINDS,
-    LONGEST_ROUND_S,
-    Attribution,
-    Shares,
-    attribute,
-    counted,
-    shares,
-    work,
-)
+from hvd_hetero.telemetry.attribution import KINDS, Attribution, Shares, attribute, shares
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
 from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.telemetry.work import LONGEST_ROUND_S, counted, work
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import LONGEST_ROUND_S, impossible
 from hvd_hetero.telemetry.causes import Cause, causes
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.records import Run, read_run
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
+from hvd_hetero.telemetry.work import LONGEST_ROUND_S, impossible
 
 __all__ = ["Report", "make_report", "report_of"]
 

@@ -29,8 +29,8 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.attribution import Work
 from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.work import Work
 
 __all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "own_best", "speeds"]
 

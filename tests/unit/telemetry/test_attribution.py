@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import by_hand, run_of
 
-from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, counted, ideal, impossible, work
+from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, ideal
 from hvd_hetero.telemetry.report import figures
+from hvd_hetero.telemetry.work import counted, impossible, work
 
 
 def lost(run):
