@@ -11,12 +11,13 @@ unexport PYTHONPATH PYTHONHOME
 # Set-up leaves bytecode to the first import. Were it never written, every rank of every job would compile TensorFlow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test bench lint format clean
+.PHONY: help setup demo test bench docs lint format clean
 
 help:
 	@echo "make demo     two ranks, one of them slowed down: what load balancing gains"
 	@echo "make test     everything that continuous integration runs"
 	@echo "make bench    the plugin's own cost, against stock Horovod"
+	@echo "make docs     the documentation as a site, in site/"
 	@echo "make lint     ruff and mypy        make format   let ruff rewrite"
 	@echo "make setup    only the environment in .venv"
 	@echo "make clean    remove .venv and everything generated (the cached wheel of Horovod stays)"
@@ -35,6 +36,9 @@ test: setup
 bench: setup
 	@$(BIN)/python benchmarks/overhead_torch.py
 
+docs:
+	@"$(PYTHON)" scripts/build_docs.py
+
 lint: setup
 	@$(BIN)/python scripts/run_tests.py lint types
 
@@ -42,5 +46,5 @@ format: setup
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .setup out build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .setup out site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Runs with a known cause, and clean ones: is the cause named, and does no clean run raise an alarm?
 
-    sudo python benchmarks/causes.py [--write] [--only CAUSE ...] [--each N] [--clean N] [--seconds S]
+    sudo python benchmarks/causes.py [--write] [--only CAUSE ...] [--each N] [--clean N] [--seconds S] [--keep FOLDER]
+    python benchmarks/causes.py --again FOLDER [--write]    # judge kept runs again, without training
 
 Two ranks of PyTorch, each pinned to a core and on one thread, train a small network. In each run one rank is slow for
 one cause, in four strengths, half of the runs under BSP and half under LB-BSP, on either rank:
@@ -10,6 +11,9 @@ one cause, in four strengths, half of the runs under BSP and half under LB-BSP, 
 - loader: the rank's data set takes its time for each sample
 - network: the ranks run in network namespaces (``_delayed_link.py``), whose links ``tc`` holds to a rate
 - work: the rank computes more for each sample, for no reason that its machine could show
+
+"Costs" is for which share of the run the rank held all others up (``hvd_hetero.telemetry.attribution``). Under
+LB-BSP a slow rank costs little, and gets its cause for being slow.
 
 ``hvd_hetero.telemetry.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
 cause and the other rank none; the network is the cause on both. A clean run is right if no rank gets any.
@@ -27,6 +31,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import _delayed_link
@@ -35,8 +40,9 @@ from _report import write_result
 from rich.progress import track
 
 from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry.attribution import attribute, shares
 from hvd_hetero.telemetry.causes import causes
-from hvd_hetero.telemetry.losses import Losses
+from hvd_hetero.telemetry.work import counted, work
 from hvd_hetero.testing import Preloaded, launch, quota_available
 
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")
@@ -75,8 +81,8 @@ class Outcome:
     transfer: float
     named: list[str]
     evidence: str
-    idle: bool = True
-    """Whether the machine was idle when the run began."""
+    idle: bool | None = True
+    """Whether the machine was idle when the run began; None: not known."""
 
     @property
     def right(self) -> bool:
@@ -112,14 +118,19 @@ def wait_until_idle() -> bool:
     return any(psutil.cpu_percent(interval=1.0) < BUSY_PERCENT for _ in range(10))
 
 
+def given(cause: str, number: int) -> tuple[float, str, int]:
+    """Return the strength, the policy and the slow rank of a run."""
+    known = CAUSES.get(cause)
+    strength = known.strengths[number % len(known.strengths)] if known else 0.0
+    return strength, POLICIES[number % 2], number // 2 % RANKS
+
+
 def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep: Path | None) -> Outcome:
     """Make one run and ask for its causes."""
     idle = wait_until_idle()
-    known = CAUSES.get(cause)
-    strength = known.strengths[number % len(known.strengths)] if known else 0.0
-    policy, slow = POLICIES[number % 2], number // 2 % RANKS
+    strength, policy, slow = given(cause, number)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        path = Path(folder) / "run.jsonl"
+        path = Path(folder) / f"{cause}_{number}.jsonl"
         starter = stack.enter_context(slow_link(strength)) if cause == "network" else []
         arguments = ["--cause", cause, "--strength", strength, "--slow", slow, "--policy", policy]
         launch(
@@ -128,21 +139,34 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
             timeout_s=8 * seconds + 120, env={"OMP_NUM_THREADS": "1"},
             starter=starter, preloaded=None if starter else preloaded,  # whose forks would be outside of the namespaces
         )  # fmt: skip
-        run = read_run(path)
         if keep is not None:
-            shutil.copy(path, keep / f"{cause}_{number}.jsonl")
-    losses, found = Losses.of(run), causes(run)
+            shutil.copy(path, keep)
+        return judged(path, cause, number, idle)
+
+
+def judged(path: Path, cause: str, number: int, idle: bool | None) -> Outcome:
+    """Ask for the causes of a run. ``idle``: None if nobody knows any more."""
+    run, (strength, policy, slow) = read_run(path), given(cause, number)
+    told = shares(attribute(run, work(run)), counted(run))
+    found = causes(run, told)
     return Outcome(
         cause,
-        known.told.format(strength) if known else "",
+        CAUSES[cause].told.format(strength) if cause in CAUSES else "",
         policy,
         slow,
-        losses.cost.tolist(),
-        losses.transfer,
+        told.cost.tolist(),
+        told.kinds["transfer"],
         [c.kind if c else "" for c in found],
         next((f"rank {rank}: {c.evidence}" for rank, c in enumerate(found) if c), ""),
         idle,
     )
+
+
+def kept(folder: Path) -> Iterator[Outcome]:
+    """Judge the runs that ``--keep`` has left in a folder, in the order in which they were made."""
+    for cause in (CLEAN, *CAUSES):
+        for path in sorted(folder.glob(f"{cause}_*.jsonl"), key=lambda path: int(path.stem.rpartition("_")[2])):
+            yield judged(path, cause, int(path.stem.rpartition("_")[2]), None)
 
 
 def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
@@ -163,7 +187,7 @@ def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
     right, alarms = sum(o.right for o in known), sum(not o.right for o in clean)
     met = bool(known) and right * 20 >= LEAST_RIGHT * len(known) and alarms == 0
     lines += ["", *(f"Skipped: {cause}, because {why}." for cause, why in skipped.items()), ""]
-    if busy := sum(not o.idle for o in outcomes):
+    if busy := sum(o.idle is False for o in outcomes):
         lines.append(f"In {busy} runs something else ran on the machine at the start.")
     lines.append(
         f"Right: {right} of {len(known)} runs with a known cause; alarms in {alarms} of {len(clean)} clean runs. "
@@ -180,16 +204,22 @@ def main() -> int:
     parser.add_argument("--clean", type=int, default=10, help="clean runs (default 10)")
     parser.add_argument("--keep", type=Path, help="copy the runs' files into this folder")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a run (default 8)")
+    parser.add_argument("--again", type=Path, metavar="FOLDER", help="judge the runs that --keep left there, make none")
     options = parser.parse_args()
-    skipped = {cause: why for cause in options.only if (why := unavailable(cause))}
-    jobs = [(CLEAN, number) for number in range(options.clean)]
-    jobs += [(cause, number) for cause in options.only if cause not in skipped for number in range(options.each)]
-    outcomes = []
-    with Preloaded("torch", "torch._dynamo", "horovod.torch", "torch_hooks") as preloaded:
-        for cause, number in track(jobs, "runs"):
-            outcomes.append(measure(cause, number, options.seconds, preloaded, options.keep))
-            print(outcomes[-1])
+    skipped: dict[str, str] = {}
+    outcomes = list(kept(options.again)) if options.again else []
+    if not options.again:
+        skipped = {cause: why for cause in options.only if (why := unavailable(cause))}
+        jobs = [(CLEAN, number) for number in range(options.clean)]
+        jobs += [(cause, number) for cause in options.only if cause not in skipped for number in range(options.each)]
+        with Preloaded("torch", "torch._dynamo", "horovod.torch", "torch_hooks") as preloaded:
+            for cause, number in track(jobs, "runs"):
+                outcomes.append(measure(cause, number, options.seconds, preloaded, options.keep))
+                print(outcomes[-1])
     text, met = table(outcomes, skipped)
+    if options.again:
+        newest = max(path.stat().st_mtime for path in options.again.glob("*.jsonl"))
+        text += f"\nThe runs are of {date.fromtimestamp(newest).isoformat()} and were judged again."
     print(text)
     if options.write:
         write_result("causes", text)

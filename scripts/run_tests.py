@@ -172,9 +172,9 @@ def counted(suite: dict[str, str]) -> Count:
 
 
 def import_gates() -> list[Count]:
-    """Import the core with nothing, and each adapter that there is with its own framework alone."""
+    """Look at code and docs, and import the core with nothing, and each adapter with its own framework alone."""
     adapters = [name for name in ("torch_hooks", "keras_callbacks") if any((ROOT / name).glob("*.py"))]
-    gates = [checked("python", f"{GATES}/house.py"), checked("python", f"{GATES}/bare_import.py")]
+    gates = [checked("python", f"{GATES}/{name}.py") for name in ("house", "docs", "bare_import")]
     return gates + [checked("python", f"{GATES}/adapter_alone.py", name) for name in adapters]
 
 

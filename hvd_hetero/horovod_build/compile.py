@@ -18,6 +18,7 @@ __all__ = ["build_environment", "compile_wheel", "default_jobs"]
 
 _GIB_PER_JOB = 2.0  # a file that includes torch's headers takes gcc about 1.5 GiB
 _PERCENT = re.compile(r"^\s*\[\s*(\d{1,3})%\]")
+_NO_TOOLKIT = "Could NOT find CUDAToolkit"  # as CMake says it
 
 
 def default_jobs() -> int:
@@ -37,10 +38,11 @@ def build_environment(
 def compile_wheel(part: BuildPlan, tree: Path, environ: Mapping[str, str], log: Path, reporter: Reporter) -> Path:
     """Build the wheel of an edited tree for one framework, beside the tree, and return its path."""
     into, name = tree.parent, part.frameworks[0].module
-    compiling = False
+    compiling = lacks_toolkit = False
 
     def follow(line: str) -> None:
-        nonlocal compiling
+        nonlocal compiling, lacks_toolkit
+        lacks_toolkit = lacks_toolkit or _NO_TOOLKIT in line
         if (match := _PERCENT.match(line)) is not None:
             if not compiling:
                 compiling = True
@@ -48,19 +50,28 @@ def compile_wheel(part: BuildPlan, tree: Path, environ: Mapping[str, str], log: 
             reporter.percent(int(match[1]))
 
     reporter.stage(f"configure for {name}")
-    run_logged(
-        [
-            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"),
-            # --use-pep517: setuptools would otherwise fetch what setup.py names in setup_requires by itself
-            *("--no-build-isolation", "--no-deps", "--no-index", "--use-pep517"),
-            *("--wheel-dir", str(into), str(tree)),
-        ],
-        log=log,
-        doing="Horovod did not build",
-        environ={**environ, "TMPDIR": str(into)},  # whatever pip and the compilers leave goes with the work directory
-        cwd=into,
-        on_line=follow,
-    )
+    try:
+        run_logged(
+            [
+                *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"),
+                # --use-pep517: setuptools would otherwise fetch what setup.py names in setup_requires by itself
+                *("--no-build-isolation", "--no-deps", "--no-index", "--use-pep517"),
+                *("--wheel-dir", str(into), str(tree)),
+            ],
+            log=log,
+            doing="Horovod did not build",
+            # Whatever pip and the compilers leave goes with the work directory.
+            environ={**environ, "TMPDIR": str(into)},
+            cwd=into,
+            on_line=follow,
+        )
+    except HorovodBuildError as error:
+        if not lacks_toolkit:
+            raise
+        raise HorovodBuildError(
+            f"{name} was built for CUDA, so Horovod needs CUDA's toolkit: install the one of {name}'s version, or a "
+            f"{name} for CPUs, or leave {name} out by HOROVOD_WITHOUT_{part.frameworks[0].switch}=1.\n{error}"
+        ) from None
     wheels = sorted(into.glob("horovod-*.whl"))
     if len(wheels) != 1:
         raise HorovodBuildError(f"one wheel of Horovod was to be built, but there are {len(wheels)}; the log is {log}")

@@ -78,7 +78,7 @@ class Hindrances:
     clock: float = math.nan
     """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: float = math.nan
-    """Megabytes per second that its host, or its container, sent over all interfaces; 0: not known."""
+    """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
 
     def row(self) -> dict[str, float]:
         """Return the figures for the table, to three places."""
@@ -225,7 +225,8 @@ class HindranceMeter:
 
     def _sent(self) -> int:
         lines = _text(self._proc / "self" / "net" / "dev").splitlines()[2:]
-        return sum(int(line.partition(":")[2].split()[8]) for line in lines)
+        interfaces = (line.partition(":") for line in lines)
+        return sum(int(counts.split()[8]) for name, _, counts in interfaces if name.strip() != "lo")  # what leaves it
 
 
 def _text(path: Path | str) -> str:

@@ -38,6 +38,11 @@ class ElasticBSP(Policy):
     likewise, step counts included where they are floating-point numbers, so that all ranks go on alike and rank 0's
     checkpoint is everybody's. State of other types stays each rank's own.
 
+    Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
+    updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
+    a tau of each worker's own; "local" is that. The server, and its push and pull, are gone; ends are predicted from
+    each rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
+
     Parameters
     ----------
     lookahead
@@ -51,11 +56,6 @@ class ElasticBSP(Policy):
         Barriers that wait at most this share of the barrier's own time longer than the best are as good, and of
         these the earliest is taken. Without it the noise of a measurement decides between a superstep of one iteration
         and one of R.
-
-    Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
-    updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
-    a tau of each worker's own; "local" is that. The server, and its push and pull, are gone; ends are predicted from
-    each rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
     """
 
     name: ClassVar[str] = "elastic-bsp"

@@ -34,6 +34,9 @@ class LBBSP(Policy):
     It matters, since by speeds alone a split repeats itself wherever b dominates in t = m x + b: equal ranks then drift
     to shares of one sample, and a split that a passing slowdown has left behind stays.
 
+    Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
+    rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
+
     Parameters
     ----------
     predictor
@@ -60,9 +63,6 @@ class LBBSP(Policy):
         global batch kept (``policies.device_shares``); from then on the split is the exact optimum of Eq. 3 with the
         bounds of Eq. 5 (section 3.3; ``policies.gamma_shares``), and follows devices that slow down. Shares grow until
         something does not fit, so let the loop survive that: ``docs/gpu.md``.
-
-    Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
-    rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
     """
 
     name: ClassVar[str] = "lb-bsp"

@@ -38,6 +38,11 @@ class SelfAdaptive(Policy):
     after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
     What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
+    Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
+    permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
+    the rule is made precise in ``allocation.settled``. The paper leaves a settled allocation alone, at whole
+    micro-batches.
+
     Parameters
     ----------
     total
@@ -49,11 +54,6 @@ class SelfAdaptive(Policy):
         Re-allocate after so many rounds instead of after every epoch.
     drift
         See above; arbitrary. Machines are not as steady as an allocation that is left alone for good would need.
-
-    Differences from the paper: the sub-data-set of a rank is not cut beforehand, but each round's slice of one shared
-    permutation is cut in the ratio, which leaves nothing over either. The paper says "the ratio does not fluctuate";
-    the rule is made precise in ``allocation.settled``. The paper leaves a settled allocation alone, at whole
-    micro-batches.
     """
 
     name: ClassVar[str] = "self-adaptive"

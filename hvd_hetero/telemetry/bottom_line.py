@@ -12,12 +12,13 @@ https://vt100.net/docs/vt510-rm/chapter4.html has the sequences.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["BottomLine", "OpenedTerminal", "Terminal", "size_of"]
+__all__ = ["BottomLine", "OpenedTerminal", "Terminal", "claimed", "size_of"]
 
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _DOWN, _UP = "\x1bD", "\x1b[A"  # from the last line, the first one scrolls; both stay in their column
@@ -66,6 +67,24 @@ class OpenedTerminal:
     def fileno(self) -> int:
         """The open file."""
         return self._file.fileno()
+
+
+def claimed(terminal: Terminal) -> io.FileIO | None:
+    """Return a file that holds the terminal for one writer until it is closed, or its process ends.
+
+    Raises BlockingIOError where another one holds it. None: this is no terminal of the system, so nothing is shared.
+    """
+    try:
+        file = io.FileIO(os.open(os.ttyname(terminal.fileno()), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w")
+    except OSError:  # io.UnsupportedOperation is one
+        return None
+    try:
+        # Of a description of its own: a lock on standard error's would be one of the shell's, too.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def size_of(terminal: Terminal) -> tuple[int, int]:

@@ -1,25 +1,24 @@
 r"""Why a rank was slow: the cause that explains what it cost, with its evidence.
 
-What rank i costs, ``cost_i``, is a share of time (`losses`), and so is what each candidate explains. With ``s_i`` a
+How slow rank i is, ``slow_i``, is a share of time (`slowness`), and so is what each candidate explains. With ``s_i`` a
 reading of rank i (`measurement.hindrances`: the share of time in which its quota held it back, in which other processes
 ran in its place, and so on) and ``s`` the lower quartile of that reading over the ranks,
 
-    explained_i = s_i - s lag_i / cost_i.
+    explained_i = s_i - s lag_i / slow_i.
 
 What all ranks have makes none of them slower than others; but where ranks hold each other up in turns, by pauses at
-different moments, ``lag_i`` is nothing beside ``cost_i``, and all of ``s_i`` counts. Waiting for data, and work between
+different moments, ``lag_i`` is nothing beside ``slow_i``, and all of ``s_i`` counts. Waiting for data, and work between
 rounds, are known for each round, and count by what they take beyond those of the fast ranks, per sample and round.
 
-**Which cause.** The candidate that explains the most is named, if it explains at least half of ``cost_i``: what hits a
+**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
 read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
-none of it, a rank whose pace is the same multiple of the fast ranks' through all of the run is "slower", and any other
-is "unknown".
+none of it, a rank that lags behind the fast ranks alike through all of the run is "slower", and any other is "unknown".
 
-**No alarm** where ``cost_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
+**No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
-what clean runs cost). All ranks wait for the transfer. It is the cause on each of them, if it takes at least
-`LEAST_TRANSFER` of the time, and more than any rank costs: a slow rank's part in a transfer is slow, too.
+clean runs). All ranks wait for the transfer. It is the cause on each of them, if it takes at least `LEAST_TRANSFER` of
+the time, and a larger share than any rank is slow by: a slow rank's part in a transfer is slow, too.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.losses import Floats, Losses, fast
+from hvd_hetero.telemetry.attribution import Shares, fast
 from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.slowness import Slowness, beyond_s
+from hvd_hetero.telemetry.work import Floats
 
 __all__ = ["KINDS", "LEAST", "LEAST_TRANSFER", "Cause", "causes"]
 
@@ -51,15 +52,16 @@ KINDS = {
 """Every kind of cause, and its name in words."""
 
 LEAST = 0.10
-"""Share of its time that a rank must cost before it is called slow."""
+"""Share of time by which a rank must be slow before a cause is looked for."""
 
 LEAST_TRANSFER = 0.20
 """Share of the run that the transfer must take before the network is called slow."""
 
-_EXPLAINS = 0.5  # of the cost, at least
+_EXPLAINS = 0.5  # of what a rank is slow by, at least
+_EVENED = 0.5  # of its lag, at least, that the split takes from its work
 _LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
 _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
-_STEADY = 0.15  # how far the pace of a slower processor may be from its middle, in the parts of a run
+_STEADY = 0.12  # how far the lag of a slower processor may be from its middle, in the parts of a run (arbitrary)
 _PARTS = 8
 
 _MORE_MEMORY = "Give it more memory, or a smaller batch, or fewer loader workers."
@@ -109,15 +111,17 @@ class Cause:
     """What to do."""
 
 
-def causes(run: Run) -> list[Cause | None]:
-    """Return for each rank why it was slow; None: it held no rank up."""
-    losses = Losses.of(run)
-    if losses.transfer >= max(LEAST_TRANSFER, *losses.cost):
-        return [_network(losses, rank) for rank in range(run.workers)]
-    if not (losses.cost >= LEAST).any():
+def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
+    """Return for each rank why it was slow; None: it was not. ``told``: the shares of the run, if they are known."""
+    found = Slowness.of(run, told)
+    if not len(found.run.round):
         return [None] * run.workers
-    candidates, means = list(_candidates(losses)), _Means.of(losses.run)
-    return [_named(losses, rank, candidates, means) if cost >= LEAST else None for rank, cost in enumerate(losses.cost)]
+    if found.shares.kinds["transfer"] >= max(LEAST_TRANSFER, *found.slow):
+        return [_network(found, rank) for rank in range(run.workers)]
+    if not (found.slow >= LEAST).any():
+        return [None] * run.workers
+    candidates, means = list(_candidates(found)), _Means.of(found.run)
+    return [_named(found, rank, candidates, means) if slow >= LEAST else None for rank, slow in enumerate(found.slow)]
 
 
 @dataclass(frozen=True)
@@ -152,11 +156,11 @@ class _Means:
         )
 
 
-def _candidates(losses: Losses) -> Iterator[_Candidate]:
-    """Yield what may explain a loss; of two that explain as much, the first is named."""
-    run, own_s = losses.run, losses.own_s.sum(axis=0)
+def _candidates(found: Slowness) -> Iterator[_Candidate]:
+    """Yield what may explain that a rank is slow; of two that explain as much, the first is named."""
+    run, own_s = found.run, found.own_s.sum(axis=0)
     whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # a reading is a share of all time
-    ours = _share(losses.lag, losses.cost)
+    ours = _share(found.lag, found.slow)
     readings = {
         "throttled": run.throttled,
         "competition": run.contended,
@@ -167,22 +171,23 @@ def _candidates(losses: Losses) -> Iterator[_Candidate]:
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
         yield _Candidate(kind, (share - fast(share) * ours) * whole, share)
-    loop_s = np.clip(losses.own_s - run.compute_s - run.input_s, 0.0, None)
+    loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
-        yield _Candidate(kind, _share(_beyond_s(losses, spent_s), own_s), _share(spent_s.sum(axis=0), own_s))
+        beyond = beyond_s(spent_s, found.work).sum(axis=0)
+        yield _Candidate(kind, _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s))
     clock = np.nan_to_num(_mean(run, run.clock))
     yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
 
 
-def _named(losses: Losses, rank: int, candidates: list[_Candidate], means: _Means) -> Cause:
+def _named(found: Slowness, rank: int, candidates: list[_Candidate], means: _Means) -> Cause:
     best = max(candidates, key=lambda candidate: candidate.explained[rank])
-    if best.explained[rank] >= _EXPLAINS * losses.cost[rank]:
+    if best.explained[rank] >= _EXPLAINS * found.slow[rank]:
         evidence, way_out = _TEXTS[best.kind]
         return Cause(best.kind, evidence.format(share=best.share[rank], quota=means.quota_cores[rank]), way_out)
-    return _by_weaker_evidence(losses, rank, means) or _without_evidence(losses, rank)
+    return _by_weaker_evidence(found, rank, means) or _without_evidence(found, rank)
 
 
-def _by_weaker_evidence(losses: Losses, rank: int, means: _Means) -> Cause | None:
+def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | None:
     faults, memory, cpu = means.faults_per_s, means.memory, means.cpu
     if faults[rank] - fast(faults) >= _MANY_FAULTS:
         return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
@@ -190,7 +195,7 @@ def _by_weaker_evidence(losses: Losses, rank: int, means: _Means) -> Cause | Non
         return Cause("memory", f"Only {memory[rank]:.1%} of its memory was free.", _MORE_MEMORY)
     if (
         not means.counted
-        and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * losses.cost[rank]
+        and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * found.slow[rank]
         and np.isfinite(cpu[rank])
     ):
         return Cause(
@@ -201,10 +206,11 @@ def _by_weaker_evidence(losses: Losses, rank: int, means: _Means) -> Cause | Non
     return None
 
 
-def _without_evidence(losses: Losses, rank: int) -> Cause:
-    cost, lag = losses.cost[rank], losses.lag[rank]
-    evened = losses.held[rank] < LEAST
-    if lag >= _EXPLAINS * cost and _constant(losses, rank):
+def _without_evidence(found: Slowness, rank: int) -> Cause:
+    lag, cost = found.lag[rank], found.shares.cost[rank]
+    alone = lag >= found.turns[rank]  # it is slow by itself, whatever the others do
+    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    if lag >= _EXPLAINS * found.slow[rank] and _constant(found, rank):
         return Cause(
             "slower",
             f"It took {1.0 / (1.0 - lag):.2g} times as long per sample as the fast ranks, through all of the run, and "
@@ -216,41 +222,32 @@ def _without_evidence(losses: Losses, rank: int) -> Cause:
     return Cause(
         "unknown",
         f"It is {lag:.0%} slower per sample than the fast ranks, and no reading explains that."
-        if lag > losses.held[rank]
-        else f"It held the others up for {cost:.0%} of the time, and no reading explains that.",
+        if alone
+        else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
         + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
     )
 
 
-def _network(losses: Losses, rank: int) -> Cause:
-    run = losses.run
-    each_ms = 1e3 * losses.transfer * float(run.elapsed_s.mean())
+def _network(found: Slowness, rank: int) -> Cause:
+    transfer, run = found.shares.kinds["transfer"], found.run
+    each_ms = 1e3 * transfer * float(run.elapsed_s.mean())
     sent = _mean(run, run.sent_mb_s)[rank]
     rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
     return Cause(
         "network",
-        f"All ranks waited for the transfer: {losses.transfer:.0%} of the time, {each_ms:.3g} ms a round{rate}.",
+        f"All ranks waited for the transfer: {transfer:.0%} of the time, {each_ms:.3g} ms a round{rate}.",
         "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
     )
 
 
-def _constant(losses: Losses, rank: int) -> bool:
-    """Return whether a rank is slower by the same factor in all parts of the run."""
-    parts = np.array_split(np.arange(len(losses.own_s)), min(_PARTS, max(len(losses.own_s), 1)))
+def _constant(found: Slowness, rank: int) -> bool:
+    """Return whether a rank is as much slower in all parts of the run."""
+    parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        pace = np.array([losses.own_s[part].sum(axis=0) / losses.work[part].sum(axis=0) for part in parts])
-    ratios = np.array([row[rank] / fast(row) for row in pace])
-    return bool((np.abs(ratios / np.median(ratios) - 1.0) <= _STEADY).all())
-
-
-def _beyond_s(losses: Losses, spent_s: Floats) -> Floats:
-    """Return the seconds that these take each rank beyond those of the fast ranks, per sample and round."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_sample = np.where(losses.work > 0, spent_s / losses.work, np.inf)
-        usual = np.sort(per_sample, axis=1)[:, [(losses.run.workers - 1) // 4]]  # as in `fast`, of each round
-        beyond = np.where(losses.work > 0, np.clip(per_sample - usual, 0.0, None) * losses.work, 0.0)
-    return np.asarray(beyond.sum(axis=0))
+        pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
+        lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
+    return bool((np.abs(lags - np.median(lags)) <= _STEADY).all())
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

@@ -6,6 +6,7 @@ There is no thread: the view is a listener, and writes at most once a second, wh
 from __future__ import annotations
 
 import io
+import logging
 import math
 import os
 import statistics
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hvd_hetero.telemetry.bottom_line import BottomLine, OpenedTerminal, Terminal
+from hvd_hetero.telemetry.bottom_line import BottomLine, OpenedTerminal, Terminal, claimed
 from hvd_hetero.telemetry.records import Record
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ __all__ = ["PROGRESS", "LiveView"]
 
 PROGRESS = "HVD_HETERO_PROGRESS"
 """Names the terminal to write to, for launchers that give ranks none: ``HVD_HETERO_PROGRESS=$(tty) horovodrun …``."""
+
+logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
 _KEPT = 0.9  # of the sums, from round to round: figures are of the last ten rounds or so
@@ -44,6 +47,7 @@ class LiveView:
         self._line = line
         self._looked = line is not None
         self._clock = clock
+        self._claim: io.FileIO | None = None
         self._console: Console | None = None
         self._next_s = -math.inf
         self._records = 0
@@ -54,8 +58,7 @@ class LiveView:
         """Take a round into account, and show it if the last time is long enough ago."""
         if not self._looked:
             self._looked = True
-            terminal = _terminal()
-            self._line = None if terminal is None else BottomLine(terminal)
+            self._line = self._taken(_terminal())
         if self._line is None:
             return
         self._learn(record)
@@ -68,6 +71,21 @@ class LiveView:
         """Give the line back to the terminal."""
         if self._line is not None:
             self._line.close()
+        if self._claim is not None:
+            self._claim.close()
+
+    def _taken(self, terminal: Terminal | None) -> BottomLine | None:
+        """Return the terminal's last line; None if there is no terminal, or another view has it."""
+        if terminal is None:
+            return None
+        try:
+            self._claim = claimed(terminal)
+        except BlockingIOError:
+            logger.warning(
+                "another live view has this terminal, so this one shows nothing; name another one in %s", PROGRESS
+            )
+            return None
+        return BottomLine(terminal)
 
     def _rendered(self, text: Text, columns: int) -> str:
         """Return the text with the terminal's colours, cut to so many columns."""

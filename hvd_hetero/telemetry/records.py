@@ -197,7 +197,7 @@ class Run:
     clock: npt.NDArray[np.float64]
     """Frequency of its core as a share of the highest; 0: not known."""
     sent_mb_s: npt.NDArray[np.float64]
-    """Megabytes per second that its host, or its container, sent; 0: not known."""
+    """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
     every: int = 1
     """Every how many rounds one was recorded (``Telemetry(every=…)``)."""
     files_missing: int = 0

@@ -13,10 +13,14 @@ PER_RANK = [field.name for field in fields(Run) if field.name not in PER_RUN and
 
 
 def run_of(samples, compute_s, elapsed_s, *, policy="bsp", start=1, **columns) -> Run:
-    """Return a run of these rounds, (rounds, ranks); what is not given is 0, and a plan what was done."""
+    """Return a run of these rounds, (rounds, ranks); what is not given is 0.
+
+    A plan is what was done, and waiting is not known.
+    """
     samples = np.asarray(samples)
     rounds, workers = samples.shape
     given = {"samples": samples, "plan": samples, "compute_s": compute_s, "micro_batches": np.minimum(samples, 1)}
+    given["wait_s"] = np.full((rounds, workers), np.nan)
     given |= columns
     arrays = {
         name: np.asarray(given.get(name, np.zeros((rounds, workers))), dtype=np.int64 if name in COUNTS else np.float64)

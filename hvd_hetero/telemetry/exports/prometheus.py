@@ -20,6 +20,8 @@ _SECONDS = {"compute_s": "computing", "input_s": "waiting for its own data", "wa
 class PrometheusFile:
     """Keep a file with the figures of a training; it is replaced as a whole, so that no reader sees half of it.
 
+    Counters add up what the listener has seen: register it for every round.
+
     Parameters
     ----------
     path
@@ -28,8 +30,6 @@ class PrometheusFile:
         Write it at most once in so many seconds, and at the end.
     labels
         Of all figures, such as ``{"run": "7"}``. Two trainings on one machine need different ones.
-
-    Counters add up what the listener has seen: register it for every round.
     """
 
     def __init__(

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.telemetry.attribution import KINDS, Attribution, Shares, attribute, shares
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
-from hvd_hetero.telemetry.report.attribution import KINDS, LONGEST_ROUND_S, Attribution, attribute, counted, work
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
 from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.telemetry.work import LONGEST_ROUND_S, counted, work
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
 
@@ -113,7 +114,12 @@ class Figures:
     @property
     def waiting_for_ranks(self) -> float:
         """Share of the time lost because ranks were later than the ideal."""
-        return self.kinds["computing"] + self.kinds["input"]
+        return self.kinds["computing"] + self.kinds["input"] + self.kinds["loop"]
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of the time, as `attribution` has them."""
+        return Shares(self.ideal, self.kinds, self.ranks.cost, self.ranks.cost_input)
 
 
 def figures(run: Run, *, replayed: bool = True) -> Figures:
@@ -128,8 +134,11 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         lost = attribute(run, done)
         speed = speeds(run, done)
         if not lost.ideal_s[counts].sum() > 0:
-            raise ValueError("no rank has a round with samples and a computing time, so there is nothing to report")
+            raise ValueError(
+                "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
+            )
         told, left_out = changes(run, speed)
+        share = shares(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())
         samples = run.samples[counts].sum(axis=0)
         return Figures(
@@ -143,9 +152,9 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             samples=int(samples.sum()),
             samples_per_s=float(samples.sum() / elapsed_s),
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
-            kinds={kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS},
-            ideal=float(lost.ideal_s[counts].sum()) / elapsed_s,
-            ranks=_ranks(run, done.busy_s, lost, speed, counts),
+            kinds=share.kinds,
+            ideal=share.ideal,
+            ranks=_ranks(run, lost.own_s, share, speed, counts),
             over_time=_over_time(run, lost, speed, counts),
             changes=tuple(told),
             changes_left_out=left_out,
@@ -153,19 +162,18 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         )
 
 
-def _ranks(run: Run, busy_s: Floats, lost: Attribution, speed: Floats, counts: npt.NDArray[np.bool_]) -> RankFigures:
-    elapsed_s = lost.elapsed_s[counts].sum()
+def _ranks(run: Run, own_s: Floats, share: Shares, speed: Floats, counts: npt.NDArray[np.bool_]) -> RankFigures:
     samples = run.samples[counts].sum(axis=0)
     mean, best = mean_speed(speed[counts]), own_best(speed[counts])
     forecast, naive = forecast_errors(run, speed, counts)
-    last = busy_s[counts] >= busy_s[counts].max(axis=1, keepdims=True)
+    last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     waiting = (
         run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum() if waits.any() else np.full(run.workers, np.nan)
     )
     return RankFigures(
-        cost=lost.cost_s[counts].sum(axis=0) / elapsed_s,
-        cost_input=lost.cost_input_s[counts].sum(axis=0) / elapsed_s,
+        cost=share.cost,
+        cost_input=share.cost_input,
         last=last.mean(axis=0),
         samples=samples / max(int(samples.sum()), 1),
         samples_per_s=mean,

@@ -12,9 +12,9 @@ import numpy as np
 from hvd_hetero.telemetry.causes import Cause, causes
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.records import Run, read_run
-from hvd_hetero.telemetry.report.attribution import LONGEST_ROUND_S
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
+from hvd_hetero.telemetry.work import LONGEST_ROUND_S, impossible
 
 __all__ = ["Report", "make_report", "report_of"]
 
@@ -28,7 +28,7 @@ class Report:
     name: str
     figures: Figures
     causes: Sequence[Cause | None]
-    """Of each rank, why it was slow; None: it held no other up."""
+    """Of each rank, why it was slow; None: it was not."""
     verdict: Verdict
     notes: Sequence[str]
     """What is missing from the run."""
@@ -49,7 +49,7 @@ def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool 
     run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
-        why = causes(_every(run, every))
+        why = causes(_every(run, every), found.shares)
     if every > 1:
         notes = [*notes, f"In a run as large as this, causes are looked for in every {every}th round."]
     return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
@@ -77,9 +77,21 @@ def _missing(run: Run, found: Figures) -> list[str]:
     strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
     if strange:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
+    for column, wrong in impossible(run).items():
+        if wrong.any():
+            ranks = _listed([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))])
+            notes.append(
+                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds (rank {ranks}), by "
+                "the time that the rounds took, and counts as not known there."
+            )
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
-        which = ", ".join(map(str, silent[:8])) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
-        notes.append(f"No speed is known of rank {which}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out.")
+        notes.append(
+            f"No speed is known of rank {_listed(silent)}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out."
+        )
     if found.rounds < 10:
         notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
     return notes
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.report.attribution import KINDS
+from hvd_hetero.telemetry.attribution import KINDS
 from hvd_hetero.telemetry.report.figures import Figures
 from hvd_hetero.telemetry.report.over_time import Heat, Series
 from hvd_hetero.telemetry.report.svg import (

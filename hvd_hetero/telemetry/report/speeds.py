@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.records import Run
-from hvd_hetero.telemetry.report.attribution import Work
+from hvd_hetero.telemetry.work import Work
 
 __all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "own_best", "speeds"]
 

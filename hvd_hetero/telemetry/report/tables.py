@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.report.attribution import KINDS
+from hvd_hetero.telemetry.attribution import KINDS
 from hvd_hetero.telemetry.report.figures import Figures, RankFigures
 from hvd_hetero.telemetry.report.made import Report
 

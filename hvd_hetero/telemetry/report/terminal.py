@@ -69,7 +69,7 @@ def _write(console: Console, report: Report) -> None:
         changes = changes_table(found)
         _table(console, Table(changes.headings, changes.rows[:_CHANGES], words=changes.words))
         if (more := len(changes.rows) - _CHANGES + found.changes_left_out) > 0:
-            console.print(Text(f"{more} more changes.", style="dim"))
+            console.print(Text(f"{more} more change{'s' if more > 1 else ''}.", style="dim"))
     console.print()
 
 

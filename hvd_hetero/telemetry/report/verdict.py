@@ -4,7 +4,7 @@ The largest of three losses is named: waiting for late ranks, and transfers or o
 looked at if it takes at least ``LEAST`` of the time, each of the others if it takes at least ``LEAST_OF_REST``. Ranks
 are named if they bear at least ``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own
 data, if that took the larger part, or they took turns in being last, which is scatter and no rank's fault. ``causes``
-are found elsewhere, and for larger costs only: one for each rank, None for a rank that held no other up so much.
+are found elsewhere: one for each rank, None for a rank that is not slow enough.
 """
 
 from __future__ import annotations

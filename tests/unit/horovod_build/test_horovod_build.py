@@ -557,6 +557,19 @@ def test_a_failing_build_shows_the_end_of_the_log(
     assert "ops.cc:1: error: no such type" in log.read_text()
 
 
+def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a fresh environment with PyTorch from PyPI on a machine without a GPU."""
+    broken = FAKE_FILES | {"setup.py": "raise SystemExit('Could NOT find CUDAToolkit (missing: CUDA_CUDART)')"}
+    sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    with pytest.raises(HorovodBuildError, match="torch was built for CUDA") as caught:
+        command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    assert "leave torch out by HOROVOD_WITHOUT_PYTORCH=1" in str(caught.value)
+    assert str(caught.value).endswith("build.log")
+
+
 def test_the_compilers_error_is_shown_however_far_up(tmp_path: Path) -> None:
     """With make's chatter after it, the line with the error is still in the message."""
     chatter = "import sys; print('a.cc:3: error: boom'); print('chatter\\n' * 100); sys.exit(2)"

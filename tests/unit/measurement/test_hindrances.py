@@ -277,18 +277,19 @@ def test_the_clock_is_that_of_the_core_that_the_process_ran_on(kernel):
     assert meter.read().clock == pytest.approx(0.5)
 
 
-def test_bytes_sent_are_counted_over_all_interfaces(kernel):
-    def sent(lo, eth0):
-        line = "    {}: 9 9 9 9 9 9 9 9 {} 9 9 9 9 9 9 9\n"
-        kernel.put(
-            kernel.proc / "self/net/dev", "Inter-|\n face |\n" + line.format("lo", lo) + line.format("eth0", eth0)
-        )
+def test_bytes_sent_are_counted_over_all_interfaces_but_the_loopback(kernel):
+    """What the ranks of one machine tell each other is on no network."""
 
-    sent(1000, 0)
+    def sent(**interfaces):
+        line = "    {}: 9 9 9 9 9 9 9 9 {} 9 9 9 9 9 9 9\n"
+        lines = (line.format(name, sent) for name, sent in interfaces.items())
+        kernel.put(kernel.proc / "self/net/dev", "Inter-|\n face |\n" + "".join(lines))
+
+    sent(lo=1000, eth0=0, eth1=0)
     meter = kernel.meter()
     kernel.now = 2.0
-    sent(1000, 50_000_000)
-    assert meter.read().sent_mb_s == pytest.approx(25.0)
+    sent(lo=700_000_000, eth0=50_000_000, eth1=10_000_000)
+    assert meter.read().sent_mb_s == pytest.approx(30.0)
 
 
 def test_collecting_garbage_is_timed():

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import by_hand, run_of
 
+from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, ideal
 from hvd_hetero.telemetry.report import figures
-from hvd_hetero.telemetry.report.attribution import airport, attribute, counted, ideal, work
+from hvd_hetero.telemetry.work import counted, impossible, work
 
 
 def lost(run):
@@ -73,6 +74,47 @@ def test_two_equally_late_ranks_bear_half_each():
         assert found.cost_s[:, rank] == pytest.approx((3 - found.ideal_s) / 2)
 
 
+def test_a_rank_whose_loop_takes_longer_bears_what_the_others_wait_for_it():
+    """All loops take 0.5 s between rounds, and that of rank 0, which saves, 1 s more; no figure of its own tells."""
+    run = run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[[0.5, 1.5]] * 3)
+    found = lost(run)
+    assert found.cost_s.tolist() == [[1, 0]] * 3
+    assert found.kinds_s["loop"].tolist() == [1] * 3
+    assert found.kinds_s["between"].tolist() == [0.5] * 3
+    assert found.kinds_s["transfer"].tolist() == [0.5] * 3
+    assert figures(run, replayed=False).ranks.last.tolist() == [1, 0]
+
+
+def test_the_parts_of_a_cost_are_those_that_interpolation_finds():
+    """An independent oracle: F by NumPy's interpolation between its nodes, round by round."""
+    rng = np.random.default_rng(2)
+    compute_s, input_s = (
+        rng.normal(0.05, 0.01, (200, 7)),
+        rng.exponential(0.01, (200, 7)) * rng.integers(0, 2, (200, 7)),
+    )
+    loop_s = rng.exponential(0.005, (200, 7))
+    own_s = compute_s + input_s + loop_s
+    elapsed_s = own_s.max(axis=1) + 0.004
+    run = run_of(
+        np.full((200, 7), 64), compute_s, elapsed_s, input_s=input_s, wait_s=elapsed_s[:, None] - own_s, start=0
+    )
+    found = lost(run)
+    _, moments, borne = airport(found.own_s, found.ideal_s)
+    for k in range(200):
+        at = [np.interp(s, moments[k], borne[k]) for s in (compute_s[k], compute_s[k] + input_s[k])]
+        computing_s, until_input_s = (np.minimum(each, found.cost_s[k]) for each in at)
+        assert found.kinds_s["computing"][k] == pytest.approx(computing_s.sum())
+        assert found.cost_input_s[k] == pytest.approx(until_input_s - computing_s, abs=1e-12)
+        assert found.kinds_s["loop"][k] == pytest.approx((found.cost_s[k] - until_input_s).sum(), abs=1e-12)
+
+
+def test_without_a_usable_wait_a_loop_is_not_told_from_that_of_all_ranks():
+    for wait_s in ([0.5, np.nan], [0.5, -1], [0.5, 9]):
+        found = lost(run_of([[10, 10]] * 3, [[2, 2]] * 3, [4] * 3, wait_s=[wait_s] * 3))
+        assert found.cost_s.tolist() == [[0, 0]] * 3
+        assert found.kinds_s["loop"].tolist() == [0] * 3
+
+
 def test_the_ideal_is_the_least_time_for_the_same_samples():
     """By bisection over the time: what the ranks get done by then, each after its fixed part, is all samples."""
     rng = np.random.default_rng(1)
@@ -121,9 +163,11 @@ def test_kinds_and_costs_sum_to_the_whole_whatever_the_figures(seed):
     """Unknown figures, ranks without samples and waits for data included."""
     found = lost(a_run(seed))
     assert found.ideal_s + sum(found.kinds_s.values()) == pytest.approx(found.elapsed_s)
-    assert found.cost_s.sum(axis=1) == pytest.approx(found.kinds_s["computing"] + found.kinds_s["input"])
+    assert found.cost_s.sum(axis=1) == pytest.approx(
+        found.kinds_s["computing"] + found.kinds_s["input"] + found.kinds_s["loop"]
+    )
     assert found.cost_input_s.sum(axis=1) == pytest.approx(found.kinds_s["input"])
-    for part in (found.cost_s, found.cost_input_s, found.kinds_s["computing"], found.kinds_s["transfer"]):
+    for part in (found.cost_s, found.cost_input_s, *(found.kinds_s[kind] for kind in KINDS if kind != "between")):
         assert (part >= -1e-12).all()
 
 
@@ -144,6 +188,21 @@ def test_an_unknown_time_is_that_of_the_round_before():
     """It is filled by the pace, so twice the samples take twice as long."""
     run = run_of([[10, 10], [10, 20], [10, 10]], [[1, 2], [1, np.nan], [1, np.nan]], [2, 4, 2])
     assert work(run).computing_s.tolist() == [[1, 2], [1, 4], [1, 2]]
+
+
+def test_seconds_longer_than_the_rounds_took_are_not_believed():
+    """4 s in a round of 2 s may be true: on a CUDA device they are of the round before. 9 s may not."""
+    run = run_of([[10, 10]] * 3, [[1, 2], [1, 4], [1, 9]], [2, 2, 2], wait_s=[[1, 0], [1, -1], [9, 0]])
+    wrong = impossible(run)
+    assert wrong["compute_s"].tolist() == [[False, False], [False, False], [False, True]]
+    assert wrong["wait_s"].tolist() == [[False, False], [False, True], [True, False]]
+    assert not wrong["input_s"].any()
+    assert work(run).computing_s[2].tolist() == [1, 4]
+
+
+def test_a_round_whose_predecessor_was_not_recorded_may_be_as_long_as_all():
+    run = replace(run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]), round=np.array([0, 10, 20]), every=10)
+    assert not impossible(run)["compute_s"].any()
 
 
 def test_a_rank_without_any_figure_takes_no_part():

@@ -218,6 +218,28 @@ def test_a_real_terminal_is_written_to_by_name_where_standard_error_is_a_pipe(mo
     assert not caplog.records
 
 
+def test_of_two_views_on_one_terminal_the_second_shows_nothing_and_says_so(opened, caplog):
+    ours, _ = opened
+    views = [LiveView(clock=Clock()) for _ in range(2)]
+    recorders = [Recorder() for _ in views]
+    for recorder, view in zip(recorders, views, strict=True):
+        recorder.add(view)
+        recorder(finished(0))
+        recorder(finished(1))
+    assert drained(ours).count(b"hvd-hetero") == 1
+    assert caplog.text.count("another live view has this terminal") == 1
+    recorders[1].close()
+    assert drained(ours) == b"", "the first one keeps its line"
+    recorders[0].close()
+    assert drained(ours, GIVEN_BACK).endswith(GIVEN_BACK)
+    shown_again = Recorder()
+    shown_again.add(LiveView(clock=Clock()))
+    shown_again(finished(0))
+    shown_again(finished(1))
+    assert b"round 0 of epoch 0" in drained(ours), "a terminal that was given back can be taken again"
+    shown_again.close()
+
+
 def test_a_terminal_that_does_not_exist_ends_the_view_alone(monkeypatch, caplog):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(PROGRESS, "/dev/no-such-terminal")

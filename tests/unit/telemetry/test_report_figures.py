@@ -197,8 +197,11 @@ def test_the_verdict_tells_what_lb_bsp_would_gain(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"compute_s": [[2, 2]] * 60}, "The ranks kept together"),
-        ({"compute_s": [[1, 2], [2, 1]] * 30}, "The ranks took turns in being last"),
+        ({"compute_s": [[2, 2]] * 60, "wait_s": [[0.1, 0.1]] * 60}, "The ranks kept together"),
+        (
+            {"compute_s": [[1, 2], [2, 1]] * 30, "wait_s": [[1.1, 0.1], [0.1, 1.1]] * 30},
+            "The ranks took turns in being last",
+        ),
         (
             {"compute_s": [[2, 2]] * 60, "elapsed_s": [4] * 60, "wait_s": [[2, 2]] * 60},
             "Transfers between ranks took 50%",

@@ -42,8 +42,8 @@ def test_stages_that_run_beside_the_distributed_tests_are_told_and_counted_after
     assert run_tests.main() == 1
     said = capsys.readouterr().out
     assert said.index("--- distributed: 7 passed, 0 failed") < said.index("--- wheel: 0 passed, 1 failed")
-    assert "--- gates: 4 passed, 0 failed" in said
-    assert said.endswith("\nfailed: wheel\n\n11 passed, 1 failed\n")
+    assert "--- gates: 5 passed, 0 failed" in said
+    assert said.endswith("\nfailed: wheel\n\n12 passed, 1 failed\n")
     monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
     assert run_tests.main() == 0
-    assert capsys.readouterr().out.endswith("\n4 passed, 0 failed\n")
+    assert capsys.readouterr().out.endswith("\n5 passed, 0 failed\n")
