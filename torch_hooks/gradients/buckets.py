@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from hvd_hetero.communication.buckets import divide
+from hvd_hetero.communication.buckets import Limits, divide
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.gathered import norm_of
 from torch_hooks.gradients.memory import BucketMemory, address
@@ -259,7 +259,9 @@ class Bucket:
         return self.members if None not in (sent, self._address) and address(sent) != self._address else []
 
 
-def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool]) -> list[list[Gradient]]:
+def buckets_of(
+    gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool], limits: Limits
+) -> list[list[Gradient]]:
     """Divide them, given in the order in which they are likely to arise. Each that travels ``by_rows`` is alone."""
     gradients = list(gradients)
     sizes, kinds = [], []
@@ -270,7 +272,7 @@ def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], 
         sizes.append(gradient.size)
         alone = rows or getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype
         kinds.append((parameter.dtype, parameter.device, id(parameter) if alone else 0))
-    return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
+    return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds, limits)]
 
 
 def flat(gradient: torch.Tensor) -> torch.Tensor:

@@ -50,6 +50,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from hvd_hetero.communication.buckets import ALONE, Limits
 from hvd_hetero.communication.lines import Turns
 from hvd_hetero.communication.threads import PeerLostError
 from hvd_hetero.errors import RoundStateError
@@ -99,6 +100,7 @@ class _Line:
     failure = PeerLostError
     waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
     cannot_sum = ()
+    limits = Limits(members=2**16, most=25 * 2**20, least=2**21, alone=ALONE)
     crew = None
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
