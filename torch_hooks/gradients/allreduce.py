@@ -269,8 +269,7 @@ class Allreduce(Synchroniser):
         """Wait for their sums, which become the gradients. Returns what is not what was sent."""
         changed = []
         for bucket in buckets:
-            members = bucket.members
-            for member in members:
+            for member in bucket.members:
                 sent = member.sent
                 assert sent is not None, "it was sent with its bucket"
                 if member.parameter.grad is not sent or sent._version != member.version:
@@ -279,8 +278,6 @@ class Allreduce(Synchroniser):
             bucket.under_way.finish()
             changed += bucket.moved()
             bucket.under_way = None
-            for member in members:
-                member.sent = None
             bucket.forget()
         return changed
 

@@ -81,7 +81,7 @@ class Gradient:
     def forget(self) -> None:
         """It never was."""
         self.arrived = self.weighed = False
-        self.tensor = None
+        self.tensor = self.sent = None
 
 
 class UnderWay(Protocol):
@@ -173,8 +173,9 @@ class Bucket:
         """None of its gradients is there."""
         self.waits_for = len(self.members)
         self.opened, self._address = False, None
-        for member in self.members:
-            member.forget()
+        for member in self.members:  # hundreds in every round, so without a call for each
+            member.arrived = member.weighed = False
+            member.tensor = member.sent = None
 
     def release(self) -> None:
         """Let go of its slots; what has left is kept by its parameters and by the wire."""
