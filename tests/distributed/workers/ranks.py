@@ -61,6 +61,11 @@ class ProcessGroup:
 
 
 if OVER_TORCH:
+    from hvd_hetero.communication.buckets import usual
+    from torch_hooks.wires.torch_distributed import ProcessGroupWire
+
     hvd: Any = ProcessGroup()
+    for line in ProcessGroupWire.__mro__[:2]:  # small models are to have several buckets: workers change what is usual
+        line.limits = property(lambda _: usual())  # type: ignore[attr-defined]
 else:
     import horovod.torch as hvd
