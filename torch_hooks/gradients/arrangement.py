@@ -23,7 +23,7 @@ from torch_hooks.gradients.sparse import Layouts
 
 __all__ = ["Arrangement"]
 
-_trained = attrgetter("requires_grad")
+_trained, _gradient = attrgetter("requires_grad"), attrgetter("grad")
 
 
 class Arrangement:
@@ -68,6 +68,11 @@ class Arrangement:
     def gradients(self) -> Iterable[Gradient]:
         """The records of all."""
         return self._gradients.values()
+
+    def present(self) -> list[tuple[Gradient, torch.Tensor]]:
+        """Return the gradients that are there, with their records; none has been computed when a round begins."""
+        there = zip(self._gradients.values(), map(_gradient, self._gradients), strict=True)
+        return [(note, gradient) for note, gradient in there if gradient is not None]
 
     @property
     def outdated(self) -> bool:

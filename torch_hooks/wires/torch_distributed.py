@@ -100,7 +100,7 @@ class _Line:
     failure = PeerLostError
     waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
     cannot_sum = ()
-    limits = Limits(members=2**16, most=25 * 2**20, least=2**21, alone=ALONE)
+    limits = Limits(members=2**16, most=2**23, least=2**22, alone=ALONE)
     crew = None
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
