@@ -65,7 +65,8 @@ class Allreduce(Synchroniser):
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
-        self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able, self._bucket_wire.limits)
+        workers, limits = self._balancer.workers, self._bucket_wire.limits
+        self._arrangement = Arrangement(names, prefix, self._layouts, workers, able, limits)
         self._order = Order(self._wire, self._bucket_wire, self._arrangement, self._layouts, f"{prefix}.order")
         self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
