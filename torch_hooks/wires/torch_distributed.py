@@ -101,8 +101,8 @@ class _Line:
     waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
     cannot_sum = ()
     limits = Limits(members=2**16, most=2**23, least=2**22, alone=2**22)
-    """Found with Gloo, on two ranks with a core each. A call takes a rank up to a millisecond there, half of it in Gloo's
-    threads, and to hide a transfer gains nothing. Networks are slower, so buckets are not DDP's 25 MiB."""
+    """Found with Gloo, on two ranks with a core each. A call takes a rank up to a millisecond there, half of it in
+    Gloo's threads, and to hide a transfer gains nothing. Networks are slower, so buckets are not DDP's 25 MiB."""
     crew = None
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
