@@ -62,10 +62,10 @@ class ProcessGroup:
 
 if OVER_TORCH:
     from hvd_hetero.communication.buckets import usual
-    from torch_hooks.wires.torch_distributed import ProcessGroupWire
+    from torch_hooks.wires import torch_distributed
 
     hvd: Any = ProcessGroup()
-    for line in ProcessGroupWire.__mro__[:2]:  # small models are to have several buckets: workers change what is usual
-        line.limits = property(lambda _: usual())  # type: ignore[attr-defined]
+    # Small models are to have several buckets: workers change what is usual.
+    torch_distributed._Line.limits = property(lambda _: usual())  # type: ignore[assignment, method-assign]
 else:
     import horovod.torch as hvd

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 from hvd_hetero.communication.buckets import Limits, divide  # noqa: E402
@@ -63,8 +64,17 @@ def test_gradients_leave_in_as_many_sums_as_the_wire_wants(limits, sums):
     assert sums_of_a_round(limits) == [sums] * 2
 
 
-def test_over_process_groups_hundreds_of_gradients_leave_in_few_sums():
-    """200 layers of 128 units: 13 MB, for which Horovod's limits make 13 buckets."""
-    sizes = [4 * 128, 4 * 128 * 128] * 200
-    assert len(divide(sizes)) == 13
-    assert len(divide(sizes, limits=ProcessGroupWire.limits)) == 2
+@pytest.mark.parametrize(("hosts", "sums"), [(["a", "a"], 2), (["a", "b"], 7)])
+def test_over_process_groups_hundreds_of_gradients_leave_in_few_sums(hosts, sums, monkeypatch):
+    """200 layers of 128 units are 13 MB, for which Horovod's limits make 13 buckets."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(ProcessGroupWire, "allgather_object", lambda self, obj, name: hosts)
+        wire = ProcessGroupWire()
+        monkeypatch.undo()
+        sizes = [4 * 128, 4 * 128 * 128] * 200
+        assert len(divide(sizes)) == 13
+        assert len(divide(sizes, limits=wire.limits)) == sums
+        assert wire.line().limits == wire.limits
+    finally:
+        dist.destroy_process_group()
