@@ -40,12 +40,12 @@ class DistributedOptimizer(WrappedOptimizer):
     ``zero_grad()``, ``backward()`` and ``step()``, and on a rank whose loop does not run. Inside a round of several
     micro-batches clear nothing by ``model.zero_grad()``; it is found out.
 
-    Gradients below 1 MiB travel together: after ``step()`` they lie next to each other, and ``p.grad`` is another
-    tensor than the backward pass has left. Their memory serves in every round, so one that you keep changes in the
-    next. It also holds on to the memory of all that travelled beside it, in ``torch.save``, too. Keep
-    ``p.grad.clone()``. You may put an earlier gradient back before ``backward()``, for any parameter of the same loop.
-    An optimizer may keep gradients in its state or attributes from its first or second step on. One that begins later
-    is warned of, since some steps may have read overwritten gradients.
+    Gradients below 1 MiB (over ``torch.distributed``, below 2 or 4 MiB) travel together: after ``step()`` they lie next
+    to each other, and ``p.grad`` is another tensor than the backward pass has left. Their memory serves in every round,
+    so one that you keep changes in the next. It also holds on to the memory of all that travelled beside it, in
+    ``torch.save``, too. Keep ``p.grad.clone()``. You may put an earlier gradient back before ``backward()``, for any
+    parameter of the same loop. An optimizer may keep gradients in its state or attributes from its first or second step
+    on. One that begins later is warned of, since some steps may have read overwritten gradients.
 
     Parameters and the optimizer's state are broadcast from rank 0 at construction. Where rank 0 alone loads a
     checkpoint later, ``hvd.broadcast_parameters`` and ``hvd.broadcast_optimizer_state`` do what they do in Horovod.

@@ -1,15 +1,16 @@
 """Which gradients leave together, so that the sum over the ranks hides behind the backward pass.
 
-A gradient that leaves by itself costs a call, a name to negotiate and a turn of Horovod's thread, which may share a
-core with training; hundreds of small ones make some per cent of a step. One that is gathered with others waits for the
-last of them, and is copied to lie beside them, in Keras also back. So small ones are gathered, large ones go alone.
+A gradient that leaves by itself costs a call and turns of the wire's threads, which may share a core with training;
+hundreds of small ones make some per cent of a step. One that is gathered with others waits for the last of them, and is
+copied to lie beside them, in Keras also back. So small ones are gathered, large ones go alone.
 
-Let gradients arise in the order 0 … n-1, b_i bytes each, and R_i = b_i + … + b_{n-1} be still to come when i does. Then
+Let gradients arise in the order 0 … n-1, b_i bytes each, and R_i = b_i + … + b_{n-1} be still to come when i does. With
+the wire's `Limits`,
 
-- b_i >= ``ALONE``: a bucket of its own;
-- any other joins the open bucket of its kind, or opens one, i being the first. A bucket holds at most ``MEMBERS``
-  gradients and at most ``min(BYTES, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
-  since nothing hides the transfer of the last one. But where ``R_i / 2 < LEAST``, it may hold all the rest.
+- b_i >= ``alone``: a bucket of its own;
+- any other joins the open bucket of its kind, or opens one, i being the first. A bucket holds at most ``members``
+  gradients and at most ``min(most, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
+  since nothing hides the transfer of the last one. But where ``R_i / 2 < least``, it may hold all the rest.
 
 One pass, O(n). What is decided depends on sizes and kinds alone, which all ranks share, and not on what arises first on
 a rank: groups must be the same everywhere.
@@ -18,8 +19,9 @@ a rank: groups must be the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
-__all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "divide"]
+__all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "Limits", "divide", "usual"]
 
 MEMBERS = 32
 """From here on, what a call costs no longer shows."""
@@ -35,23 +37,46 @@ of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of what
 them, and since there is one copy, is not measured."""
 
 
-def divide(sizes: Sequence[int], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large buckets are at best on a wire."""
+
+    members: int
+    """Gradients of a bucket, at most."""
+    most: int
+    """Bytes of a bucket, at most."""
+    least: int
+    """Bytes that are not worth a bucket of their own."""
+    alone: int
+    """Bytes from which a gradient leaves alone."""
+
+
+def usual() -> Limits:
+    """Return the limits that were found with Horovod."""
+    return Limits(MEMBERS, BYTES, LEAST, ALONE)
+
+
+def divide(
+    sizes: Sequence[int], kinds: Sequence[Hashable] | None = None, limits: Limits | None = None
+) -> list[list[int]]:
     """Buckets of gradients, which are given by their bytes in the order in which they are likely to arise.
 
-    Those of different ``kinds`` (data type, device) never share one. Returns the gradients' numbers, each once, in
+    Those of different ``kinds`` (data type, device) never share one. ``limits`` are the `usual` ones unless given.
+    Returns the gradients' numbers, each once, in
     buckets that are ordered by their last member: the last bucket holds the last gradient.
     """
+    limits = limits or usual()
     buckets: list[list[int]] = []
     open_buckets: dict[Hashable, tuple[list[int], int]] = {}  # by kind, with the bytes that it has room for
     left = sum(sizes)
     for number, size in enumerate(sizes):
         kind = None if kinds is None else kinds[number]
-        if size >= ALONE:
+        if size >= limits.alone:
             buckets.append([number])
         else:
             bucket, room = open_buckets.get(kind, ([], -1))
-            if size > room or len(bucket) == MEMBERS:
-                bucket, room = [], left if left // 2 < LEAST else min(BYTES, left // 2)
+            if size > room or len(bucket) == limits.members:
+                bucket, room = [], left if left // 2 < limits.least else min(limits.most, left // 2)
                 buckets.append(bucket)
             bucket.append(number)
             open_buckets[kind] = bucket, room - size

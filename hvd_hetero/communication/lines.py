@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from hvd_hetero.communication.buckets import Limits, usual
 from hvd_hetero.errors import RoundStateError
 
 __all__ = ["FoundByName", "Turns"]
@@ -19,6 +20,11 @@ __all__ = ["FoundByName", "Turns"]
 
 class FoundByName:
     """A wire whose calls find each other by name: one line is enough, and any order will do."""
+
+    @property
+    def limits(self) -> Limits:
+        """How large buckets of gradients are at best: as with Horovod."""
+        return usual()
 
     def line(self) -> Self:
         """Return this wire."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from hvd_hetero.communication.buckets import Limits
 from hvd_hetero.communication.threads import Crew
 
 __all__ = ["Handle", "Line", "TensorWire", "Wire"]
@@ -56,6 +57,10 @@ class TensorWire(Wire, Protocol[Tensor]):
     @property
     def cannot_sum(self) -> tuple[Any, ...]:
         """Types of numbers that it cannot sum."""
+
+    @property
+    def limits(self) -> Limits:
+        """How large buckets of gradients are at best."""
 
     @property
     def crew(self) -> Crew | None:

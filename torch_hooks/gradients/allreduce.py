@@ -65,7 +65,8 @@ class Allreduce(Synchroniser):
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
-        self._arrangement = Arrangement(names, prefix, self._layouts, self._balancer.workers, able)
+        workers, limits = self._balancer.workers, self._bucket_wire.limits
+        self._arrangement = Arrangement(names, prefix, self._layouts, workers, able, limits)
         self._order = Order(self._wire, self._bucket_wire, self._arrangement, self._layouts, f"{prefix}.order")
         self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
@@ -269,8 +270,7 @@ class Allreduce(Synchroniser):
         """Wait for their sums, which become the gradients. Returns what is not what was sent."""
         changed = []
         for bucket in buckets:
-            members = bucket.members
-            for member in members:
+            for member in bucket.members:
                 sent = member.sent
                 assert sent is not None, "it was sent with its bucket"
                 if member.parameter.grad is not sent or sent._version != member.version:
@@ -279,8 +279,6 @@ class Allreduce(Synchroniser):
             bucket.under_way.finish()
             changed += bucket.moved()
             bucket.under_way = None
-            for member in members:
-                member.sent = None
             bucket.forget()
         return changed
 

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 import torch
 
+from hvd_hetero.communication.buckets import Limits
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.buckets import Bucket, Gradient, buckets_of
@@ -22,13 +23,13 @@ from torch_hooks.gradients.sparse import Layouts
 
 __all__ = ["Arrangement"]
 
-_trained = attrgetter("requires_grad")
+_trained, _gradient = attrgetter("requires_grad"), attrgetter("grad")
 
 
 class Arrangement:
     """The buckets of the parameters that are trained. Parameters are the keys of ``names``, in the order of all ranks.
 
-    ``table_type`` is the type of the table's numbers; None if no bucket may carry it.
+    ``table_type`` is the type of the table's numbers; None if no bucket may carry it. ``limits`` are those of the wire.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Arrangement:
         layouts: Layouts,
         workers: int,
         table_type: torch.dtype | None,
+        limits: Limits,
     ) -> None:
         self.names = names
         self._prefix = prefix
         self._layouts = layouts
         self._table_length = RoundTable.length(workers)
         self._table_type = table_type
+        self._limits = limits
         self._gradients: dict[torch.Tensor, Gradient] = {}
         self._pattern = b""  # which parameters are trained, as the buckets are formed
         self._told = b""  # and as the latest table says
@@ -65,6 +68,11 @@ class Arrangement:
     def gradients(self) -> Iterable[Gradient]:
         """The records of all."""
         return self._gradients.values()
+
+    def present(self) -> list[tuple[Gradient, torch.Tensor]]:
+        """Return the gradients that are there, with their records; none has been computed when a round begins."""
+        there = zip(self._gradients.values(), map(_gradient, self._gradients), strict=True)
+        return [(note, gradient) for note, gradient in there if gradient is not None]
 
     @property
     def outdated(self) -> bool:
@@ -109,7 +117,7 @@ class Arrangement:
                 gradient.bucket = gradient.slot = None  # its hook stays, and must not fill what is not there any more
         held = {member for bucket in kept for member in bucket.members}
         free = [g for p, g in self._gradients.items() if p.requires_grad and g not in held]
-        divided = buckets_of(free[::-1], self._layouts.known_rows)
+        divided = buckets_of(free[::-1], self._layouts.known_rows, self._limits)
         new = [Bucket(f"{self._prefix}.gradient.{self.names[m[0].parameter]}", m) for m in divided]
         self.require_a_bucket()
         if any(g.sent is not None for g in free):  # the others of its bucket would leave twice

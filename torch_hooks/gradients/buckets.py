@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from hvd_hetero.communication.buckets import divide
+from hvd_hetero.communication.buckets import Limits, divide
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.gathered import norm_of
 from torch_hooks.gradients.memory import BucketMemory, address
@@ -81,7 +81,7 @@ class Gradient:
     def forget(self) -> None:
         """It never was."""
         self.arrived = self.weighed = False
-        self.tensor = None
+        self.tensor = self.sent = None
 
 
 class UnderWay(Protocol):
@@ -173,8 +173,9 @@ class Bucket:
         """None of its gradients is there."""
         self.waits_for = len(self.members)
         self.opened, self._address = False, None
-        for member in self.members:
-            member.forget()
+        for member in self.members:  # hundreds in every round, so without a call for each
+            member.arrived = member.weighed = False
+            member.tensor = member.sent = None
 
     def release(self) -> None:
         """Let go of its slots; what has left is kept by its parameters and by the wire."""
@@ -259,7 +260,9 @@ class Bucket:
         return self.members if None not in (sent, self._address) and address(sent) != self._address else []
 
 
-def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool]) -> list[list[Gradient]]:
+def buckets_of(
+    gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool], limits: Limits
+) -> list[list[Gradient]]:
     """Divide them, given in the order in which they are likely to arise. Each that travels ``by_rows`` is alone."""
     gradients = list(gradients)
     sizes, kinds = [], []
@@ -270,7 +273,7 @@ def buckets_of(gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], 
         sizes.append(gradient.size)
         alone = rows or getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype
         kinds.append((parameter.dtype, parameter.device, id(parameter) if alone else 0))
-    return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds)]
+    return [[gradients[number] for number in bucket] for bucket in divide(sizes, kinds, limits)]
 
 
 def flat(gradient: torch.Tensor) -> torch.Tensor:

@@ -87,6 +87,8 @@ class Gathered:
 
     def require_unchanged(self, parameters: Iterable[torch.Tensor]) -> None:
         """Raise if a gradient is not as the last backward pass has left it."""
+        if not self._left:
+            return
         for parameter in parameters:
             former = self._left.get(id(parameter))
             if former is not None:

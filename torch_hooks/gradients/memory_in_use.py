@@ -54,9 +54,8 @@ class MemoryInUse:
             self._of_the_loop.append(self._arrangement)
         notes, gradients = [], []
         for arrangement in self._of_the_loop:
-            for note in arrangement.gradients:
-                gradient = note.parameter.grad
-                if gradient is None or gradient is note.slot:
+            for note, gradient in arrangement.present():
+                if gradient is note.slot:
                     continue
                 if note.arrived and not gradient._version:
                     continue  # the backward pass has made it, in memory of its own

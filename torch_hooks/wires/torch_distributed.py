@@ -41,6 +41,7 @@ It has run with Gloo, on CPUs and on a GPU that several ranks share, and with NC
 from __future__ import annotations
 
 import math
+import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from hvd_hetero.communication.buckets import Limits
 from hvd_hetero.communication.lines import Turns
 from hvd_hetero.communication.threads import PeerLostError
 from hvd_hetero.errors import RoundStateError
@@ -57,6 +59,13 @@ from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 
 __all__ = ["ProcessGroupWire", "wire_of_world"]
+
+# A call of Gloo takes each rank up to a millisecond of a processor, half of it in Gloo's threads. On one host the same
+# processors move the data. Nothing can be hidden, so calls are to be few. Between hosts the network moves them while
+# ranks compute. With 13 MB in 400 tensors on two ranks with a core each, 2, 7 and 13 buckets made a step 1.02, 1.03 and
+# 1.08 of DDP's at 10 Gb/s, and 0.90, 0.77 and 0.78 at 1 Gb/s (errors of 0.02 to 0.03).
+_ON_ONE_HOST = Limits(members=2**16, most=2**23, least=2**22, alone=2**22)
+_BETWEEN_HOSTS = Limits(members=2**16, most=2**21, least=2**20, alone=2**21)
 
 
 @contextmanager
@@ -100,6 +109,8 @@ class _Line:
     waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
     cannot_sum = ()
     crew = None
+    hosts = 1
+    """Hosts that the ranks are on."""
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
         self._wire = self if wire is None else wire
@@ -111,6 +122,11 @@ class _Line:
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
         track.held_by = weakref.ref(self)
+
+    @property
+    def limits(self) -> Limits:
+        """How large buckets of gradients are at best: larger where there is no network."""
+        return _ON_ONE_HOST if self._wire.hosts == 1 else _BETWEEN_HOSTS
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
@@ -285,6 +301,7 @@ class ProcessGroupWire(_Line):
         self.of = c10d._get_default_group() if group is None else group
         self._tracks: list[_Track] = []
         super().__init__(None, _Track(self._new_group()))
+        self.hosts = len(set(self.allgather_object(socket.gethostname(), name="hetero.hosts")))
 
     def line(self) -> _Line:
         """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.

@@ -137,6 +137,7 @@ def test_what_fails_while_objects_travel_is_a_lost_rank(group, monkeypatch):
     def fails(*_, **__):
         raise RuntimeError("Connection closed by peer")
 
+    wire = wire_here()
     monkeypatch.setattr(torch.distributed, "all_gather_object", fails)
     with pytest.raises(PeerLostError, match=r"'state' has failed.*Connection closed by peer"):
-        wire_here().allgather_object(1, name="state")
+        wire.allgather_object(1, name="state")
