@@ -144,8 +144,8 @@ def pool(launch):
     def make(worker, ranks, framework, args=()):
         job = worker, ranks, framework, *map(str, args)
         assert job not in made, (
-            f"{worker} on {ranks} ranks is to be launched again, for tests that would share a job if they stood side "
-            'by side: give each parametrize that names its fixture scope="module"'
+            f"{worker} on {ranks} ranks is to be launched again, for tests that would share a job if they ran one "
+            "after the other: name its fixture in a parametrize of its own, with indirect=True"
         )
         made.add(job)
         return Pool(launch, worker, ranks, args, framework=framework)
