@@ -90,13 +90,16 @@ def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
 
 def build_metrics(model: Any, spec: Any) -> None:
     """Make the metrics of ``compile`` before the train step is traced, which would be traced twice if it made them."""
-    metrics = getattr(model, "_compile_metrics", None) if is_keras_3(model) else None
+    metrics = model._compile_metrics if is_keras_3(model) else model.compiled_metrics
     own_step = type(model).train_step is not tf.keras.Model.train_step  # may tell metrics of other data
     if metrics is None or metrics.built or own_step or not isinstance(spec, tuple) or not model.built:
         return
-    import keras
-
     try:
+        if not is_keras_3(model):
+            metrics.build(model.compute_output_signature(spec[0]), spec[1])
+            return
+        import keras
+
         x, y, *_ = tf.nest.map_structure(
             lambda part: keras.KerasTensor(tuple(part.shape), keras.backend.standardize_dtype(part.dtype)), spec
         )
