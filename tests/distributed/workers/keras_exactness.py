@@ -28,7 +28,7 @@ from keras_callbacks.step import synchroniser
 keras = tf.keras
 # Bytes, and gradients of a bucket: a small model takes all ways.
 division.ALONE, division.MEMBERS, synchroniser._SMALL = 200, 2, 100
-EPOCHS = 4
+EPOCHS = 2
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
 FEATURES = 6
