@@ -88,8 +88,8 @@ def become(command: list[str]) -> None:
     """Become ``command``. Horovod's own launcher runs in this very process, with `gloo_built` in the place of its own.
 
     A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
-    middleman for each rank, which runs the main module once more: of a module without a file none does, where the
-    script would import all of the launcher, a seventh of a second of a processor for each rank.
+    middleman for each rank, which first runs the file of the main module again. The script would import the whole
+    launcher, a seventh of a second of a processor for each rank. So the main module has no file here.
     """
     script = command[0]
     if os.path.basename(script) == "horovodrun" and holds(script, b"horovod.runner.launch") and gloo_built():
