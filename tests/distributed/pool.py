@@ -137,7 +137,8 @@ class Answers:
 def serve(hvd: Any, cases: Mapping[str, Callable[[], Any]], before: Callable[[], None] = lambda: None) -> None:
     """Run the cases that the pool names, each after ``before``, until it names no more; then end this process."""
     hvd.init()
-    gc.disable()  # it finds next to nothing while a step is traced, and took a twentieth of the time
+    if "tensorflow" in sys.modules:
+        gc.disable()  # it finds next to nothing while a step is traced, and took a twentieth of the time
     # Ranks that wait for one that has failed are ended by horovodrun: each then says where it was.
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -150,10 +151,11 @@ def serve(hvd: Any, cases: Mapping[str, Callable[[], Any]], before: Callable[[],
                 if not (case := pool.readline().strip()):
                     break
                 faulthandler.dump_traceback_later(LIMIT_S, exit=True)
-                # Dead models and iterators of former cases go here, where no thread of TensorFlow is at work: one that
-                # finds them by chance, in a call from a pipeline, may wait for itself.
-                gc.collect()
-                gc.freeze()  # what is left stays for good, and would be looked through before each case
+                if "tensorflow" in sys.modules:
+                    # Dead models and iterators of former cases go here, where no thread of TensorFlow is at work: one
+                    # that finds them by chance, in a call from a pipeline, may wait for itself.
+                    gc.collect()
+                    gc.freeze()  # what is left stays for good, and would be looked through before each case
                 try:
                     before()
                     answer = as_json(cases[case]())
