@@ -13,6 +13,7 @@ __all__ = [
     "as_keras_would",
     "averaged_variables",
     "backend_of",
+    "build_metrics",
     "build_model",
     "build_optimizer",
     "compiles_by_itself",
@@ -85,6 +86,26 @@ def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
             f"weights; to trace a step on such a batch failed: {type(error).__name__}: {error}. If training works "
             "without LoadBalance, build the model before: give it an Input, or call its parts on a batch"
         ) from error
+
+
+def build_metrics(model: Any, spec: Any) -> None:
+    """Make the metrics of ``compile`` before the train step is traced, which would be traced twice if it made them."""
+    metrics = model._compile_metrics if is_keras_3(model) else model.compiled_metrics
+    own_step = type(model).train_step is not tf.keras.Model.train_step  # may tell metrics of other data
+    if metrics is None or metrics.built or own_step or not isinstance(spec, tuple) or not model.built:
+        return
+    try:
+        if not is_keras_3(model):
+            metrics.build(model.compute_output_signature(spec[0]), spec[1])
+            return
+        import keras
+
+        x, y, *_ = tf.nest.map_structure(
+            lambda part: keras.KerasTensor(tuple(part.shape), keras.backend.standardize_dtype(part.dtype)), spec
+        )
+        metrics.build(y, model.compute_output_spec(x, training=False))
+    except Exception:  # noqa: BLE001 - the train step meets it again, and says so where users look
+        return
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:

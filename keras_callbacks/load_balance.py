@@ -14,7 +14,7 @@ from hvd_hetero.session import Face, Session
 from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
-from keras_callbacks.keras_versions import build_model, trained_variables
+from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.refusals import check_compiled, check_device
 from keras_callbacks.session import FitSession
@@ -138,6 +138,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         check_device(session.policy, queued=session.meter.queued)
         if session.queue is not None:
             build_model(model, model.train_step, session.queue.spec)
+            build_metrics(model, session.queue.spec)
         wrap(session, model)
 
     def on_train_begin(self, logs: Any = None) -> None:

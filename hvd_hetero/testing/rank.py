@@ -87,7 +87,9 @@ def gloo_built(verbose: bool = False) -> bool:
 def become(command: list[str]) -> None:
     """Become ``command``. Horovod's own launcher runs in this very process, with `gloo_built` in the place of its own.
 
-    A released one asks the same by importing all frameworks, which costs every launch eight seconds.
+    A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
+    middleman for each rank, which first runs the file of the main module again. The script would import the whole
+    launcher, a seventh of a second of a processor for each rank. So the main module has no file here.
     """
     script = command[0]
     if os.path.basename(script) == "horovodrun" and holds(script, b"horovod.runner.launch") and gloo_built():
@@ -95,7 +97,8 @@ def become(command: list[str]) -> None:
 
         launch.gloo_built = gloo_built
         sys.path[0], sys.argv = os.path.dirname(script), command
-        runpy.run_path(script, run_name="__main__")
+        del sys.modules["__main__"].__file__
+        sys.exit(launch.run_commandline())
     else:
         os.execv(script, command)
 

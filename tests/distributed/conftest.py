@@ -51,7 +51,10 @@ FRAMEWORKS = {
     ),
     "trainers": Framework(("torch_hooks", "torch._dynamo", "accelerate", "pytorch_lightning", "transformers"), {}),
     "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
-    "tf_keras": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "1", **QUIET}),
+    "tf_keras": Framework(
+        ("horovod.tensorflow", "keras_callbacks", "tests.distributed.workers.plain_graphs"),
+        {"TF_USE_LEGACY_KERAS": "1", **QUIET},
+    ),
 }
 HAVE_HOROVOD = importlib.util.find_spec("horovod") is not None
 # Above that of each launch (limits.py), which says more. Another one by @pytest.mark.distributed(timeout_s=...).
@@ -133,11 +136,18 @@ def launch(preloaded):
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pool(launch):
-    """A job that takes cases: ``with pool("exactness.py", 3, "torch") as ranks: ranks("bsp")``."""
+    """A job that takes cases: ``with pool("exactness.py", 3, "torch") as ranks: ranks[0]["bsp"]``."""
+    made = set()
 
     def make(worker, ranks, framework, args=()):
+        job = worker, ranks, framework, *map(str, args)
+        assert job not in made, (
+            f"{worker} on {ranks} ranks is to be launched again, for tests that would share a job if they ran one "
+            "after the other: name its fixture in a parametrize of its own, with indirect=True"
+        )
+        made.add(job)
         return Pool(launch, worker, ranks, args, framework=framework)
 
     return make

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 pytestmark = pytest.mark.distributed
-ROUNDS = 40
+ROUNDS = 24  # of nine an epoch: two epochs, and most of a third one
 OF_ONE_SIZE = ["bsp", "bsp in micro-batches", "lb-bsp", "static", "every round another", "self-adaptive"]
 POLICIES = [*OF_ONE_SIZE, "static, one rank without data", "non-blocking", "elastic-bsp"]
 
 
 JOBS = {f"{ranks} ranks": (ranks, "torch") for ranks in (2, 3, 4)}
-JOBS |= {f"{ranks} ranks of torch.distributed": (ranks, "torch.distributed") for ranks in (2, 3)}
+JOBS["3 ranks of torch.distributed"] = 3, "torch.distributed"
 
 
 @pytest.fixture(scope="module", params=list(JOBS))
@@ -45,7 +45,7 @@ def test_each_sample_of_an_epoch_is_visited_exactly_once_under_every_policy(rank
     outcome = ranks[0][policy]
     epochs = outcome["epochs"]
     assert len(epochs) == ROUNDS
-    assert epochs[-1] >= 2
+    assert epochs[-1] >= (1 if "non-blocking" in policy else 2), "rounds that end early are more to an epoch"
     for epoch in range(epochs[-1]):  # the last one was left in the middle
         visited = sorted(i for r, of in zip(outcome["rounds"], epochs, strict=True) if of == epoch for i in r)
         assert visited == list(range(outcome["samples"]))

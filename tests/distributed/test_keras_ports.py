@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 SPLITS = {
-    "vae": ["bsp", "uneven", "micro-batches"],
+    "vae": ["uneven", "micro-batches"],
     "ddim": ["uneven"],
     "distillation": ["uneven", "micro-batches"],
     "distillation by train_step": ["uneven"],

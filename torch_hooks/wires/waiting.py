@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import cache
 
 __all__ = ["wait"]
 
@@ -29,7 +30,14 @@ def wait(
     Awake, it yields the processor to whoever wants it. Otherwise it sleeps, a sixteenth of the time waited so far at a
     stretch, half a millisecond at most, so that an early end is not slept through. Figures may be NaN where nothing is
     known yet; a transfer of more than 50 ms counts as that long.
+
+    With ``HOROVOD_WAIT_SLEEP_US`` it is never awake, as Horovod's own waits then are not, and sleeps that long at a
+    stretch: where there are more ranks than processors, one that yields gets its part of them all the same.
     """
+    if pause_s := _pause_s():
+        while not done():
+            time.sleep(pause_s)
+        return
     # Comparisons with NaN are false.
     awake_s = 2 * (min(transfer_s, _LONGEST_TRANSFER_S) if transfer_s > 0.0 else _UNKNOWN_TRANSFER_S)
     began = time.perf_counter()
@@ -42,3 +50,10 @@ def wait(
                 os.sched_yield()
         else:
             time.sleep(min(_LONGEST_SLEEP_S, waited_s * _SLEEP_SHARE))
+
+
+@cache
+def _pause_s() -> float:
+    """Seconds to sleep at a stretch, as the user says by the variable of Horovod's build; 0: nothing is said."""
+    told = os.environ.get("HOROVOD_WAIT_SLEEP_US", "")
+    return int(told) * 1e-6 if told.isdecimal() else 0.0

@@ -20,7 +20,6 @@ from keras_callbacks import LoadBalance, resize_batches
 keras = tf.keras
 EPOCHS, SEED = 2, 4
 POLICIES = {
-    "bsp": lambda: "bsp",
     "micro-batches": lambda: UNEQUAL,
     "another in every round": lambda: EveryRoundAnother(1),
     "one rank idle": lambda: StaticAllocation([0, 1]),

@@ -307,7 +307,7 @@ def ported(script: str) -> dict:
         parts = {"micro-batches": UNEQUAL}
         loss = keras.losses.SparseCategoricalCrossentropy()
         scripts: dict[str, Callable[[], dict]] = {
-            "vae": lambda: fits(VAE, {"bsp": "bsp"} | uneven | parts, x),
+            "vae": lambda: fits(VAE, uneven | parts, x),
             "ddim": lambda: fits(DDIM, uneven, x, adapt=True),
             "distillation": lambda: fits(Distiller, uneven | parts, (x, y), metrics=["accuracy"], validate=True),
             "distillation by train_step": lambda: fits(OlderDistiller, uneven, (x, y)),

@@ -71,22 +71,31 @@ def train(
     net = Net(saw)
     net.compile(keras.optimizers.SGD(RATE), "mse")
     data = resize_batches(samples("float64"), balance, shuffle=True, seed=5)
+    net(samples("float64")[0][:1])  # or LoadBalance traces a step to build it; behind a map nobody else does
     if fewer:
-        net(samples("float64")[0][:1])  # behind a map nobody else does that
         less = fewer * (hvd.rank() == 0)
         data = data.map(lambda x, y: (x[tf.minimum(less, len(x) - 1) :], y[tf.minimum(less, len(x) - 1) :]))
     net.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance, Watch()])
     return net, start, seen, balance
 
 
-def gradient(net: Net, weights: list[np.ndarray], indices: list[int]) -> list[np.ndarray]:
-    """The mean gradient of these samples at these weights."""
-    for variable, value in zip(net.trainable_variables, weights, strict=True):
-        variable.assign(value)
-    x, y = (tf.gather(tf.constant(a), indices) for a in samples("float64"))
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((net(x, training=True) - y) ** 2) + tf.add_n(net.losses)
-    return [g.numpy() for g in tape.gradient(loss, net.trainable_variables)]
+def gradients(net: Net) -> Callable[[list[np.ndarray], list[int]], list[np.ndarray]]:
+    """The mean gradient at given weights of given samples; traced once."""
+    x, y = (tf.constant(a) for a in samples("float64"))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+    def found(indices: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            error = net(tf.gather(x, indices), training=True) - tf.gather(y, indices)
+            loss = tf.reduce_mean(error**2) + tf.add_n(net.losses)
+        return tape.gradient(loss, net.trainable_variables)
+
+    def at(weights: list[np.ndarray], indices: list[int]) -> list[np.ndarray]:
+        for variable, value in zip(net.trainable_variables, weights, strict=True):
+            variable.assign(value)
+        return [g.numpy() for g in found(tf.constant(indices, tf.int64))]
+
+    return at
 
 
 def step(x: list[np.ndarray], g: list[np.ndarray], factor: float = 1.0) -> list[np.ndarray]:
@@ -104,6 +113,7 @@ def oracle(
     net = Net()
     net(samples("float64")[0][:1])
     net.set_weights(start)
+    gradient = gradients(net)
     workers = len(rounds[0])
     mixing = resolve_mixing(sync, workers)
     models = [[v.numpy() for v in net.trainable_variables] for _ in range(workers)]
@@ -113,13 +123,11 @@ def oracle(
         if kind == "local":
             for i, part in enumerate(parts):
                 for micro_batch in part:
-                    models[i] = step(models[i], gradient(net, models[i], micro_batch))
+                    models[i] = step(models[i], gradient(models[i], micro_batch))
             models = [mean(models, shares)] * workers
             continue
         found = [
-            gradient(net, models[i], [j for each in part for j in each])
-            if part
-            else [np.zeros_like(w) for w in models[i]]
+            gradient(models[i], [j for each in part for j in each]) if part else [np.zeros_like(w) for w in models[i]]
             for i, part in enumerate(parts)
         ]
         if mixing is None:

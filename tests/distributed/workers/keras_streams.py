@@ -62,11 +62,17 @@ def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int |
     def single() -> list[np.ndarray]:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         one = alone(model, Start.weights, optimizer)
-        for numbers in rounds:  # by a tape: each size of a batch would be traced anew
+        optimizer.build(one.trainable_variables)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+        def update(numbers: tf.Tensor) -> None:  # not fit, which would trace each size of a batch anew
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((one(x[numbers], training=True) - y[numbers]) ** 2)
+                loss = tf.reduce_mean((one(tf.gather(x, numbers), training=True) - tf.gather(y, numbers)) ** 2)
             gradients = tape.gradient(loss, one.trainable_variables)
             optimizer.apply_gradients(zip(gradients, one.trainable_variables, strict=True))
+
+        for numbers in rounds:
+            update(tf.constant(numbers, tf.int64))
         return one.get_weights()
 
     pairs = zip(model.get_weights(), on_rank_0(single), strict=True)

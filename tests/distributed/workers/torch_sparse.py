@@ -21,7 +21,7 @@ from torch_hooks.gradients import buckets
 
 # Small models take both ways, weights as they arrive, biases with their bucket.
 buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
-ROUNDS = 40
+ROUNDS = 16  # two epochs, and the beginning of a third one
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1
 WORDS = 30
@@ -123,6 +123,7 @@ def train(policy: Policy, optimizer_name: str, kind: type[torch.nn.Module] = Net
     return {
         "difference": max(differences),
         "between_ranks": float((everywhere - everywhere[0]).abs().max()),
+        "rounds": balance.rounds,
         "idle": hvd.allgather_object(sum(not s for s in seen)),
         "layouts": sorted(layouts),
         "loss": functional.mse_loss(net(TOKENS, torch.arange(SAMPLES)), TARGETS).item(),

@@ -245,3 +245,26 @@ def test_numbers_that_are_rank_0s_already_leave_traced_functions_alone():
     function = model.predict_function
     share_adapted(model, TensorFlowWire(), "same")
     assert model.predict_function is function is not None
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["one output", "outputs by name"])
+def test_metrics_are_made_before_the_step_is_traced_which_is_traced_once(named):
+    """Keras by itself traces a step twice in whose first trace variables are made."""
+    traces = []
+
+    class Counted(keras.layers.Layer):
+        def call(self, x, training=None):
+            if training:
+                traces.append(x.shape)
+            return x
+
+    inputs = keras.layers.Input((2,))
+    outputs = keras.layers.Dense(1, name="out")(Counted()(inputs))
+    metrics = {"out": ["mae", "accuracy"]} if named else ["mae", "accuracy"]
+    model = keras.Model(inputs, {"out": outputs} if named else outputs)
+    model.compile(keras.optimizers.Adam(), "mse", metrics=metrics)
+    balance = LoadBalance("bsp", global_batch=4)
+    batches = resize_batches((X, {"out": Y} if named else Y), balance)
+    told = model.fit(batches, verbose=0, shuffle=False, callbacks=[balance]).history
+    assert len(traces) == 1
+    assert {name.removeprefix("out_") for name in told} >= {"mae", "loss"}

@@ -13,11 +13,13 @@ YIELD_S, LOOK_S = 10e-6, 1e-6
 class World:
     """A collective that ends at a given second, and a clock that sleeping and yielding move."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends_s: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ends_s: float, told: str = "") -> None:
         self.now_s, self.ends_s = 100.0, 100.0 + ends_s
         self.slept: list[tuple[float, float]] = []
         monkeypatch.setattr(waiting, "time", SimpleNamespace(perf_counter=lambda: self.now_s, sleep=self.sleep))
-        monkeypatch.setattr(waiting, "os", SimpleNamespace(sched_yield=self.give_way))
+        environ = {"HOROVOD_WAIT_SLEEP_US": told}
+        monkeypatch.setattr(waiting, "os", SimpleNamespace(sched_yield=self.give_way, environ=environ))
+        monkeypatch.setattr(waiting, "_pause_s", waiting._pause_s.__wrapped__)  # without what it has read before
 
     def ended(self) -> bool:
         self.now_s += LOOK_S
@@ -86,3 +88,18 @@ def test_it_wakes_when_the_end_is_imminent_and_sleeps_again_when_it_does_not_com
     assert world.asleep(0.0105, 0.25) > 0.98
     assert world.asleep(0.251, 0.27) == 0.0
     assert world.asleep(0.272, 0.6) > 0.98
+
+
+@pytest.mark.parametrize(("told", "slept_s"), [("200", 200e-6), ("5000", 5e-3)])
+def test_told_how_long_to_sleep_it_does_nothing_else_also_where_the_data_moves(monkeypatch, told, slept_s):
+    world = World(monkeypatch, 0.02, told)
+    waiting.wait(world.ended, 0.01, 0.01)
+    assert [seconds for _, seconds in world.slept] == pytest.approx([slept_s] * len(world.slept))
+    assert world.asleep(0.0, 0.02) > 0.98
+
+
+@pytest.mark.parametrize("told", ["", "0", "-5", "soon"])
+def test_told_nothing_of_use_it_is_awake_where_the_data_moves(monkeypatch, told):
+    world = World(monkeypatch, 0.02, told)
+    waiting.wait(world.ended, 0.01, 0.01)
+    assert not world.slept
