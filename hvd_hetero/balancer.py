@@ -27,6 +27,7 @@ gradient is further multiplied by the share that it did, S_i / x_i, and nobody m
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -45,6 +46,8 @@ from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
 __all__ = ["Balancer", "Signals"]
+
+logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 4
 
@@ -357,8 +360,12 @@ class Balancer:
         """
         self._expect(_State.AGREED)
         if same_ranks and self._planner.fits(common):
-            self._planner.load_state_dict(common)
-            return True
+            try:
+                self._planner.load_state_dict(common)
+            except ValueError as error:  # the policy has other options now
+                logger.warning("shares are negotiated anew: %s", error)
+            else:
+                return True
         speeds, limits = zip(*prospects, strict=True)
         self._planner.renegotiate(common["rounds"], speeds, limits)
         return False

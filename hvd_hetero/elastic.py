@@ -82,12 +82,11 @@ class Survival:
 
     def state_dict(self) -> dict[str, Any]:
         """What is the same on every rank, as plain data."""
-        return {"common": self.common, "place": self.place, "resets": self.resets, "rates_for": self.rates_for}
+        return {"common": self.common, "place": self.place, "rates_for": self.rates_for}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None, rank: int) -> None:
         """As if this process had been that rank, which had learned so much of itself, at that commit."""
-        self.common, self.place = state["common"], state["place"]
-        self.resets, self.rates_for = state["resets"] + 1, state["rates_for"]
+        self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
         self._own, self._rank = own, None if own is None else rank
 
     def share(self, wire: Wire) -> Shared:
@@ -140,7 +139,7 @@ class Survival:
         assert self._own is not None, "the caller has looked"
         try:
             balancer.load_own_state(self._own)
-        except ValueError as error:  # the policy is another one, as it may be where the ranks are others
+        except (ValueError, KeyError, TypeError) as error:  # the policy is another one, or the state is damaged
             logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
 
 

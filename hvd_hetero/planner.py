@@ -43,7 +43,7 @@ class Planner:
         self.global_batch = int(global_batch)
         self.rounds = 0
         """Rounds agreed so far."""
-        first = policy.first(workers, self.global_batch)
+        first = self._begins = policy.first(workers, self.global_batch)
         self._plans = deque([first])
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
@@ -105,12 +105,23 @@ class Planner:
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether the plans of that state can go on as they are."""
-        return all(state[name] == mine for name, mine in self._terms.items()) and len(state["plans"]) == self.lead + 1
+        return not self._other_terms(state) and len(state["plans"]) == self.lead + 1
 
     @property
     def _terms(self) -> dict[str, Any]:
         """What a state must have in common with this training."""
-        return {"policy": self.policy.name, "workers": self.workers, "global_batch": self.global_batch}
+        # The first plan tells options apart, such as max_micro_batch and the weights of StaticAllocation.
+        begins = [list(self._begins.samples), list(self._begins.micro_batches)]
+        return {
+            "policy": self.policy.name,
+            "workers": self.workers,
+            "global_batch": self.global_batch,
+            "begins": begins,
+        }
+
+    def _other_terms(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What that state has not in common with this training; one of before the first plan was kept need not tell."""
+        return {name: state[name] for name, mine in self._terms.items() if state.get(name, mine) != mine}
 
     def state_dict(self) -> dict[str, Any]:
         """The plans decided and what the policy keeps, as plain data; the same on every rank."""
@@ -139,7 +150,7 @@ class Planner:
     def require_fitting(self, state: Mapping[str, Any]) -> None:
         """Raise if the plans of that state cannot go on as they are."""
         mine = self._terms
-        if others := {name: state[name] for name in mine if state[name] != mine[name]}:
+        if others := self._other_terms(state):
             raise ValueError(
                 f"the state is of a training with {others}, this one has { {name: mine[name] for name in others} }; "
                 "resume with the same, or begin anew with the model's parameters alone"

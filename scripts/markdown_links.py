@@ -9,7 +9,7 @@ __all__ = ["anchors", "each_link", "relinked"]
 _PART = re.compile(
     r"^(?P<fence> *(?P<mark>`{3,}|~{3,})).*?^ *(?P=mark)[`~]* *$"
     r"|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
-    r"|(?P<begin>\]\()(?P<target>[^)\s]+)(?=\))"
+    r"|(?P<begin>\]\()(?P<target>[^)\s]+)(?=[)\s])"
     r'|(?P<begin_html>\b(?:src|href)=")(?P<target_html>[^"]+)',
     re.MULTILINE | re.DOTALL,
 )

@@ -138,6 +138,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         if not isinstance(balance, LoadBalance):
             raise TypeError(f"balance must be a LoadBalance, got {type(balance).__name__}")
         batches = None if loader is None else loader._micro_batches
+        if batches is not None and batches.before_round is not None:
+            raise ValueError("loader is followed by a SavedTraining or a TorchState already; keep to one of them")
         if batches is not None and not batches.cutter.order.survives_resets:
             raise ValueError(
                 "a loader with stream='shard' cannot be elastic: with other ranks there are other parts, and nobody "

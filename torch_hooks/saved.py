@@ -12,11 +12,14 @@
     saved.save()
 
 Where the file is there, the training goes on after the round that it was saved at, in the middle of an epoch: what was
-done since is done again exactly, and an epoch visits each sample once. Rank 0 alone reads and writes; the file changes
+done since is done again, and an epoch visits each sample once. Rank 0 alone reads and writes; the file changes
 as a whole or not at all, so a job that is ended while it writes leaves the former one.
 
 What is in it is what survives a change of ranks in memory, too (``hvd_hetero.elastic``): plans and the policy's state,
-each rank's predictor, the place in the data. With other ranks than before, shares are negotiated anew.
+each rank's predictor, the place in the data. A rank on another host than that of its number was on knows nothing of its
+speed. With other ranks, another policy or other options of it, shares are negotiated anew. Not in it: the state of
+random generators, and what each rank has of its own, such as running statistics of batch norm (rank 0's become all
+ranks').
 
 Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs nobody
 to survive: neither Horovod nor hosts that are watched, but whoever starts the job again.
@@ -24,8 +27,11 @@ to survive: neither Horovod nor hosts that are watched, but whoever starts the j
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +47,8 @@ from torch_hooks.parameters.broadcast import broadcast_state
 __all__ = ["SavedTraining"]
 
 _VERSION = 1
+
+logger = logging.getLogger(__name__)
 
 
 class SavedTraining:
@@ -85,8 +93,12 @@ class SavedTraining:
                     f"{name} must have state_dict() and load_state_dict(), got {type(part).__name__}; keep what else "
                     "you need in an object of yours that has both"
                 )
-        session = balance._session
-        batches = loader._micro_batches
+        session, batches = balance._session, loader._micro_batches
+        session.require_first("SavedTraining")
+        if loader._session is not session:
+            raise ValueError("loader is of another LoadBalance than balance; give those of one training")
+        if session.balancer.rounds:
+            raise RoundStateError("SavedTraining was made after rounds were done; make it before the first one")
         if session.mixing is not None:
             raise ValueError(
                 "under sync='d-psgd' or 'matcha' each rank holds a model of its own, and a file holds that of rank 0; "
@@ -99,32 +111,32 @@ class SavedTraining:
         self._session = session
         self._batches = batches
         self._parts = parts
-        self._inside = False
-        self._survival = Survival()
+        self._inside = self._readable = False
+        self._saved_at = 0
+        self._host = socket.gethostname()
         self._load()
         batches.before_round = self._save_if_due
 
     def save(self) -> None:
-        """Write everything as it is; a collective call, between two iterations over the loader."""
+        """Write everything as it is; a collective call, between two iterations over the loader.
+
+        After an epoch that was left by ``break``, the training goes on in that epoch.
+        """
         if self._batches.iterating and not self._inside:
             raise RoundStateError(
                 "save() inside an iteration over the loader, whose body does not run on a rank without data: leave it "
                 "to rounds_per_save, which saves on every rank, or call save() between two iterations"
             )
-        session, survival = self._session, self._survival
+        session, survival = self._session, Survival()
         survival.keep(session.balancer, self._batches.state_dict())
-        own = session.wire.allgather_object(survival.own, name=f"{session.prefix}.saved")
-        failure = ""
-        if session.wire.rank == 0:
-            try:
+        own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
+        with self._all_or_none():
+            if session.wire.rank == 0:
                 self._write({**survival.state_dict(), "own": list(own)})
-            except OSError as error:
-                failure = f"{self.path} cannot be written: {error}"
-        self._all_or_none(failure)
+        self._saved_at = session.balancer.rounds
 
     def _save_if_due(self) -> None:
-        done = self._session.balancer.rounds - self._survival.rounds
-        if self.rounds_per_save is None or done < self.rounds_per_save:
+        if self.rounds_per_save is None or self._session.balancer.rounds - self._saved_at < self.rounds_per_save:
             return
         self._inside = True
         try:
@@ -134,61 +146,111 @@ class SavedTraining:
 
     def _write(self, progress: Mapping[str, Any]) -> None:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
+        content = {"version": _VERSION, "progress": progress, "parts": parts}
         partial = self.path.with_name(f"{self.path.name}.partial")
-        with open(partial, "wb") as file:
-            torch.save({"version": _VERSION, "progress": progress, "parts": parts}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path)
+        try:
+            with open(partial, "wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if not self._readable:
+                self._require_readable(partial, parts)
+            partial.replace(self.path)
+        except Exception as error:
+            partial.unlink(missing_ok=True)
+            if isinstance(error, HeteroError):
+                raise
+            raise HeteroError(
+                f"{self.path} cannot be written ({type(error).__name__}: {error}); what was saved before is still there"
+            ) from error
+
+    def _require_readable(self, partial: Path, parts: Mapping[str, Any]) -> None:
+        """Before the first file takes its place: nothing is unpickled when it is read, so it must be plain data."""
+        try:
+            torch.load(partial, map_location="cpu", weights_only=True)
+        except Exception as error:
+            odd = [name for name, state in parts.items() if not _plain(state)]
+            raise HeteroError(
+                f"the state of {', '.join(odd) or 'this training'} is not of tensors and plain data, and could not be "
+                f"read again ({error}); let its state_dict() return numbers, texts, lists, dicts and tensors"
+            ) from error
+        self._readable = True
 
     def _load(self) -> None:
-        session, survival = self._session, self._survival
-        wire = session.wire
+        session, wire = self._session, self._session.wire
         content: dict[str, Any] | None = None
-        failure = ""
-        if wire.rank == 0 and self.path.exists():
-            try:
-                content = self._read()
-            except HeteroError as error:
-                failure = str(error)
-        self._all_or_none(failure)
+        with self._all_or_none():
+            if wire.rank == 0:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.exists():
+                    content = self._read()
+                    for name, part in self._parts.items():
+                        part.load_state_dict(content["parts"][name])
+                elif not os.access(self.path.parent, os.W_OK):
+                    raise HeteroError(f"{self.path} cannot be written: no right to write in {self.path.parent}")
         progress = wire.broadcast_object(content and content["progress"], root_rank=0, name=f"{session.prefix}.loaded")
         if progress is None:
             return
-        for name, part in self._parts.items():
-            if content is not None:
-                part.load_state_dict(content["parts"][name])
-            broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")
-        own = progress.pop("own")
-        survival.load_state_dict(progress, own[wire.rank] if wire.rank < len(own) else None, wire.rank)
+        own = progress["own"]
         if len(own) != wire.size and not self._batches.cutter.order.survives_resets:
             raise ValueError(
                 f"{self.path} is of {len(own)} ranks, this job has {wire.size}, and with stream='shard' nobody knows "
                 "which samples of the other parts were done; launch as many, or use stream='whole'"
             )
-        survival.rate_factor(session.balancer.global_batch, scales=False)
+        for name, part in self._parts.items():
+            broadcast_state(wire, part, f"{session.prefix}.loaded.{name}")
+        host, mine = own[wire.rank] if wire.rank < len(own) else (None, None)
+        survival = Survival()
+        survival.load_state_dict(progress, mine if host == self._host else None, wire.rank)
+        if wire.rank == 0 and survival.rates_for != session.balancer.global_batch:
+            logger.warning(
+                "the global batch was %s and is %d now; learning rates stay as they are",
+                survival.rates_for, session.balancer.global_batch,
+            )  # fmt: skip
         survival.take_up(session.balancer, wire, session.prefix)
         if survival.place is not None:
             self._batches.cutter.load_state_dict(survival.place)
+        self._saved_at = session.balancer.rounds
 
     def _read(self) -> dict[str, Any]:
         try:
             content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
             version, names = content["version"], set(content["parts"])
+            progress = content["progress"]
+            whole = {"common", "place", "own"} <= set(progress) and all(len(each) == 2 for each in progress["own"])
         except Exception as error:  # whatever a file that somebody else wrote makes of it
             raise HeteroError(
                 f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
                 "begin anew, or give another path"
             ) from error
-        if version != _VERSION or names != set(self._parts):
+        if version != _VERSION or names != set(self._parts) or not whole:
             raise HeteroError(
                 f"{self.path} holds {', '.join(sorted(names))} in version {version}, and this training saves "
                 f"{', '.join(sorted(self._parts))} in version {_VERSION}; give the same parts, or another path"
             )
         return content
 
-    def _all_or_none(self, failure: str) -> None:
-        """Raise on all ranks what has failed on rank 0, for they would wait for it."""
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Around what rank 0 does alone: all ranks raise what it raises, for they would wait for it."""
         wire, prefix = self._session.wire, self._session.prefix
-        if told := wire.broadcast_object(failure, root_rank=0, name=f"{prefix}.file"):
-            raise HeteroError(told)
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = error
+        told = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+        told = wire.broadcast_object(told, root_rank=0, name=f"{prefix}.file")
+        if failure is not None:
+            raise failure
+        if told:
+            raise HeteroError(f"rank 0 has failed to read or write {self.path}: {told}")
+
+
+def _plain(state: Any) -> bool:
+    """Whether it is of tensors and plain data alone."""
+    if isinstance(state, Mapping):
+        return all(map(_plain, [*state, *state.values()]))
+    if isinstance(state, list | tuple | set):
+        return all(map(_plain, state))
+    return type(state) in (int, float, bool, str, bytes, type(None)) or isinstance(state, torch.Tensor)

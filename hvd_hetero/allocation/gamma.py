@@ -31,8 +31,9 @@ be linear.
 **The cliff.** A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an
 H100 with a tenth of its memory, a convolutional network took 33 ms for 1,720 images, 95 ms for 2,150, and ran out of
 memory at 2,519. So where each of the largest sizes takes half as long again (arbitrary, above what noise does to
-several) as two batches of half its size, they are no part of the curve but beyond its end, and x_o is the largest size
-before them. Such sizes are two or more, at most half of all, and above six others.
+several) as two batches of half its size, they are no part of the curve, and are left out of the fit. Such sizes are two
+or more, at most half of all, and above six others. Nothing else follows from a cliff: it is also what a device shows
+that was slow for a while, when the largest batches were measured, and it does not say that a batch does not fit.
 
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.
@@ -68,7 +69,7 @@ class Gamma:
     saturation: float
     """x_s, samples below which a smaller batch saves nothing; need not be whole; 1 if no flat part was seen."""
     out_of_memory: int | None
-    """x_o, most samples that are known to fit, and are worth a batch of their own; None if no end was seen."""
+    """x_o, most samples that are known to fit; None if nothing failed."""
 
     def seconds(self, batch: float) -> float:
         """Return the seconds of computing on `batch` samples: 0 for none, infinite above the out-of-memory point."""
@@ -111,8 +112,8 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             f"{sizes.tolist()}; two cannot tell an outlier from a slope: measure more, or smaller, batches"
         )
     times = np.array([np.median(t[fits & (x == size)]) for size in sizes])
+    largest = int(sizes[-1])
     kept = _before_the_cliff(sizes, times)
-    ends = kept < sizes.size or not np.isfinite(t).all()
     sizes, times = sizes[:kept], times[:kept]
     fitted = _fit(sizes.astype(np.float64), times)
     if fitted is None:
@@ -127,7 +128,7 @@ def fit_gamma(batch: ArrayLike, seconds: ArrayLike) -> Gamma:
             f"seconds must rise with batch, got a slope of {slope_s:g} s per sample over batches {sizes[0]} to "
             f"{sizes[-1]}; the device is not saturated yet: measure larger batches"
         )
-    return Gamma(slope_s, intercept_s, max(1.0, knee), int(sizes[-1]) if ends else None)
+    return Gamma(slope_s, intercept_s, max(1.0, knee), None if np.isfinite(t).all() else largest)
 
 
 def _before_the_cliff(x: npt.NDArray[np.int64], t: FloatArray) -> int:

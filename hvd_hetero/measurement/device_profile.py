@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -55,8 +55,6 @@ class DeviceProfile:
             if 1 + sum(a != b for (a, _), (b, _) in pairwise(self._measured)) >= self.enough and not self._fit():
                 self._measured.clear()  # no curve explains them: measure anew
             return
-        if batch > (self._fitted.out_of_memory or batch):
-            return  # beyond the end of the curve, which says nothing about it
         sizes = [size for size, _ in self._measured]
         if not min(sizes) <= batch <= max(sizes):
             self._measured.append((batch, seconds / self._height))
@@ -85,7 +83,7 @@ class DeviceProfile:
         fitted = self._fitted
         return {
             "measured": [list(pair) for pair in self._measured],
-            "fitted": None if fitted is None else list(astuple(fitted)),
+            "fitted": None if fitted is None else [fitted.slope_s, fitted.intercept_s, fitted.saturation],
             "height": self._height,
             "ratios": list(self._ratios),
         }
@@ -96,9 +94,8 @@ class DeviceProfile:
         fitted = state["fitted"]
         self._fitted = None
         if fitted is not None:
-            slope_s, intercept_s, saturation, *end = fitted  # before there were cliffs, a state had three numbers
-            limit = int(end[0]) if end and end[0] is not None else None
-            self._fitted = Gamma(float(slope_s), float(intercept_s), float(saturation), limit)
+            slope_s, intercept_s, saturation = map(float, fitted)
+            self._fitted = Gamma(slope_s, intercept_s, saturation, None)
         self._height = float(state["height"])
         self._ratios = deque((float(ratio) for ratio in state["ratios"]), maxlen=_RATIOS)
         self._size = 0

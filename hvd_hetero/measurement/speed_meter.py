@@ -201,7 +201,6 @@ class SpeedMeter:
         """The figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
-        limits = (self.limit, 0 if gamma is None else gamma.out_of_memory or 0)
         return {
             "samples": self.round.samples,
             "micro_batches": self.round.micro_batches,
@@ -213,7 +212,7 @@ class SpeedMeter:
             "slope_s": 0.0 if gamma is None else gamma.slope_s,
             "intercept_s": 0.0 if gamma is None else gamma.intercept_s,
             "saturation": 0.0 if gamma is None else gamma.saturation,
-            "limit": min(filter(None, limits), default=0),
+            "limit": self.limit,
             "timed_samples": known.samples if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
             "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,

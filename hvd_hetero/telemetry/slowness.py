@@ -58,12 +58,13 @@ class Slowness:
     @classmethod
     def of(cls, run: Run, told: Shares | None = None) -> Slowness:
         """Return how slow the ranks are; zeros where no round counts. ``told``: shares that are known already."""
-        lost = attribute(run, work(run))
+        did = work(run)
+        lost = attribute(run, did)
         told = told if told is not None else shares(lost, counted(run))
         known = counted(run) & np.isfinite(run.wait_s + run.compute_s + run.input_s).all(axis=1)
         some = run.take(known)
         own_s = lost.own_s[known]
-        done = some.samples + some.fixed_samples * some.micro_batches
+        done = (did.samples + did.fixed)[known]
         if not len(own_s):
             return cls(some, told, own_s, done, np.zeros(run.workers), np.zeros(run.workers))
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -192,7 +192,7 @@ class _Line:
         root = dist.get_global_rank(self._group, 0)
         call = Call(name, lambda: tensor)
         return self._start(
-            call, [tensor], lambda: [dist.broadcast(tensor.data, root, group=self._group, async_op=True)]
+            call, [tensor], lambda: [dist.broadcast(tensor.detach(), root, group=self._group, async_op=True)]
         )
 
     def done(self, handle: Call) -> bool:

@@ -35,7 +35,7 @@ class Rows:
         self._skip = _HEADER
         self.sent = self._message(_HEADER, room)
         kind = checksum(f"{rows.dtype} {tuple(rows.shape[1:])}".encode())
-        self.sent[:_HEADER].view(torch.int64).copy_(torch.tensor([len(rows), kind]))
+        self.sent[:_HEADER].view(torch.int64).copy_(torch.tensor([len(rows), kind], device="cpu"))
         self.received = [torch.empty_like(self.sent) for _ in range(ranks)]
 
     def enough(self) -> int:

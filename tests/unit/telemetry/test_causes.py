@@ -71,6 +71,13 @@ def test_a_fixed_cost_counts_as_the_samples_that_it_is_worth():
     assert Slowness.of(run_of(own_s, samples=samples, fixed_samples=10.0)).lag.tolist() == pytest.approx([0.0, 0.0])
 
 
+def test_equal_devices_with_unequal_shares_are_equally_fast():
+    """Their curve tells what a batch costs besides its samples: 0.004 s each and 0.1 s."""
+    samples = np.tile([400, 112], (ROUNDS, 1))
+    run = run_of(0.004 * samples + 0.1, samples=samples, slope_s=0.004, intercept_s=0.1)
+    assert Slowness.of(run).lag.tolist() == pytest.approx([0.0, 0.0])
+
+
 def test_the_start_and_a_last_round_without_waiting_are_left_out():
     own_s = steady(0.1, 0.1)
     own_s[0, 1] = 60.0

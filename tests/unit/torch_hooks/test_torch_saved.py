@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+import resource
+import signal
+import socket
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,7 +19,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
-from hvd_hetero.policies import BSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
 
@@ -34,12 +39,12 @@ class Indexed(torch.utils.data.Dataset):
 class Job:
     """A training that ends after some rounds, as if its process had been killed then, or is done."""
 
-    def __init__(self, path: Path, policy="bsp", *, every=2, **options) -> None:
+    def __init__(self, path: Path, policy="bsp", *, every=2, workers=0, **options) -> None:
         self.model = torch.nn.Linear(5, 1).double()
         torch.nn.init.constant_(self.model.weight, 0.1)
         torch.nn.init.constant_(self.model.bias, 0.1)
         self.balance = LoadBalance(policy, global_batch=GLOBAL_BATCH, **options)
-        self.loader = BalancedLoader(Indexed(), self.balance, shuffle=True, seed=4)
+        self.loader = BalancedLoader(Indexed(), self.balance, shuffle=True, seed=4, num_workers=workers)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.optimizer = DistributedOptimizer(inner, self.balance, self.model.named_parameters())
         self.schedule = torch.optim.lr_scheduler.StepLR(inner, 3, gamma=0.5)
@@ -132,19 +137,105 @@ def test_other_ranks_than_before_go_on_with_shares_of_their_own(tmp_path, ranks)
     assert all(torch.equal(job.flat, jobs[0].flat) for job in jobs)
 
 
-def test_a_job_that_is_ended_while_it_writes_leaves_the_former_file(tmp_path, monkeypatch):
+def test_where_the_disk_is_full_all_ranks_stop_and_the_former_file_stays(tmp_path):
+    """PyTorch raises no OSError then. A limit on the size of files does what a full disk does."""
     path = tmp_path / "run"
     run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
-    before = path.read_bytes()
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    def ends(content, file):
-        file.write(b"half of it")
-        raise OSError("No space left on device")
+    def stops(rank):
+        with pytest.raises(HeteroError) as failure:
+            Job(path, every=1).run(2)
+        return str(failure.value)
 
-    monkeypatch.setattr(torch, "save", ends)
-    with pytest.raises(ThreadRankError, match=f"{path} cannot be written: No space left on device"):
-        run_on_threads(lambda rank: Job(path, every=1).run(2), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        told = run_on_threads(stops, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert told[0].startswith(f"{path} cannot be written (")
+    assert told[1].startswith("rank 0 has failed to read or write")
+    assert [each.name for each in tmp_path.iterdir()] == ["run"], "nothing is left of what did not fit"
     assert path.read_bytes() == before
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    """Nothing is unpickled, so a state must be plain: numpy's numbers are not."""
+
+    class Odd:
+        def state_dict(self):
+            return {"fine": 1.0, "odd": np.float64(0.5)}
+
+        def load_state_dict(self, state):
+            raise AssertionError("there is no file")
+
+    def refused(rank):
+        job = Job(tmp_path / "run", every=None)
+        job.saved._parts["mine"] = Odd()
+        with pytest.raises(
+            HeteroError, match="the state of mine is not of tensors and plain data" if rank == 0 else "rank 0"
+        ):
+            job.saved.save()
+
+    run_on_threads(refused, 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_rank_0_cannot_load_stops_all_ranks(tmp_path):
+    path = tmp_path / "run"
+    run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
+
+    def other_model(rank):
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        loader, model = BalancedLoader(Indexed(), balance), torch.nn.Linear(7, 1).double()
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        with pytest.raises((RuntimeError, HeteroError), match="size mismatch"):
+            SavedTraining(path, balance, loader, model=model, optimizer=optimizer, schedule=schedule)
+
+    run_on_threads(other_model, 2)
+
+
+def test_other_options_of_a_policy_are_those_of_the_new_job(tmp_path):
+    """A batch that is lowered after memory has run out is lower when the job begins again."""
+    for name, before, after in (
+        ("micro-batches", lambda: BSP(max_micro_batch=6), lambda: BSP(max_micro_batch=2)),
+        ("weights", lambda: StaticAllocation([1, 3]), lambda: StaticAllocation([3, 1])),
+        ("device", lambda: LBBSP(device="gpu"), LBBSP),
+        ("policy", BSP, lambda: NonBlocking(2)),
+    ):
+        run_on_threads(lambda rank, make=before, name=name: Job(tmp_path / name, make()).run(1, until=3), 2)
+        jobs = run_on_threads(lambda rank, make=after, name=name: Job(tmp_path / name, make(), every=None), 2)
+        fresh = run_on_threads(lambda rank, make=after: LoadBalance(make(), global_batch=GLOBAL_BATCH), 2)
+        assert [job.began_at for job in jobs] == [2, 2], name
+        for job, other in zip(jobs, fresh, strict=True):
+            plan, first = job.balance._session.balancer.plan(), other._session.balancer.plan()
+            assert plan.micro_batches == first.micro_batches, name
+            assert name == "device" or plan.samples == first.samples, name  # there, speeds are known already
+
+
+def test_who_is_on_another_host_begins_to_measure_anew(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    run_on_threads(lambda rank: Job(path, "lb-bsp").run(1, until=3), 2)
+
+    def known(rank):
+        return math.isfinite(Job(path, "lb-bsp").balance._session.meter.expected())
+
+    assert run_on_threads(known, 2) == [True, True]
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    assert run_on_threads(known, 2) == [False, False]
+
+
+def test_data_that_are_read_ahead_are_read_again(tmp_path):
+    """With a worker process, plans and samples are ahead of the round that is saved."""
+    run_on_threads(lambda rank: Job(tmp_path / "run", workers=1).run(2, until=3), 1)
+    (job,) = run_on_threads(lambda rank: Job(tmp_path / "run", workers=1).run(2), 1)
+    assert job.began_at == 2
+    again = seen([job])
+    assert set(again.values()) == {1}
+    assert sum(e == 0 for e, _ in again) == SAMPLES - 2 * GLOBAL_BATCH
 
 
 @pytest.mark.parametrize("content", [b"", b"no training", b"PK\x03\x04 a zip file, they say"])
@@ -177,15 +268,21 @@ def test_mistakes_are_told(tmp_path):
                 job.saved.save()
             break
         other = Job(tmp_path / "other", every=None)
-        job.loader._micro_batches.before_round = None
         for options, error, said in (
             ({"rounds_per_save": 0}, ValueError, "rounds_per_save must be at least 1"),
             ({"note": 3}, TypeError, r"note must have state_dict\(\)"),
         ):
             with pytest.raises(error, match=said):
-                SavedTraining(tmp_path / "c", other.balance, job.loader, **options)
+                SavedTraining(tmp_path / "c", other.balance, other.loader, **options)
         with pytest.raises(TypeError, match="balance and loader must be"):
             SavedTraining(tmp_path / "c", other.loader, other.balance)
+        with pytest.raises(ValueError, match="loader is of another LoadBalance than balance"):
+            SavedTraining(tmp_path / "c", other.balance, job.loader)
+        with pytest.raises(ValueError, match=r"made by also\(\)"):
+            SavedTraining(tmp_path / "c", other.balance.also(), other.loader)
+        late = Job(tmp_path / "late", every=None).run(1, until=1)
+        with pytest.raises(RoundStateError, match="made after rounds were done"):
+            SavedTraining(tmp_path / "d", late.balance, late.loader)
 
     run_on_threads(mistakes, 1)
     run_on_threads(lambda rank: Job(tmp_path / "parts").run(1, until=3), 1)
