@@ -251,7 +251,12 @@ def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
             while not (run_dir / "pid").exists():
                 time.sleep(0.01)
             stat = Path("/proc", (run_dir / "pid").read_text(), "stat")
-            while stat.exists() and " Z " not in stat.read_text():
+            while True:
+                try:
+                    if " Z " in stat.read_text():
+                        break
+                except OSError:  # gone, perhaps while it was read
+                    break
                 time.sleep(0.01)
             print("stopping")
             os.kill(os.getpid(), signal.SIGSTOP)
