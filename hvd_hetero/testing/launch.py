@@ -117,7 +117,7 @@ def launch(
     # The interface is named because without it horovodrun looks for common ones, which needs a network to look at.
     horovodrun = list(starter)
     if not starter:
-        horovodrun = [_horovodrun(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
+        horovodrun = [horovodrun_of(python), "-np", str(ranks), "--gloo", *hosts, "--network-interface", "lo", *options]
 
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-run-", ignore_cleanup_errors=True) as directory:
         run_dir = Path(directory)
@@ -169,7 +169,7 @@ def torchrun(ranks: int, python: str = sys.executable) -> list[str]:
     return [python, "-m", "torch.distributed.run", *options]
 
 
-def _horovodrun(python: str) -> str:
+def horovodrun_of(python: str) -> str:
     beside = Path(python).parent / "horovodrun"  # not resolved: an environment's python is a link out of it
     found = str(beside) if beside.is_file() else shutil.which("horovodrun")
     if found is None:

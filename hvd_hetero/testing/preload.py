@@ -5,12 +5,14 @@ process imports, runs nothing, and waits. What horovodrun starts as a rank (`hvd
 fork, stands in for that fork towards horovodrun, passes signals on and ends as the fork ends. Neither framework has
 threads before its first operation, so a fork is as good as a process of its own.
 
-The request is one line of JSON: arguments, environment, working directory. From then on a byte to this process is the
+The request is one line of JSON: arguments, environment, working directory, namespaces (a rank on one of several
+hosts of `hvd_hetero.testing.namespaces` is forked here, and moves there). From then on a byte to this process is the
 number of a signal for the rank, four bytes from it are the rank's exit code, and a closed connection ends the rank.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -26,6 +28,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from hvd_hetero.testing import rank
+from hvd_hetero.testing.switch import KINDS
 
 _REQUEST_S = 5.0  # arbitrary: a request is ready before its rank connects
 
@@ -102,6 +105,7 @@ def serve(listener: socket.socket) -> list[str]:
                 for other in (listener, client, *ranks.values()):
                     other.close()
                 os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+                _enter(request["namespaces"])
                 os.chdir(request["directory"])
                 os.environ.clear()
                 os.environ.update(request["environment"])
@@ -110,6 +114,15 @@ def serve(listener: socket.socket) -> list[str]:
                 sys.path[1:1] = [entry for entry in os.environ["PYTHONPATH"].split(os.pathsep) if entry not in sys.path]
                 return list(request["arguments"])
             ranks[pid] = client
+
+
+def _enter(namespaces: Mapping[str, str]) -> None:
+    """Move this process to the namespaces at these paths. It has one thread, or it could not enter a mount namespace."""
+    for kind, path in namespaces.items():
+        descriptor = os.open(path, os.O_RDONLY)
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, KINDS[kind]) != 0:
+            raise OSError(ctypes.get_errno(), f"{path} cannot be entered: {os.strerror(ctypes.get_errno())}")
+        os.close(descriptor)
 
 
 def _tell_of_ended(ranks: dict[int, socket.socket]) -> None:

@@ -23,6 +23,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -128,11 +129,22 @@ def run(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def foreign_namespaces(server: socket.socket) -> dict[str, str]:
+    """The namespaces, by kind, in which this process is and the one that it is connected to is not."""
+    pid = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    found = {}
+    for kind in ("net", "uts", "mnt"):
+        mine = f"/proc/{os.getpid()}/ns/{kind}"
+        with contextlib.suppress(OSError):  # not allowed to look: then nobody has moved us either
+            if os.readlink(mine) != os.readlink(f"/proc/{pid}/ns/{kind}"):
+                found[kind] = mine
+    return found
+
+
 def stand_in(address: str, arguments: list[str]) -> None:
     """Have the rank forked from the process that listens there, and be to horovodrun what the rank is."""
     die_with_parent()
     request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
-    line = json.dumps(request).encode() + b"\n"
     with socket.socket(socket.AF_UNIX) as server:
 
         def pass_on(number: int, _: object) -> None:
@@ -140,7 +152,8 @@ def stand_in(address: str, arguments: list[str]) -> None:
                 server.sendall(bytes([number]))
 
         server.connect(address)
-        server.sendall(line)
+        request["namespaces"] = foreign_namespaces(server)
+        server.sendall(json.dumps(request).encode() + b"\n")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, pass_on)
         answer = server.recv(4, socket.MSG_WAITALL)

@@ -1,0 +1,52 @@
+"""Run one command on several hosts, as a cluster's manager does: on each of them, with its number in a variable.
+
+Run as ``python everywhere.py PREFIXES VARIABLE command...``, by its path and with the standard library only. PREFIXES
+is a JSON list with, for each host, the command that runs the rest there. All are waited for, so that each host can say
+what became of it; the exit code is the first one that is not 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+
+
+def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
+    """Return the exit code of the first host that failed, or 0."""
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    running = [
+        subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(number)}, preexec_fn=die_with_parent)
+        for number, prefix in enumerate(prefixes)
+    ]
+
+    def pass_on(number: int, _: object) -> None:
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    code = 0
+    while running:
+        for process in list(running):
+            if (ended := process.poll()) is not None:
+                running.remove(process)
+                code = code or ended
+        time.sleep(_POLL_S)
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]))
