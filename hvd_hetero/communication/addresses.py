@@ -128,10 +128,13 @@ def job_key() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What the ranks told each other: the key, and the addresses at which this rank may try each other one."""
+    """What the ranks told each other, in order of rank."""
 
     key: bytes
     addresses: tuple[tuple[Address, ...], ...]
+    """Where this rank may try each other one."""
+    hosts: tuple[str, ...] = ()
+    """Names of the ranks' hosts."""
 
 
 def gather_directory(
@@ -185,6 +188,7 @@ def gather_directory(
             )
             for entry in entries
         ),
+        hosts=tuple(str(entry["host"]) for entry in entries),
     )
 
 

@@ -5,6 +5,7 @@ from hvd_hetero.testing.faults import Faults
 from hvd_hetero.testing.hosts import Elastic
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
 from hvd_hetero.testing.memory import KEEP_MEMORY
+from hvd_hetero.testing.namespaces import Hosts, HostsSupport, HostsUnavailableError, hosts_available
 from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
@@ -18,6 +19,9 @@ __all__ = [
     "Elastic",
     "Faults",
     "HangError",
+    "Hosts",
+    "HostsSupport",
+    "HostsUnavailableError",
     "LaunchError",
     "LaunchResult",
     "Preloaded",
@@ -29,6 +33,7 @@ __all__ = [
     "SlowDown",
     "ThreadHangError",
     "ThreadRankError",
+    "hosts_available",
     "launch",
     "pin_to_core",
     "quota_available",

@@ -34,18 +34,18 @@ __all__ = ["Hosts", "HostsSupport", "HostsUnavailableError", "hosts_available"]
 _ANSWERS_WITHIN_S = 20.0
 _MOST = 200  # addresses of the network
 _SSH = """#!/bin/sh
-# In the place of ssh: runs a command on a host of this machine. Options are left aside.
+# In the place of ssh: runs a command on a host of this machine. Options, before and after the host, are left aside.
+host=
 while :; do
   case "$1" in
     -o|-p|-i) shift 2 ;;
     -*) shift ;;
-    *) break ;;
+    *) [ -n "$host" ] && break; host="$1"; shift ;;
   esac
 done
-host="$1"; shift
 case "$host" in
 {cases}
-  *) echo "ssh: no host $host here" >&2; exit 255 ;;
+  *) echo "ssh: there is no host $host here" >&2; exit 255 ;;
 esac
 """
 

@@ -25,12 +25,18 @@ class Finding:
 
 
 def judge(
-    mine: Whereabouts, others: Sequence[Whereabouts], silent: Mapping[int, float], patience: Patience, way_out: str
+    mine: Whereabouts,
+    others: Sequence[Whereabouts],
+    silent: Mapping[int, float],
+    patience: Patience,
+    way_out: str,
+    hosts: Sequence[str] = (),
 ) -> Finding:
     """Return why this rank waits, given the others' answers.
 
     ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
-    the network may keep packets from it.
+    the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
+    names that of a rank without an answer.
 
     Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
     have waited for some time, or they may have just met.
@@ -44,8 +50,8 @@ def judge(
     speaks = not any(other.rank < mine.rank for other in others if other.waits and other.stage == mine.stage)
     if lost:
         ends = max(lost.values()) >= patience.silent
-        named = _named([f"rank {rank}" for rank in lost])
-        text = f"{waited}for {named}, which {_does(lost)} not answer: stopped, or its machine is gone or overloaded."
+        named = _named([_at(rank, hosts) for rank in lost])
+        text = f"{waited}for {named}, which {_does(lost)} not answer: stopped, or its machine is gone, overloaded or cut off."
         return Finding(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
     if busy:
         ends = mine.for_s >= patience.busy
@@ -53,7 +59,7 @@ def judge(
         text = f"{waited}for {named}, and does not wait there."
         return Finding(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
     if unheard:
-        named = _named([f"rank {rank}" for rank in unheard])
+        named = _named([_at(rank, hosts) for rank in unheard])
         text = f"{waited}and {named} never answered: the network may keep UDP packets from it. "
         return Finding(text + "Look at its stack (py-spy dump --pid …).", False, speaks)
     if apart:
@@ -73,6 +79,10 @@ def judge(
         named = _named([f"rank {other.rank}, at {other.where}" for other in where.values()])
         text = f"{waited}for {named}, and all ranks wait. If these are different collectives: {way_out}."
     return Finding(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
+
+
+def _at(rank: int, hosts: Sequence[str]) -> str:
+    return f"rank {rank} on {hosts[rank]}" if len(set(hosts)) > 1 else f"rank {rank}"
 
 
 def _named(texts: Sequence[str]) -> str:

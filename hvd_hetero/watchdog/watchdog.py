@@ -101,6 +101,7 @@ class Watchdog:
         self._answers_until = 0.0
         self._closed = False
         self._roll: RollCall | None = None
+        self._hosts: tuple[str, ...] = ()
         if balancer.workers == 1:
             return
         join_known(balancer)
@@ -112,6 +113,7 @@ class Watchdog:
                 sock.close()
             logger.warning("ranks that wait for one another will not be reported: %s", error)
             return
+        self._hosts = directory.hosts
         self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._ended)
         name = f"hvd-hetero-watchdog-{balancer.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -236,7 +238,7 @@ class Watchdog:
         silent = {rank: now - since if rank in roll.heard else math.nan for rank, since in self._silent_since.items()}
         if self.where().for_s < mine.for_s:
             return  # it has made progress meanwhile
-        finding = judge(mine, others, silent, self.patience, way_out)
+        finding = judge(mine, others, silent, self.patience, way_out, self._hosts)
         if finding.ends:
             for _ in range(_SAID):
                 roll.end(finding.text)

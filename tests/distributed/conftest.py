@@ -125,7 +125,7 @@ def launch(preloaded):
             env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
             if HAVE_HOROVOD:
                 keywords["preloaded"] = preloaded(framework)
-            else:  # on a machine that has but PyTorch; a device cannot be used in the fork of a process
+            elif "starter" not in keywords:  # a machine that has but PyTorch; no device can be used in a fork
                 keywords["starter"] = testing.torchrun(ranks)
         begin_s = time.monotonic()
         try:
@@ -141,14 +141,14 @@ def pool(launch):
     """A job that takes cases: ``with pool("exactness.py", 3, "torch") as ranks: ranks[0]["bsp"]``."""
     made = set()
 
-    def make(worker, ranks, framework, args=()):
+    def make(worker, ranks, framework, args=(), **options):
         job = worker, ranks, framework, *map(str, args)
         assert job not in made, (
             f"{worker} on {ranks} ranks is to be launched again, for tests that would share a job if they ran one "
             "after the other: name its fixture in a parametrize of its own, with indirect=True"
         )
         made.add(job)
-        return Pool(launch, worker, ranks, args, framework=framework)
+        return Pool(launch, worker, ranks, args, framework=framework, **options)
 
     return make
 

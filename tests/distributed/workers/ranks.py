@@ -35,7 +35,8 @@ class ProcessGroup:
             int(os.environ.get(f"HOROVOD_{horovods}", os.environ.get(torchruns, "")))
             for horovods, torchruns in (("RANK", "RANK"), ("SIZE", "WORLD_SIZE"))
         )
-        store = f"file://{os.environ[RUN_DIR]}/store"
+        # Agents of torchrun have agreed on a store, which ranks on other hosts reach.
+        store = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else f"file://{os.environ[RUN_DIR]}/store"
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
 
     def shutdown(self) -> None:
