@@ -36,7 +36,8 @@ class Session:
     """One rank's part of one training: its balancer, telemetry, signals, watchdog, and a prefix for names on the wire.
 
     ``waits_in`` and ``waits_at_the_end_in`` are the beginnings of names of modules in which a thread waits for other
-    ranks: anywhere, and once its row of the table has left. Ranks that are threads of one process have a ``crew``,
+    ranks: anywhere, and once its row of the table has left. The wire gives up on a silent rank after ``gives_up_s``
+    (None: Horovod's, see ``hvd_hetero.watchdog``). Ranks that are threads of one process have a ``crew``,
     which carries their signals; no watchdog looks after them, for it would end the process of them all.
     """
 
@@ -57,6 +58,7 @@ class Session:
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
+        gives_up_s: float | None = None,
         crew: Crew | None = None,
     ) -> None:
         if not isinstance(patience, Patience | None):
@@ -115,6 +117,7 @@ class Session:
                 patience=patience,
                 waits_in=waits_in,
                 waits_at_the_end_in=waits_at_the_end_in,
+                gives_up_s=gives_up_s,
                 last_words=self._recorder.last_words,
             )
 

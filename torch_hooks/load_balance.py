@@ -82,7 +82,7 @@ class LoadBalance(Face):
         wire = wire_here() if wire is None else wire
         core = Session(
             policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, wire=wire,
-            patience=patience, waits_in=wire.waits_in, crew=wire.crew,
+            patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
         )  # fmt: skip
         self._session = TorchSession(core, wire, check_body=check_body)
         self._patience = patience

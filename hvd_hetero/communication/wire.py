@@ -55,6 +55,10 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Beginnings of the names of modules in which a thread waits for other ranks (``hvd_hetero.watchdog``)."""
 
     @property
+    def gives_up_s(self) -> float:
+        """Seconds after which a call fails for which another rank does not come; infinite if it waits for ever."""
+
+    @property
     def cannot_sum(self) -> tuple[Any, ...]:
         """Types of numbers that it cannot sum."""
 

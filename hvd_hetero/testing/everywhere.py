@@ -8,7 +8,6 @@ what became of it; the exit code is the first one that is not 0.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -16,18 +15,13 @@ import subprocess
 import sys
 import time
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 
 
 def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
     """Return the exit code of the first host that failed, or 0."""
-
-    def die_with_parent() -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
     running = [
-        subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(number)}, preexec_fn=die_with_parent)
+        subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(number)})
         for number, prefix in enumerate(prefixes)
     ]
 

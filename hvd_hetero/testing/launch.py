@@ -31,6 +31,7 @@ _TAIL_LINES = 100
 _LONGEST_LINE = 400  # of a message: frameworks warn in paragraphs
 _TRACEBACK = "Traceback (most recent call last):"
 _BEGINS = (_TRACEBACK, "Fatal Python error:", "Timeout (")  # the latter two are faulthandler's
+_RANKS = r"^\[rank\d+\]: "  # before each line of a traceback, by torch.distributed
 _POLL_S = 0.05
 
 
@@ -94,8 +95,8 @@ def launch(
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
     place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
     which it prints "Process N exit with status code M", as horovodrun does, or torchrun's table. ``torchrun(ranks)`` is
-    one for jobs without Horovod. ``on_line(rank, line)`` is called, in
-    this thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
+    one for jobs without Horovod, and `Hosts` has two for several hosts. ``on_line(rank, line)`` is called, in this
+    thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
     Ranks of ``preloaded`` begin with those modules imported (`hvd_hetero.testing.Preloaded`).
 
@@ -170,6 +171,7 @@ def torchrun(ranks: int, python: str = sys.executable) -> list[str]:
 
 
 def horovodrun_of(python: str) -> str:
+    """Return the path of the horovodrun that belongs to this interpreter."""
     beside = Path(python).parent / "horovodrun"  # not resolved: an environment's python is a link out of it
     found = str(beside) if beside.is_file() else shutil.which("horovodrun")
     if found is None:
@@ -257,7 +259,7 @@ def _said(code: int) -> str:
 
 def _raised(stderr: str) -> str:
     """The line below the last traceback, which names the exception."""
-    _, found, after = stderr.rpartition(_TRACEBACK)
+    _, found, after = re.sub(_RANKS, "", stderr, flags=re.MULTILINE).rpartition(_TRACEBACK)
     told = [line for line in after.splitlines() if line and not line[0].isspace()]
     return told[0][:_LONGEST_LINE] if found and told else ""
 

@@ -117,7 +117,7 @@ def serve(listener: socket.socket) -> list[str]:
 
 
 def _enter(namespaces: Mapping[str, str]) -> None:
-    """Move this process to the namespaces at these paths. It has one thread, or it could not enter a mount namespace."""
+    """Move this process, which must have one thread, to the namespaces at these paths."""
     for kind, path in namespaces.items():
         descriptor = os.open(path, os.O_RDONLY)
         if ctypes.CDLL(None, use_errno=True).setns(descriptor, KINDS[kind]) != 0:

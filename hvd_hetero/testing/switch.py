@@ -197,6 +197,11 @@ def _inhabitants(namespaces: set[str]) -> list[int]:
     return found
 
 
+def _say(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main(names: Sequence[str]) -> None:
     """Make the hosts, tell where they are, and carry packets until standard input ends."""
     try:
@@ -208,7 +213,7 @@ def main(names: Sequence[str]) -> None:
     me = os.getpid()
     namespaces = {os.readlink(f"/proc/self/fd/{of['net']}") for of in held}
     paths = [{kind: f"/proc/{me}/fd/{descriptor}" for kind, descriptor in of.items()} for of in held]
-    print(json.dumps(paths), flush=True)
+    _say(json.dumps(paths))
     with contextlib.suppress(OSError):  # before processes that compute, or packets would be late
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     links = [Link(seed=number) for number in range(len(names))]
@@ -222,7 +227,7 @@ def main(names: Sequence[str]) -> None:
                 break
             order = json.loads(line)
             links[order.pop("host")].change(**order)
-            print(flush=True)
+            _say()
         for source, device in enumerate(devices):
             if device in ready:
                 with contextlib.suppress(BlockingIOError):

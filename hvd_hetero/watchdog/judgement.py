@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class Finding:
     """True if the job cannot go on, or not within the time it has."""
     speaks: bool
     """True if this rank writes the message, where several see the same."""
+    silence: bool = False
+    """True if it waits for a rank that has answered before, and does not now."""
 
 
 def judge(
@@ -31,12 +34,13 @@ def judge(
     patience: Patience,
     way_out: str,
     hosts: Sequence[str] = (),
+    gives_up_s: float = math.inf,
 ) -> Finding:
     """Return why this rank waits, given the others' answers.
 
     ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
     the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
-    names that of a rank without an answer.
+    names that of a rank without an answer. Collectives fail by themselves ``gives_up_s`` after a rank fell silent.
 
     Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
     have waited for some time, or they may have just met.
@@ -51,8 +55,12 @@ def judge(
     if lost:
         ends = max(lost.values()) >= patience.silent
         named = _named([_at(rank, hosts) for rank in lost])
-        text = f"{waited}for {named}, which {_does(lost)} not answer: stopped, or its machine is gone, overloaded or cut off."
-        return Finding(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
+        text = f"{waited}for {named}, which {_does(lost)} not answer: stopped, or its machine is gone, overloaded "
+        text += "or cut off."
+        later = _later(ends, patience.silent, "silent")
+        if not ends and gives_up_s < patience.silent:
+            later = f"Collectives fail after {gives_up_s:g} s of it."
+        return Finding(f"{text} {later}", ends, speaks or ends, silence=True)
     if busy:
         ends = mine.for_s >= patience.busy
         named = _named([f"rank {other.rank}, which is at {other.where}" for other in busy])

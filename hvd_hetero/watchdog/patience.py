@@ -6,10 +6,22 @@ import math
 import os
 from dataclasses import dataclass, fields
 
-__all__ = ["VARIABLE", "Patience"]
+__all__ = ["VARIABLE", "Patience", "horovod_gives_up_s"]
 
 VARIABLE = "HVD_HETERO_PATIENCE"
 """Environment variable that changes the limits: ``warn=10,deadlock=20,silent=60,busy=3600``, or ``off``."""
+
+_GLOO, _GLOO_TIMEOUT, _GLOO_TIMEOUT_S = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS", 30.0
+
+
+def horovod_gives_up_s() -> float:
+    """Return the seconds after which Horovod's collectives fail if a rank is silent; infinite with MPI."""
+    if _GLOO not in os.environ:
+        return math.inf
+    try:
+        return float(os.environ.get(_GLOO_TIMEOUT, ""))
+    except ValueError:
+        return _GLOO_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.watchdog.judgement import Finding, judge
-from hvd_hetero.watchdog.patience import Patience
+from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.roll import RollCall
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
@@ -30,6 +30,7 @@ EXIT_CODE = 75
 
 _LOOKS = 6  # looks until the first warning, so that it is a sixth late at most (arbitrary)
 _LONGEST_LOOK_S = 5.0
+_IN_TIME = 1 / 3  # of the time after which collectives give up; questions take some seconds (arbitrary)
 _ANSWER_S = 1.0  # a rank that has not answered by then is asked again
 _ASKED = 3  # questions before a rank counts as silent
 _STOPPED_S = 2 * _ASKED * _ANSWER_S  # with some looks, longer than this thread takes if it gets to run
@@ -64,6 +65,9 @@ class Watchdog:
     stand still, at the stack of the training thread, so training pays nothing. ``gather`` is an allgather of one
     object, called once.
 
+    Collectives may give up on a rank that is silent before ``patience.warn`` has passed, with an error that names no
+    rank: Horovod's do after 30 s. So a silent rank is reported at a third of ``gives_up_s``.
+
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
@@ -81,10 +85,12 @@ class Watchdog:
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
+        gives_up_s: float | None = None,
         last_words: Callable[[], None] = lambda: None,
         end: Callable[[int], None] = os._exit,
     ) -> None:
         self.patience = Patience.of_environment() if patience is None else patience
+        self._gives_up_s = horovod_gives_up_s() if gives_up_s is None else gives_up_s
         self._balancer = weakref.ref(balancer)
         self._waits_in = tuple(waits_in)
         self._waits_at_the_end_in = (*self._waits_in, *waits_at_the_end_in)
@@ -97,6 +103,7 @@ class Watchdog:
         self._found: tuple[object, ...] | None = None  # where this rank is since then; None: not looked yet
         self._since = self._looked_at = time.monotonic()
         self._says_at = self.patience.warn
+        self._told_of_silence = False
         self._silent_since: dict[int, float] = {}
         self._answers_until = 0.0
         self._closed = False
@@ -169,17 +176,23 @@ class Watchdog:
     def _begin_to_wait(self) -> None:
         self._since = time.monotonic()
         self._says_at = self.patience.warn
+        self._told_of_silence = False
         self._silent_since.clear()
 
     @property
     def _look_s(self) -> float:
-        return min(self._first_s / _LOOKS, _LONGEST_LOOK_S)
+        return min(self._first_s / _LOOKS, _LONGEST_LOOK_S, self._gives_up_s / _LOOKS)
 
     @property
     def _first_s(self) -> float:
         """Seconds of waiting before there is anything to report or do."""
         patience = self.patience
         return min(patience.warn, patience.deadlock, patience.silent, patience.busy)
+
+    @property
+    def _asks_s(self) -> float:
+        """Seconds of waiting before this rank asks the others: early enough to name a silent one in time."""
+        return self._first_s if self._first_s == math.inf else min(self._first_s, self._gives_up_s * _IN_TIME)
 
     def _run(self) -> None:
         roll = self._roll
@@ -199,7 +212,7 @@ class Watchdog:
                     continue
                 mine = self._look(balancer)
                 del balancer
-                if mine and mine.waits and mine.for_s >= self._first_s and time.monotonic() >= asks_at:
+                if mine and mine.waits and mine.for_s >= self._asks_s and time.monotonic() >= asks_at:
                     asks_at = time.monotonic() + self._look_s * len(roll.answers) / _MANY
                     self._inquire(mine)
                 elif looks < _FIRST_ASKED:
@@ -238,13 +251,14 @@ class Watchdog:
         silent = {rank: now - since if rank in roll.heard else math.nan for rank, since in self._silent_since.items()}
         if self.where().for_s < mine.for_s:
             return  # it has made progress meanwhile
-        finding = judge(mine, others, silent, self.patience, way_out, self._hosts)
+        finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
         if finding.ends:
             for _ in range(_SAID):
                 roll.end(finding.text)
             self._end_here(finding.text)
-        elif mine.for_s >= self._says_at:
-            self._says_at = 2 * mine.for_s
+        elif mine.for_s >= self._says_at or (finding.silence and not self._told_of_silence):
+            self._says_at = max(self._says_at, 2 * mine.for_s)
+            self._told_of_silence = finding.silence
             self._say(finding)
 
     def _say(self, finding: Finding) -> None:

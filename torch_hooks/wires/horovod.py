@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from hvd_hetero.communication.lines import FoundByName
+from hvd_hetero.watchdog.patience import horovod_gives_up_s
 from torch_hooks.wires.waiting import wait
 
 __all__ = ["HorovodWire"]
@@ -32,6 +33,11 @@ class HorovodWire(FoundByName):
     def __init__(self) -> None:
         if not hvd.is_initialized():
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
+
+    @property
+    def gives_up_s(self) -> float:
+        """Seconds after which a call fails for which another rank does not come."""
+        return horovod_gives_up_s()
 
     @property
     def rank(self) -> int:

@@ -128,6 +128,12 @@ class _Line:
         """How large buckets of gradients are at best: larger where there is no network."""
         return _ON_ONE_HOST if self._wire.hosts == 1 else _BETWEEN_HOSTS
 
+    @property
+    def gives_up_s(self) -> float:
+        """Seconds after which a call fails for which another rank does not come: the group's timeout."""
+        timeout = timeout_of(self._group)
+        return math.inf if timeout is None else timeout.total_seconds()
+
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
         tell()

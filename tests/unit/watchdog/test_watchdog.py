@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -31,8 +32,9 @@ SHORT = Patience(warn=0.3, deadlock=0.6, silent=1.0)
 class Ranks:
     """Each in a thread, with a watchdog of its own; an allgather that they share."""
 
-    def __init__(self, size):
+    def __init__(self, size, patience=SHORT, gives_up_s=math.inf):
         self.size = size
+        self.patience, self.gives_up_s = patience, gives_up_s
         self.ended = {}
         self._met = threading.Barrier(size)
         self._told = [b""] * size
@@ -61,8 +63,8 @@ class Ranks:
     def _rank(self, rank, body):
         balancer = Balancer(BSP(), rank, self.size, 8, clock=time.perf_counter)
         watchdog = Watchdog(
-            balancer, 5, self.gather(rank), patience=SHORT, waits_in=("waits_here",),
-            end=lambda code: self.ended.setdefault(rank, code),
+            balancer, 5, self.gather(rank), patience=self.patience, waits_in=("waits_here",),
+            gives_up_s=self.gives_up_s, end=lambda code: self.ended.setdefault(rank, code),
         )  # fmt: skip
         self.watchdogs[rank] = watchdog
         try:
@@ -154,6 +156,19 @@ def test_a_rank_that_answers_no_more_ends_the_job_of_the_others(caplog):
     ranks.run(waits, leaves)
     assert ranks.ended == {0: EXIT_CODE}
     assert "rank 1, which does not answer" in caplog.text
+
+
+def test_a_silent_rank_is_named_before_collectives_give_up(caplog):
+    ranks = Ranks(2, Patience(warn=60, silent=60), gives_up_s=1.5)
+
+    def waits(ranks, rank, balancer):
+        in_round(balancer, ends=True)
+        wait(lambda: "does not answer" in caplog.text)
+
+    ranks.run(waits, leaves)
+    assert ranks.ended == {}
+    assert "for rank 1, which does not answer" in caplog.text
+    assert "Collectives fail after 1.5 s of it." in caplog.text
 
 
 def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
