@@ -188,8 +188,11 @@ class Hosts:
         if not 0 <= host < len(self.names):
             raise ValueError(f"host must be from 0 to {len(self.names) - 1}, got {host!r}")
         assert self._switch.stdin is not None
-        self._switch.stdin.write(json.dumps({"host": host, **what}) + "\n")
-        self._switch.stdin.flush()
+        try:
+            self._switch.stdin.write(json.dumps({"host": host, **what}) + "\n")
+            self._switch.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:  # a pipe that was closed is a ValueError
+            raise HostsUnavailableError("the switch between the hosts has ended; make new hosts") from error
         self._answer()
 
     def _answer(self) -> str:
