@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hvd_hetero.watchdog.judgement import judge
-from hvd_hetero.watchdog.patience import VARIABLE, Patience
+from hvd_hetero.watchdog.patience import VARIABLE, Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
 PATIENCE = Patience(warn=30, deadlock=60, silent=300)
@@ -17,8 +17,8 @@ def rank(number, *, at="7 end", waits=True, for_s=35.0, where="a.py:1"):
     return Whereabouts(number, 7, at, waits, where, for_s)
 
 
-def found(mine, others, silent=None, patience=PATIENCE):
-    return judge(mine, others, silent or {}, patience, "Call no collective in the body")
+def found(mine, others, silent=None, patience=PATIENCE, **more):
+    return judge(mine, others, silent or {}, patience, "Call no collective in the body", **more)
 
 
 def test_all_wait_in_different_collectives_is_said_and_ends_when_all_have_for_long():
@@ -117,3 +117,35 @@ def test_patience_that_means_nothing_is_refused(monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ValueError, match="must"):
         Patience.of_environment()
+
+
+def test_the_host_of_a_silent_rank_is_named_where_there_are_several():
+    there = found(rank(0), [], {2: 5.0}, hosts=("a", "a", "b"))
+    assert "for rank 2 on b, which does not answer" in there.text
+    assert there.silence
+    assert "for rank 2, which does not answer" in found(rank(0), [], {2: 5.0}, hosts=("a", "a", "a")).text
+    never = found(rank(0), [], {2: math.nan}, hosts=("a", "a", "b"))
+    assert "rank 2 on b never answered" in never.text
+    assert not never.silence
+
+
+def test_what_ends_the_job_first_is_told():
+    assert "Collectives fail after 30 s of it." in found(rank(0), [], {1: 5.0}, gives_up_s=30.0).text
+    assert "The job ends after 300 s of it" in found(rank(0), [], {1: 5.0}, gives_up_s=1800.0).text
+    assert found(rank(0), [], {1: 300.0}, gives_up_s=30.0).ends
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, math.inf),  # MPI, or another launcher
+        ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, 30.0),
+        ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "7"}, 7.0),
+    ],
+)
+def test_horovod_gives_up_as_its_variable_says_where_gloo_carries_it(monkeypatch, environment, seconds):
+    for name in ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert horovod_gives_up_s() == seconds
