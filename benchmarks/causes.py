@@ -9,7 +9,7 @@ one cause, in four strengths, half of the runs under BSP and half under LB-BSP, 
 - quota: a control group holds the rank to a share of a core
 - competitor: another process computes on the rank's core, at a niceness
 - loader: the rank's data set takes its time for each sample
-- network: the ranks run in network namespaces (``_delayed_link.py``), whose links ``tc`` holds to a rate
+- network: the ranks run in network namespaces (`hvd_hetero.testing.Hosts`), whose links ``tc`` holds to a rate
 - work: the rank computes more for each sample, for no reason that its machine could show
 
 "Costs" is for which share of the run the rank held all others up (``hvd_hetero.telemetry.attribution``). Under
@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-import _delayed_link
 import psutil
 from _report import write_result
 from rich.progress import track
@@ -43,8 +42,9 @@ from hvd_hetero.telemetry import read_run
 from hvd_hetero.telemetry.attribution import attribute, shares
 from hvd_hetero.telemetry.causes import causes
 from hvd_hetero.telemetry.work import counted, work
-from hvd_hetero.testing import Preloaded, launch, quota_available
+from hvd_hetero.testing import Hosts, Preloaded, hosts_available, launch, quota_available
 
+MTU = 65000  # large packets: each costs a processor as much as some kilobytes
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")
 LEAST_RIGHT = 19  # of twenty
 BUSY_PERCENT = 10.0  # of the machine: below that, nothing else runs to speak of
@@ -99,18 +99,20 @@ def unavailable(cause: str) -> str:
         support = quota_available()
         return "" if support else support.why
     if cause == "network":
-        return _delayed_link.missing() or ("" if shutil.which("tc") else "there is no tc; install iproute2")
+        if not (support := hosts_available()):
+            return support.why
+        return "" if shutil.which("tc") else "there is no tc; install iproute2"
     return ""
 
 
 @contextlib.contextmanager
 def slow_link(mbit: float) -> Iterator[list[str]]:
     """Yield a command that starts a rank on each of two hosts, whose links carry so many megabits per second."""
-    with _delayed_link.DelayedLink(0.0, RANKS) as link:
+    with Hosts(RANKS, mtu=MTU) as hosts:
         for host in range(RANKS):
-            rule = f"qdisc add dev {_delayed_link.DEVICE} root tbf rate {mbit:g}mbit burst 256kb latency 1s"
-            subprocess.run([*link.on(host), "tc", *rule.split()], check=True, timeout=10, capture_output=True)
-        yield link.starter
+            rule = f"qdisc add dev {hosts.interface} root tbf rate {mbit:g}mbit burst 256kb latency 1s"
+            subprocess.run([*hosts.on(host), "tc", *rule.split()], check=True, timeout=10, capture_output=True)
+        yield hosts.horovodrun()
 
 
 def wait_until_idle() -> bool:
@@ -137,7 +139,7 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
             Path(__file__).with_name("_causes_rank.py"), RANKS,
             [*arguments, "--seconds", seconds, "--telemetry", path],
             timeout_s=8 * seconds + 120, env={"OMP_NUM_THREADS": "1"},
-            starter=starter, preloaded=None if starter else preloaded,  # whose forks would be outside of the namespaces
+            starter=starter, preloaded=preloaded,
         )  # fmt: skip
         if keep is not None:
             shutil.copy(path, keep)

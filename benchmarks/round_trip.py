@@ -3,9 +3,9 @@
     sudo python benchmarks/round_trip.py [--write] [--pairs N] [--only FRAMEWORK ...]
 
 Two ranks, each pinned to a core, run on two hosts: network namespaces between which every packet takes half of the
-round trip (``_delayed_link.py``, which needs root). The table has the round trip that TCP measures. A step of stock
-Horovod is then mostly waiting for collectives. One more collective that is not fused costs one or two round trips, a
-quarter of a short step.
+round trip (`hvd_hetero.testing.Hosts`, which needs root). The table has the round trip that TCP measures. A step of
+stock Horovod is then mostly waiting for collectives. One more collective that is not fused costs one or two round
+trips, a quarter of a short step.
 
 As in ``overhead_torch.py`` and ``overhead_keras.py``, stock Horovod, BSP and LB-BSP train the same network in
 alternating blocks of one run. Each block of ours and its neighbour of stock give one ratio of median step times; the
@@ -17,9 +17,9 @@ equal ranks it would restore even shares. (Stock Horovod averages over ranks, no
 trains something else, in the same time.)
 
 The networks are dense, in PyTorch and in Keras (a loop around a gradient tape, on tf_keras, where Horovod's own tape
-works; each ``fit`` would begin with seconds of broadcasts at this delay). Layers are narrow, because the relay does not
-represent bandwidth. With 32 samples per rank a step computes for some milliseconds, and all gradients fall into few
-cycles of Horovod's thread; with 512 the backward pass outlasts several cycles.
+works; each ``fit`` would begin with seconds of broadcasts at this delay). Layers are narrow, because the links
+have no limit of bandwidth here. With 32 samples per rank a step computes for some milliseconds, and all gradients fall
+into few cycles of Horovod's thread; with 512 the backward pass outlasts several cycles.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ BLOCK = 8
 LEFT_OUT = 1  # of Keras, at the start of each block
 ROUNDS = 32  # of an epoch in Keras
 TARGET = 1.05
+MTU = 65000  # large packets: each costs a processor as much as some kilobytes
 FRAMEWORKS = {"torch": "PyTorch", "keras": "Keras"}
 NETWORKS = {  # parameter tensors, width of the layers, global batch
     "10 tensors": (10, 128, 64),
@@ -181,9 +182,9 @@ def row(framework: str, name: str, shares: str, found: Mapping[str, list[float]]
 
 
 def main() -> int:
-    from _delayed_link import DelayedLink, missing
+    from _round_trip import round_trip_s
 
-    from hvd_hetero.testing import KEEP_MEMORY, launch
+    from hvd_hetero.testing import KEEP_MEMORY, Hosts, hosts_available, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20, help="blocks of each kind per row (default 20)")
@@ -192,21 +193,21 @@ def main() -> int:
     options = parser.parse_args()
     if options.pairs < 2:
         parser.error("--pairs must be at least 2: fewer have no quartiles")
-    if why := missing():
-        parser.error(why)
+    if not (support := hosts_available()):
+        parser.error(support.why)
     rows, worst = [], 0.0
     env = KEEP_MEMORY | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     env["PYTHONPATH"] = str(Path(__file__).resolve().parents[1] / "examples")
     cases = [(f, n, s) for f in options.only for n in NETWORKS for s in SHARES]
-    with DelayedLink(ROUND_TRIP_S / 2) as link, Progress() as progress:
-        reached_s = link.round_trip_s()
+    with Hosts(2, delay_s=ROUND_TRIP_S / 2, mtu=MTU) as hosts, Progress() as progress:
+        reached_s = round_trip_s(hosts)
         progress.console.print(f"round trip: {1e3 * reached_s:.1f} ms")
         tasks = {case: progress.add_task(" ".join(case), total=options.pairs) for case in cases}
         for case, task in tasks.items():
             framework, name, shares = case
             result = launch(
                 __file__, 2, [framework, options.pairs, name, shares], timeout_s=120 + 20 * options.pairs, env=env,
-                starter=link.starter,
+                starter=hosts.horovodrun(),
                 on_line=lambda rank, line, task=task: progress.advance(task) if line == PAIR_DONE else None,
             )  # fmt: skip
             found = {kind: [r for rank in result.reports for r in rank[kind]] for kind in result.reports[0]}

@@ -7,6 +7,7 @@ different orders on different ranks take turns (`Turns`).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,11 @@ class FoundByName:
     def limits(self) -> Limits:
         """How large buckets of gradients are at best: as with Horovod."""
         return usual()
+
+    @property
+    def gives_up_s(self) -> float:
+        """Seconds after which a call fails for which another rank does not come: it waits for ever."""
+        return math.inf
 
     def line(self) -> Self:
         """Return this wire."""

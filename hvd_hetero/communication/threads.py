@@ -7,7 +7,6 @@ in the order of ranks, so that a sum has the same bits in every run.
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -128,7 +127,6 @@ class ThreadWire(FoundByName):
 
     failure = PeerLostError
     waits_in: tuple[str, ...] = (__name__,)
-    gives_up_s: float = math.inf
     cannot_sum = ()
 
     def __init__(self, crew: Crew, rank: int) -> None:

@@ -1,6 +1,6 @@
 """The switch between the hosts of `hvd_hetero.testing.namespaces`: a process that makes them and carries their packets.
 
-Run as ``python switch.py name...``, by its path and with the standard library only, so that it starts at once.
+Run as ``python switch.py MTU name...``, by its path and with the standard library only, so that it starts at once.
 
 Each host is a network, a UTS and a mount namespace: interfaces, a host name and an ``/etc/hosts`` of its own. Its one
 interface is a TUN device. This process reads each packet, lets it pass the links of its sender and its receiver, and
@@ -43,7 +43,6 @@ KINDS = {"net": 0x40000000, "uts": 0x04000000, "mnt": 0x00020000}
 """Kinds of namespaces that make a host, with the kernel's flag for each."""
 INTERFACE = "net0"
 NETWORK = "10.77.0"
-MTU = 9000  # a packet costs this process as much time as some kilobytes; jumbo frames are common between servers
 _BUFFER_S, _LEAST_BUFFERED = 0.1, 32  # seconds and packets that wait at a link (arbitrary; switches have about that)
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -139,7 +138,7 @@ class Switch:
         heapq.heappush(self._due, (at, self._count, source, to, passed, packet))
 
 
-def _new_host(number: int, name: str, hosts: str) -> tuple[int, dict[str, int]]:
+def _new_host(number: int, name: str, hosts: str, mtu: int) -> tuple[int, dict[str, int]]:
     """Move to a new host and make its device; return the device, and descriptors that hold the namespaces."""
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -157,19 +156,19 @@ def _new_host(number: int, name: str, hosts: str) -> tuple[int, dict[str, int]]:
     for command in (
         "link set lo up",
         f"address add {address(number)}/24 dev {INTERFACE}",
-        f"link set dev {INTERFACE} mtu {MTU} txqueuelen 1000 up",
+        f"link set dev {INTERFACE} mtu {mtu} txqueuelen 1000 up",
     ):
         subprocess.run(["ip", *command.split()], check=True, timeout=10.0, capture_output=True, text=True)
     return device, {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in KINDS}
 
 
-def _make(names: Sequence[str]) -> tuple[list[int], list[dict[str, int]]]:
+def _make(names: Sequence[str], mtu: int) -> tuple[list[int], list[dict[str, int]]]:
     lines = [f"{address(number)} {name}" for number, name in enumerate(names)]
     with tempfile.NamedTemporaryFile("w", prefix="hvd-hetero-hosts-") as file:  # the mounts keep it when it is gone
         file.write("\n".join(["127.0.0.1 localhost", *lines, ""]))
         file.flush()
         os.chmod(file.name, 0o644)
-        made = [_new_host(number, name, file.name) for number, name in enumerate(names)]
+        made = [_new_host(number, name, file.name, mtu) for number, name in enumerate(names)]
     return [device for device, _ in made], [held for _, held in made]
 
 
@@ -202,10 +201,10 @@ def _say(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def main(names: Sequence[str]) -> None:
+def main(mtu: int, names: Sequence[str]) -> None:
     """Make the hosts, tell where they are, and carry packets until standard input ends."""
     try:
-        devices, held = _make(names)
+        devices, held = _make(names, mtu)
     except subprocess.CalledProcessError as error:
         sys.exit(f"{' '.join(error.cmd)}: {error.stderr.strip()}")
     except OSError as error:
@@ -240,4 +239,4 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -112,6 +112,7 @@ def test_what_is_for_no_host_of_the_network_is_dropped():
         ({"delay_s": -1.0}, "delay_s must be not negative, in seconds, got -1.0"),
         ({"rate_bit_s": 0}, "rate_bit_s must be positive, in bits per second, got 0"),
         ({"loss": 1.0}, "loss must be a share from 0 to below 1, got 1.0"),
+        ({"mtu": 100}, "mtu must be from 1280 to 65535 bytes, got 100"),
         ({"delay_s": math.nan}, "delay_s must be not negative"),
     ],
 )
