@@ -20,10 +20,7 @@ _POLL_S = 0.05
 
 def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
     """Return the exit code of the first host that failed, or 0."""
-    running = [
-        subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(number)})
-        for number, prefix in enumerate(prefixes)
-    ]
+    running: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, _: object) -> None:
         for process in running:
@@ -32,6 +29,8 @@ def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
+    for host, prefix in enumerate(prefixes):
+        running.append(subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(host)}))
     code = 0
     while running:
         for process in list(running):
