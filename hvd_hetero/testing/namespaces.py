@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -233,7 +233,7 @@ def _missing() -> str:
 
 def _checked(**properties: float) -> dict[str, float]:
     """Return the properties of a link, if they can be."""
-    rules = {
+    rules: dict[str, tuple[Callable[[float], bool], str]] = {
         "delay_s": (lambda v: 0 <= v < math.inf, "not negative, in seconds"),
         "rate_bit_s": (lambda v: v > 0, "positive, in bits per second"),
         "loss": (lambda v: 0 <= v < 1, "a share from 0 to below 1"),

@@ -222,7 +222,7 @@ def main(mtu: int, names: Sequence[str]) -> None:
         timeout_s = None if next_s is None else max(0.0, next_s - time.monotonic())
         ready, _, _ = select.select([0, *devices], [], [], timeout_s)
         if 0 in ready:
-            if not (line := sys.stdin.buffer.raw.readline()):  # type: ignore[attr-defined]
+            if not (line := os.read(0, 4096)):  # one short order, since each is waited for
                 break
             order = json.loads(line)
             links[order.pop("host")].change(**order)
