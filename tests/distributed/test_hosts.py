@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from threading import Timer
 
 import pytest
@@ -28,7 +29,7 @@ TWO = [name for name in JOBS if name.startswith("2")]
 
 @pytest.fixture(scope="module", params=list(JOBS))
 def job(request, pool, launch):
-    """The ranks of a job, and its hosts: each has a second interface, which leads nowhere."""
+    """The ranks of a job, its hosts, and when one was cut off. A second interface of each host leads nowhere."""
     count, framework = JOBS[request.param]
     with Hosts(count, delay_s=0.001) as hosts:
         for host in range(count):
@@ -40,21 +41,24 @@ def job(request, pool, launch):
             ):
                 subprocess.run([*hosts.on(host), "ip", *command.split()], check=True)
 
+        cuts = []
+
         def cut(rank, line):
             if line.startswith("cut for"):
                 hosts.cut(count - 1)
+                cuts.append(time.monotonic())
             if line.startswith("cut for seconds: "):
                 Timer(float(line.rpartition(" ")[2]), hosts.mend, [count - 1]).start()
 
         starter = hosts.horovodrun() if framework == "torch" else hosts.torchrun()
         options = {"framework": framework, "starter": starter, "on_line": cut}
         with pool("hosts.py", count, args=[ROUNDS], **options) as ranks:
-            yield ranks, hosts
+            yield ranks, hosts, cuts
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_training_over_several_hosts_is_that_of_one_process(job, policy):
-    ranks, _ = job
+    ranks, *_ = job
     outcome = ranks[0][policy]
     assert len(outcome["rounds"]) == ROUNDS
     assert outcome["difference"] <= 1e-10
@@ -62,14 +66,14 @@ def test_training_over_several_hosts_is_that_of_one_process(job, policy):
 
 
 def test_the_signal_of_a_non_blocking_round_crosses_the_network_and_ends_it_early(job):
-    ranks, _ = job
+    ranks, *_ = job
     outcome = ranks[0]["non-blocking"]
     cut = sum(done[-1] < plan[-1] for done, plan in zip(outcome["shares"], outcome["planned"], strict=True))
     assert cut >= ROUNDS / 5
 
 
 def test_ranks_listen_and_connect_on_the_interface_that_is_named_and_on_no_other(job):
-    ranks, hosts = job
+    ranks, hosts, _ = job
     for rank, address in zip(ranks, hosts.addresses, strict=True):
         assert rank["addresses"]["named"] == [address]
         assert rank["addresses"]["bound"] == [address]
@@ -78,20 +82,43 @@ def test_ranks_listen_and_connect_on_the_interface_that_is_named_and_on_no_other
 
 @pytest.mark.parametrize("job", TWO, indirect=True)
 def test_a_link_that_is_cut_for_3_s_heals_and_training_is_exact(job):
-    ranks, _ = job
+    ranks, *_ = job
     outcome = ranks[0]["a cut of 3 s"]
     assert 2.5 <= outcome["longest_s"] <= 15.0
     assert outcome["difference"] <= 1e-10
     assert outcome["between_ranks"] == 0.0
 
 
-@pytest.mark.parametrize("job", TWO, indirect=True)
-def test_a_link_that_is_cut_for_good_ends_the_job_with_a_message_that_names_the_rank(job):
-    ranks, _ = job
+@pytest.mark.parametrize("job", ["2 hosts, torchrun"], indirect=True)
+def test_a_link_that_is_cut_for_good_ends_every_rank_with_a_message_that_names_the_other_host(job):
+    failure, took_s = cut_for_good(job)
+    assert took_s < 30.0  # two seconds to the warning, six of silence, questions, and the agents' own end
+    assert failure.exit_codes == {0: EXIT_CODE, 1: EXIT_CODE}
+    for rank, other in ((0, 1), (1, 0)):
+        said = failure.result.stderr[rank]
+        assert says_who_is_silent(said, rank, other)
+        assert "The job ends (Patience(silent=6))." in said
+
+
+@pytest.mark.parametrize("job", ["2 hosts, horovodrun"], indirect=True)
+def test_a_silent_host_is_named_before_horovod_gives_up_on_it(job):
+    failure, took_s = cut_for_good(job)
+    assert took_s < 20.0 + 15.0
+    said = failure.result.stderr[0]
+    assert says_who_is_silent(said, 0, 1)
+    assert "Collectives fail after 20 s of it." in said
+    assert said.index("does not answer") < said.index("HorovodInternalError")
+
+
+def cut_for_good(job):
+    """How the job ended, and how long after the cut."""
+    ranks, _, cuts = job
     with pytest.raises(RankError) as caught:
         _ = ranks[0]["a cut for good"]
-    failure = caught.value
-    print(failure)
-    assert EXIT_CODE in failure.exit_codes.values()
-    said = failure.result.stderr
-    assert re.search(r"rank 0 has waited for \d+ s in round \d+, at .* for rank 1.*, which does not answer", said[0])
+    return caught.value, time.monotonic() - cuts[-1]
+
+
+def says_who_is_silent(said, rank, other):
+    return re.search(
+        rf"rank {rank} has waited for \d+ s .* for rank {other} on host{other}, which does not answer", said
+    )
