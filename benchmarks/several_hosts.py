@@ -120,7 +120,7 @@ class Rank:
                 if cycle >= 0:
                     turns[name].append((samples, time.perf_counter() - began))
             if self.rank == 0:
-                print("cycle", flush=True)
+                print(f"{self.launcher}: turn {cycle + 1} of {cycles}", flush=True)
         return turns
 
 
@@ -169,7 +169,10 @@ def main() -> int:
         for launcher in options.only:
             starter = getattr(hosts, launcher)()
             arguments = [launcher, options.cycles]
-            reports = launch(__file__, 2, arguments, timeout_s=600, env=env, starter=starter).reports
+            reports = launch(
+                __file__, 2, arguments, timeout_s=600, env=env, starter=starter,
+                on_line=lambda rank, line: print(line, flush=True) if rank == 0 else None,
+            ).reports  # fmt: skip
             rows += [row(launcher, scheme, reports) for scheme in ("lb-bsp", "elastic-bsp")]
             slowness = reports[1]["slowness"]
             print("\n".join(rows[-2:]), flush=True)
