@@ -108,9 +108,9 @@ class Hosts:
             raise HostsUnavailableError(why)
         self.names = tuple(f"host{number}" for number in range(count))
         self.addresses = tuple(map(switch.address, range(count)))
-        self._directory = tempfile.TemporaryDirectory(prefix="hvd-hetero-hosts-")
+        self._directory = Path(tempfile.mkdtemp(prefix="hvd-hetero-hosts-"))
         self._switch = subprocess.Popen(
-            [sys.executable, "-S", switch.__file__, str(mtu), *self.names],
+            [sys.executable, "-S", switch.__file__, str(self._directory), str(mtu), *self.names],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,  # a Ctrl-C is for this process, which then ends the switch
         )  # fmt: skip
@@ -160,11 +160,11 @@ class Hosts:
         """
         from hvd_hetero.testing.launch import horovodrun_of
 
-        folder = Path(self._directory.name)
         cases = [f'  {name}) exec {shlex.join(self.on(n))} sh -c "$*" ;;' for n, name in enumerate(self.names)]
-        (folder / "ssh").write_text(_SSH.replace("{cases}", "\n".join(cases)))
-        (folder / "ssh").chmod(0o755)
-        path = f"PATH={folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        ssh = self._directory / "ssh"
+        ssh.write_text(_SSH.replace("{cases}", "\n".join(cases)))
+        ssh.chmod(0o755)
+        path = f"PATH={self._directory}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         hosts = ",".join(f"{name}:{per_host}" for name in self.names)
         return [
             *self.on(0), "/usr/bin/env", path, python, rank.__file__, "--exec", horovodrun_of(python),
@@ -183,7 +183,7 @@ class Hosts:
         except subprocess.TimeoutExpired:
             self._switch.kill()
             self._switch.wait()
-        self._directory.cleanup()
+        shutil.rmtree(self._directory, ignore_errors=True)  # if the switch has not come to it
 
     def __enter__(self) -> Hosts:
         return self

@@ -1,6 +1,7 @@
 """The switch between the hosts of `hvd_hetero.testing.namespaces`: a process that makes them and carries their packets.
 
-Run as ``python switch.py MTU name...``, by its path and with the standard library only, so that it starts at once.
+Run as ``python switch.py DIRECTORY MTU name...``, by its path and with the standard library only, so that it starts at
+once. DIRECTORY is the owner's, for what commands on the hosts need.
 
 Each host is a network, a UTS and a mount namespace: interfaces, a host name and an ``/etc/hosts`` of its own. Its one
 interface is a TUN device. This process reads each packet, lets it pass the links of its sender and its receiver, and
@@ -16,7 +17,7 @@ the way out, as netem's would on the sender's interface, and the slower of the t
 wait longer than a buffer holds is dropped, and so are packets of a link that is cut, those on their way included.
 
 The namespaces have no names. They end with this process and the last one inside, so a killed run leaves nothing. This
-process ends with its standard input, and ends what still runs on the hosts then.
+process ends with its standard input. Then it ends what still runs on the hosts, and removes the directory.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import math
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -201,7 +203,7 @@ def _say(text: str = "") -> None:
     sys.stdout.flush()
 
 
-def main(mtu: int, names: Sequence[str]) -> None:
+def main(directory: str, mtu: int, names: Sequence[str]) -> None:
     """Make the hosts, tell where they are, and carry packets until standard input ends."""
     try:
         devices, held = _make(names, mtu)
@@ -236,7 +238,8 @@ def main(mtu: int, names: Sequence[str]) -> None:
             with contextlib.suppress(BlockingIOError):  # full: dropped, as in a network
                 os.write(devices[to], packet)
     _end_inhabitants(namespaces)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -229,14 +229,16 @@ def test_what_stands_in_for_ssh_runs_a_command_on_the_host_as_horovodrun_asks(mo
 
 
 @needs_hosts
-def test_a_killed_owner_leaves_no_process_and_no_host():
+def test_a_killed_owner_leaves_no_process_no_host_and_no_file():
     text = (
         "import subprocess, time\nfrom hvd_hetero.testing import Hosts\nhosts = Hosts(1)\n"
         "inside = subprocess.Popen([*hosts.on(0), 'sleep', '60'])\n"
-        "print(hosts._switch.pid, inside.pid, flush=True)\ntime.sleep(60)"
+        "print(hosts._switch.pid, inside.pid, hosts._directory, flush=True)\ntime.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in owner.stdout.readline().split()]
+    *pids, directory = owner.stdout.readline().split()
+    pids = [int(pid) for pid in pids]
+    assert os.path.isdir(directory)
     assert all(map(psutil.pid_exists, pids))
     owner.kill()
     owner.wait()
@@ -245,6 +247,7 @@ def test_a_killed_owner_leaves_no_process_and_no_host():
     while (alive := [pid for pid in pids if runs(pid)]) and time.monotonic() < until:
         time.sleep(0.02)
     assert alive == []
+    assert not os.path.exists(directory)
 
 
 def runs(pid):
