@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +112,6 @@ class SavedTraining:
         self._session = session
         self._batches = batches
         self._parts = parts
-        self._inside = self._readable = False
         self._saved_at = 0
         self._host = socket.gethostname()
         self._load()
@@ -122,11 +122,18 @@ class SavedTraining:
 
         After an epoch that was left by ``break``, the training goes on in that epoch.
         """
-        if self._batches.iterating and not self._inside:
+        if self._batches.iterating:
             raise RoundStateError(
                 "save() inside an iteration over the loader, whose body does not run on a rank without data: leave it "
                 "to rounds_per_save, which saves on every rank, or call save() between two iterations"
             )
+        self._save()
+
+    def _save_if_due(self) -> None:
+        if self.rounds_per_save is not None and self._session.balancer.rounds - self._saved_at >= self.rounds_per_save:
+            self._save()
+
+    def _save(self) -> None:
         session, survival = self._session, Survival()
         survival.keep(session.balancer, self._batches.state_dict())
         own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
@@ -134,15 +141,6 @@ class SavedTraining:
             if session.wire.rank == 0:
                 self._write({**survival.state_dict(), "own": list(own)})
         self._saved_at = session.balancer.rounds
-
-    def _save_if_due(self) -> None:
-        if self.rounds_per_save is None or self._session.balancer.rounds - self._saved_at < self.rounds_per_save:
-            return
-        self._inside = True
-        try:
-            self.save()
-        finally:
-            self._inside = False
 
     def _write(self, progress: Mapping[str, Any]) -> None:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
@@ -153,7 +151,7 @@ class SavedTraining:
                 torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if not self._readable:
+            if not _plain(content):
                 self._require_readable(partial, parts)
             partial.replace(self.path)
         except Exception as error:
@@ -165,7 +163,7 @@ class SavedTraining:
             ) from error
 
     def _require_readable(self, partial: Path, parts: Mapping[str, Any]) -> None:
-        """Before the first file takes its place: nothing is unpickled when it is read, so it must be plain data."""
+        """Before it takes the former one's place: nothing is unpickled when it is read, and it is not all plain."""
         try:
             torch.load(partial, map_location="cpu", weights_only=True)
         except Exception as error:
@@ -174,7 +172,6 @@ class SavedTraining:
                 f"the state of {', '.join(odd) or 'this training'} is not of tensors and plain data, and could not be "
                 f"read again ({error}); let its state_dict() return numbers, texts, lists, dicts and tensors"
             ) from error
-        self._readable = True
 
     def _load(self) -> None:
         session, wire = self._session, self._session.wire
@@ -217,13 +214,16 @@ class SavedTraining:
             content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
             version, names = content["version"], set(content["parts"])
             progress = content["progress"]
-            whole = {"common", "place", "own"} <= set(progress) and all(len(each) == 2 for each in progress["own"])
+            if not (
+                {"common", "place", "rates_for"} <= set(progress) and all(len(own) == 2 for own in progress["own"])
+            ):
+                raise ValueError("something is missing")
         except Exception as error:  # whatever a file that somebody else wrote makes of it
             raise HeteroError(
                 f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
                 "begin anew, or give another path"
             ) from error
-        if version != _VERSION or names != set(self._parts) or not whole:
+        if version != _VERSION or names != set(self._parts):
             raise HeteroError(
                 f"{self.path} holds {', '.join(sorted(names))} in version {version}, and this training saves "
                 f"{', '.join(sorted(self._parts))} in version {_VERSION}; give the same parts, or another path"
@@ -248,9 +248,9 @@ class SavedTraining:
 
 
 def _plain(state: Any) -> bool:
-    """Whether it is of tensors and plain data alone."""
-    if isinstance(state, Mapping):
+    """Whether it is of tensors and plain data alone, which can be read again whatever else can."""
+    if type(state) in (dict, OrderedDict):
         return all(map(_plain, [*state, *state.values()]))
-    if isinstance(state, list | tuple | set):
+    if type(state) in (list, tuple):
         return all(map(_plain, state))
-    return type(state) in (int, float, bool, str, bytes, type(None)) or isinstance(state, torch.Tensor)
+    return type(state) in (int, float, bool, str, type(None), torch.Tensor)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
-from _alternating import STOCK, STOCK_S, alternate
+from _alternating import STOCK, alternate
 from _by_hand import PASS, PASSES, ByHand
 from gpu.networks import Network, networks
 from gpu.shares import take_share
@@ -285,8 +285,7 @@ def overhead(name: str, device: str, pairs: int) -> dict[str, list[float]]:
         return Blocks(Training(network, device, batch).balanced(policy, batch)[1], device)
 
     ddp = Blocks(Training(network, device, samples).ddp(samples), device)
-    ratios = alternate(pairs, name, {STOCK: ddp, "bsp": ours("bsp"), "lb-bsp": ours("lb-bsp")}, BLOCK)
-    return ratios | {STOCK_S: ratios[STOCK_S]}
+    return alternate(pairs, name, {STOCK: ddp, "bsp": ours("bsp"), "lb-bsp": ours("lb-bsp")}, BLOCK)
 
 
 def twice(training: Training) -> None:
@@ -317,10 +316,6 @@ def main(what: str, name: str, device: str, backend: str, percentages: str, time
         report(unequal(name, device, times, slow))
     elif what == "overhead":
         report(overhead(name, device, times))
-    elif what == "probe":
-        dist.all_reduce(total := torch.ones(1, device=device))
-        done(device)
-        report(float(total))
     dist.destroy_process_group()
 
 

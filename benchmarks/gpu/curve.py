@@ -28,6 +28,7 @@ from _report import write_result
 from gpu.networks import Network, networks
 from torch.nn import functional
 
+from hvd_hetero.allocation import Gamma
 from hvd_hetero.measurement.device_curve import DeviceCurve, Measured, profile_step
 from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.device_shares import LADDER_STEPS, ladder
@@ -95,10 +96,10 @@ def measured(name: str, network: Network, longest_s: float) -> tuple[list[str], 
     return rows, True
 
 
-def _row(name: str, how: str, gamma: object, curve: DeviceCurve | None) -> str:
+def _row(name: str, how: str, gamma: Gamma, curve: DeviceCurve | None) -> str:
     ends = "|" if curve is None else f"{curve.largest} | {curve.smallest_failure or 'not reached'}"
-    slope, intercept = 1e6 * gamma.slope_s, 1e3 * gamma.intercept_s  # type: ignore[attr-defined]
-    return f"| {name} | {how} | {slope:.2f} | {intercept:.3f} | {gamma.saturation:.0f} | {ends} |"  # type: ignore[attr-defined]
+    slope, intercept = 1e6 * gamma.slope_s, 1e3 * gamma.intercept_s
+    return f"| {name} | {how} | {slope:.2f} | {intercept:.3f} | {gamma.saturation:.0f} | {ends} |"
 
 
 def main() -> int:

@@ -165,22 +165,36 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     """Nothing is unpickled, so a state must be plain: numpy's numbers are not."""
 
     class Odd:
+        value = 0.5
+
         def state_dict(self):
-            return {"fine": 1.0, "odd": np.float64(0.5)}
+            return {"fine": 1.0, "odd": self.value}
 
         def load_state_dict(self, state):
             raise AssertionError("there is no file")
 
     def refused(rank):
         job = Job(tmp_path / "run", every=None)
-        job.saved._parts["mine"] = Odd()
+        job.saved._parts["mine"] = odd = Odd()
+        job.saved.save()
+        before = (tmp_path / "run").read_bytes()
+        odd.value = np.float64(0.5)  # later, as an optimizer has its state from its first step on
         with pytest.raises(
             HeteroError, match="the state of mine is not of tensors and plain data" if rank == 0 else "rank 0"
         ):
             job.saved.save()
+        assert (tmp_path / "run").read_bytes() == before
 
     run_on_threads(refused, 2)
-    assert not list(tmp_path.iterdir())
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_is_plain_is_not_read_again(tmp_path, monkeypatch):
+    """That would cost every save as much again."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+    for policy in POLICIES:
+        run_on_threads(lambda rank, policy=policy: Job(tmp_path / policy, POLICIES[policy](), every=1).run(1), 2)
+        assert (tmp_path / policy).exists()
 
 
 def test_a_state_that_rank_0_cannot_load_stops_all_ranks(tmp_path):
