@@ -1,6 +1,7 @@
 """Read the lines of a run strictly: a file is a run, or one error that names the line and the key.
 
-Columns are gathered as plain machine numbers, so reading takes no more memory than the resulting arrays.
+Columns are gathered as plain machine numbers, so reading takes no more memory than the resulting arrays. What remains
+is mostly the parsing of numbers; orjson, where it is installed, does that in a seventh of the time.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ LONGEST_LINE = 2**24
 
 MOST_FIGURES = 2**24
 """Most rounds times ranks; each takes some 150 bytes."""
+
+_Parser: TypeAlias = Callable[[bytes], Any]
 
 _RULES = {
     (True, False): "a whole number, 0 or more",
@@ -47,10 +50,11 @@ def read_lines(
     A missing ``optional`` key counts as 0. A last line cut short, as a killed run leaves it, is ignored.
     """
     lines, path = _lines(Path(path)), named(path)
+    parse = _parser()
     first = next(lines, None)
     if first is None:
         raise ValueError(f"{path} holds no telemetry: it has no complete line; name the file of a run")
-    header = _header(first, path, schema, version)
+    header = _header(first, parse, path, schema, version)
     workers: int = header["workers"]
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
     rounds = 0
@@ -59,7 +63,7 @@ def read_lines(
         rounds += 1
         if rounds * workers > MOST_FIGURES:
             raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
-        row = _object(line, source)
+        row = _object(line, parse, source)
         for name, kind in per_round.items():
             columns[name].append(_number(row.get(name), kind, f"{source}: {name}", null=False))
         for name, kind in per_rank.items():
@@ -87,9 +91,9 @@ def _lines(path: Path) -> Iterator[bytes]:
                 raise ValueError(f"{named(path)} has a line of more than {LONGEST_LINE} bytes, as no telemetry has")
 
 
-def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]:
+def _header(line: bytes, parse: _Parser, path: str, schema: str, version: int) -> dict[str, Any]:
     try:
-        header = _object(line, "")
+        header = _object(line, parse, "")
     except ValueError:
         header = {}
     if header.get("schema") != schema:
@@ -115,15 +119,27 @@ def _header(line: bytes, path: str, schema: str, version: int) -> dict[str, Any]
     return header
 
 
-def _object(line: bytes, source: str) -> dict[str, Any]:
+def _object(line: bytes, parse: _Parser, source: str) -> dict[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8"))
+        found = parse(line)
     except (ValueError, RecursionError) as error:
         why = "it nests too deep" if isinstance(error, RecursionError) else error
         raise ValueError(f"{source} is no JSON: {why}; cut the file before that line, or remove it") from None
     if not isinstance(found, dict):
         _refuse(source, "a JSON object", found)
     return found
+
+
+def _parser() -> _Parser:
+    try:
+        from orjson import loads
+    except ImportError:
+        return lambda line: json.loads(line.decode("utf-8"), parse_constant=_no_number)
+    return loads
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def _number(value: Any, kind: type, source: str, *, null: bool) -> Any:

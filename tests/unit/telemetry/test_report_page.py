@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -154,11 +155,18 @@ def header_and(line: bytes = b"", **changed) -> bytes:
         (header_and(plan=[None, 1]), "plan must hold whole numbers"),
         (header_and(input_s=["1", 1]), "input_s must hold numbers"),
         (header_and(cpu=[True, 1]), "cpu must hold numbers"),
-        (header_and(wait_s=[float("nan"), 1]), "wait_s must hold numbers"),
-        (header_and(wait_s=[float("inf"), 1]), "wait_s must hold numbers"),
+        (header_and(wait_s=[float("nan"), 1]), "line 2 is no JSON"),
+        (header_and(wait_s=[float("inf"), 1]), "line 2 is no JSON"),
+        (header_and(wait_s=[10**400, 1]), "run.jsonl, line 2"),
     ],
 )
-def test_a_file_that_is_no_run_is_an_error_and_leaves_no_page(tmp_path, capsys, content, message):
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_file_that_is_no_run_is_an_error_and_leaves_no_page(
+    tmp_path, capsys, monkeypatch, content, message, installed
+):
+    """Whichever parser reads it: orjson, or without that the standard library's."""
+    if not installed:
+        monkeypatch.setitem(sys.modules, "orjson", None)
     path = tmp_path / "run.jsonl"
     path.write_bytes(content)
     assert main(["report", str(path)]) == 2
