@@ -19,6 +19,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+from pids import ended
 from rich.console import Console
 
 from hvd_hetero.cli import commands as cli
@@ -589,17 +590,7 @@ def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None
     parent = "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     with pytest.raises(KeyboardInterrupt):
         process.run_logged([sys.executable, "-c", parent], log=tmp_path / "log", doing="", on_line=interrupt)
-    deadline_s = time.monotonic() + 10
-    while _alive(started[0]) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert not _alive(started[0])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    assert ended(started[0])
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])

@@ -7,12 +7,13 @@ import socket
 import sys
 import textwrap
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 import psutil
 import pytest
+from pids import ended
 
 from hvd_hetero.testing import HangError, LaunchError, Preloaded, RankError, launch, report
 from hvd_hetero.testing.processes import stacks
@@ -229,9 +230,7 @@ def test_a_job_that_hangs_is_ended_with_all_threads_of_all_living_ranks_in_the_m
     assert "die_with_launcher" not in message
     pids = [int(pid) for pid in caught.value.result.stdout[0].split()]
     assert len(pids) == 2
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # ended; reaping it is init's business
+    assert ended(*pids)
 
 
 def test_a_rank_that_has_ended_or_cannot_answer_is_said_so(run, monkeypatch):
@@ -278,8 +277,7 @@ def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
 
     with pytest.raises(KeyError, match="the caller's own"):
         run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
-    with suppress(psutil.NoSuchProcess):
-        assert psutil.Process(pids[0]).status() == psutil.STATUS_ZOMBIE
+    assert ended(pids[0])
 
 
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)

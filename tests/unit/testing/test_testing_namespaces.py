@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from pids import ended
 
 from hvd_hetero.testing import Hosts, HostsUnavailableError, hosts_available, namespaces
 from hvd_hetero.testing.switch import Lane, Link, Switch
@@ -243,18 +243,8 @@ def test_a_killed_owner_leaves_no_process_no_host_and_no_file():
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    until = time.monotonic() + 10
-    while (alive := [pid for pid in pids if runs(pid)]) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert alive == []
+    assert ended(*pids)
     assert not os.path.exists(directory)
-
-
-def runs(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @needs_hosts
