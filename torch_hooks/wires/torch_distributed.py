@@ -35,6 +35,10 @@ Collectives of different groups may run at once. For NCCL, whose kernels share a
 two groups find room together, as PyTorch's documentation says of any program with several groups. Only device tensors
 use NCCL, so these groups are the buckets' and, with ``SyncBatchNorm`` or neighbour averaging, the wire's own.
 
+**Groups are held weakly**; ``torch.distributed`` keeps them until they are destroyed. If one outlived that in garbage
+which the collector has yet to find, it would end a process where the collector finds it in a fork (a worker of a data
+loader): Gloo's destructor joins a thread that is not there.
+
 It has run with Gloo, on CPUs and on a GPU that several ranks share, and with NCCL on one rank alone (``docs/gpu.md``).
 """
 
@@ -93,13 +97,27 @@ class Call:
         self.works: Sequence[Any] | None = None
 
 
+def _alive(group: Any) -> Any:
+    if group is None:
+        raise RoundStateError(
+            "the process group of this LoadBalance has been destroyed; make LoadBalance, loader and optimizer anew "
+            "after init_process_group()"
+        )
+    return group
+
+
 class _Track:
     """A process group, and how many calls were started on it here."""
 
     def __init__(self, group: Any) -> None:
-        self.group = group
+        self._held = weakref.ref(group)
         self.started = 0
         self.held_by: Callable[[], _Line | None] = lambda: None
+
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        return _alive(self._held())
 
 
 class _Line:
@@ -113,15 +131,25 @@ class _Line:
     """Hosts that the ranks are on."""
 
     def __init__(self, wire: ProcessGroupWire | None, track: _Track) -> None:
-        self._wire = self if wire is None else wire
+        self._made_by = wire  # None: this is the wire itself
         self._track = track
-        self._group = track.group
         self._turns = Turns()
         self._enough: dict[str, int] = {}  # rows to send along in the next gather of this name
         self._uneven: list[Call] = []  # gathers whose second call, if any, is to start in this order
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
         track.held_by = weakref.ref(self)
+
+    @property
+    def _group(self) -> Any:
+        return self._track.group
+
+    @property
+    def _wire(self) -> ProcessGroupWire:
+        if self._made_by is not None:
+            return self._made_by
+        assert isinstance(self, ProcessGroupWire), "others are made by one"
+        return self
 
     @property
     def limits(self) -> Limits:
@@ -304,10 +332,15 @@ class ProcessGroupWire(_Line):
                 "torch.distributed has no process group; call torch.distributed.init_process_group() in each process "
                 "that torchrun starts"
             )
-        self.of = c10d._get_default_group() if group is None else group
+        self._of = weakref.ref(c10d._get_default_group() if group is None else group)
         self._tracks: list[_Track] = []
         super().__init__(None, _Track(self._new_group()))
         self.hosts = len(set(self.allgather_object(socket.gethostname(), name="hetero.hosts")))
+
+    @property
+    def of(self) -> Any:
+        """The process group that this wire is for; None: it has been destroyed."""
+        return self._of()
 
     def line(self) -> _Line:
         """Return a line beside this one: one that no rank uses any more, if there is one, or a new one.
@@ -324,11 +357,12 @@ class ProcessGroupWire(_Line):
         return _Line(self, self._tracks[-1])
 
     def _new_group(self) -> Any:
+        of = _alive(self.of)
         return dist.new_group(
-            dist.get_process_group_ranks(self.of),
-            timeout=timeout_of(self.of),
-            backend=with_cpu(dist.get_backend_config(self.of)),
-            use_local_synchronization=self.of is not c10d._get_default_group(),
+            dist.get_process_group_ranks(of),
+            timeout=timeout_of(of),
+            backend=with_cpu(dist.get_backend_config(of)),
+            use_local_synchronization=of is not c10d._get_default_group(),
         )
 
 

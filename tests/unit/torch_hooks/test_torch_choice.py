@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from hvd_hetero.communication.threads import PeerLostError  # noqa: E402
+from hvd_hetero.errors import RoundStateError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples  # noqa: E402
 from torch_hooks.gradients.compression import compressor  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402
@@ -65,6 +67,24 @@ def test_a_lone_rank_trains(group):
     assert balance.rounds == 3
     assert average_by_samples(2.0, 3) == 2.0
     balance.close()
+
+
+def test_no_group_outlives_its_end_in_what_the_collector_has_yet_to_find(tmp_path):
+    """Where that is in a fork, as in a worker of a data loader, Gloo's destructor joins a thread that is not there."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    wire = ProcessGroupWire(dist.new_group([0]))
+    balance = LoadBalance("bsp", global_batch=4, wire=wire)
+    line = wire.line()
+    groups = [weakref.ref(group) for group in (wire.of, wire._group, line._group)]
+    dist.destroy_process_group()
+    assert [group() for group in groups] == [None] * 3
+    for ended in (
+        wire.line,
+        lambda: line.start_sum(torch.ones(1), "a sum"),
+        lambda: average_by_samples(2.0, 3, balance),
+    ):
+        with pytest.raises(RoundStateError, match=r"has been destroyed; make LoadBalance, .* after init_process_group"):
+            ended()
 
 
 def test_a_wire_can_be_of_a_group(group):
