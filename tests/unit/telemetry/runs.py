@@ -32,3 +32,16 @@ def write(settings, rounds: int, workers: int = 2) -> TelemetryWriter:
     for number in range(rounds):
         writer(finished(number, workers, wait_s=number - 1.0))
     return writer
+
+
+def recorded(path, rounds=6, workers=3, settings=None):
+    """A run whose ranks take different times, with some time of the user's own between rounds."""
+    rng = np.random.default_rng(0)
+    work = rng.uniform(0.01, 0.05, (rounds, workers)).round(6)
+    wait = (0.06 - work).round(6)
+    writer = write(settings or path, 0, workers)
+    for i in range(rounds):
+        told = {"compute_s": work[i], "input_s": 0.002, "wait_s": wait[i - 1] if i else 0.0}
+        writer(finished(i, workers, 0.0734567, samples=[10, 20, 30][:workers], **told))
+    writer.close()
+    return work, wait

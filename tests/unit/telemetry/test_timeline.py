@@ -1,7 +1,7 @@
 """The timeline of a run, read back by a reader of the Trace Event Format that knows nothing of how it was written.
 
-Perfetto's own trace processor is a program that its wheel downloads, which cannot be done here. The reader below does
-what its importer does with these kinds of events: rows by ``tid``, names by metadata, slices nested by their times.
+It does what Perfetto's importer does with these kinds of events: rows by ``tid``, names by metadata, slices nested by
+their times. What Perfetto itself makes of a timeline is in ``test_timeline_in_perfetto``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from runs import finished, write
+from runs import finished, recorded, write
 
 from hvd_hetero.cli.commands import main
 from hvd_hetero.telemetry import Telemetry, read_run
@@ -47,19 +47,6 @@ def read(path):
         for (begin, lasting, *_), (later, *_) in pairwise(found):
             assert begin + lasting <= later, "slices that overlap in part would be drawn wrong"
     return rows, counters, names[None]
-
-
-def recorded(path, rounds=6, workers=3, settings=None):
-    """A run whose ranks take different times, with some time of the user's own between rounds."""
-    rng = np.random.default_rng(0)
-    work = rng.uniform(0.01, 0.05, (rounds, workers)).round(6)
-    wait = (0.06 - work).round(6)
-    writer = write(settings or path, 0, workers)
-    for i in range(rounds):
-        told = {"compute_s": work[i], "input_s": 0.002, "wait_s": wait[i - 1] if i else 0.0}
-        writer(finished(i, workers, 0.0734567, samples=[10, 20, 30][:workers], **told))
-    writer.close()
-    return work, wait
 
 
 def total(row, name):
