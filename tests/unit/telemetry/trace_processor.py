@@ -99,7 +99,7 @@ class TraceProcessor:
         (code,) = Path(home).glob("web_dist/*/trace_processor.wasm")
         context.eval(BRIDGE)
         most = len(trace) + 65536  # the trace goes in as one request
-        self._call("start(box, %d)" % most, code.read_bytes())
+        self._call(f"start(box, {most})", code.read_bytes())
         self._request(APPEND, _field(101, trace))
         self._request(FINALIZE)
 
