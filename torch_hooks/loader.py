@@ -16,6 +16,7 @@ from torch_hooks.data.counting import Collate, Counter
 from torch_hooks.data.micro_batches import MicroBatches
 from torch_hooks.data.orders import order_of
 from torch_hooks.data.streams import ReadSamples
+from torch_hooks.data.workers import EndsWithRank
 from torch_hooks.load_balance import LoadBalance
 
 __all__ = ["BalancedLoader"]
@@ -115,7 +116,11 @@ class BalancedLoader:
                 "cannot read, or use policy='lb-bsp'"
             )
         self._streams = isinstance(dataset, IterableDataset)
-        loader_options |= {"num_workers": num_workers, "prefetch_factor": prefetch_factor}
+        loader_options |= {
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "worker_init_fn": EndsWithRank(loader_options.get("worker_init_fn")),
+        }
         if self._streams:  # worker processes read samples, and batches are made here
             of_batches = {name: loader_options.pop(name) for name in _OF_BATCHES if name in loader_options}
         else:

@@ -1,0 +1,36 @@
+"""Worker processes of a loader end with their rank.
+
+A worker is a fork of its rank, with a copy of each of its connections to other ranks. If the rank is killed, these stay
+open, and nobody learns of it before the worker ends. By itself it looks for its parent every five seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+__all__ = ["EndsWithRank"]
+
+
+class EndsWithRank:
+    """A ``worker_init_fn`` that has the worker end with the process that made this object, and calls the user's."""
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._rank = os.getpid()
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        """Begin to wait for the rank's end, in a thread: who forks is in some methods of starting not the rank."""
+        with suppress(AttributeError, OSError):  # no Linux, or an old one: the worker looks every five seconds
+            threading.Thread(target=_end_after, args=(os.pidfd_open(self._rank),), daemon=True).start()
+        if self._then is not None:
+            self._then(worker)
+
+
+def _end_after(process: int) -> None:
+    select.select([process], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)
