@@ -1,6 +1,6 @@
 """Recognise handwritten digits on ranks of unequal speed that Ray starts: a whole PyTorch script.
 
-    python examples/torch_ray.py
+    RAY_DEDUP_LOGS=0 python examples/torch_ray.py
 
 It starts Ray on this machine, or uses the cluster that ``RAY_ADDRESS`` names. It needs Horovod, Ray, and scikit-learn,
 which holds the 1,797 digits. The training is that of ``torch_digits.py``; only what is below ``if __name__`` differs.
@@ -58,7 +58,9 @@ def train(policy: str, epochs: int, slow: int | None, telemetry: str | None) -> 
             right = (model(test[0][mine]).argmax(1) == test[1][mine]).sum()
         accuracy = hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(test[1])
         if hvd.rank() == 0:
-            print(f"epoch {epoch + 1}: accuracy {accuracy:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True)
+            print(
+                f"epoch {epoch + 1}: accuracy {accuracy:.3f}, batches {' + '.join(map(str, balance.plan))}", flush=True
+            )
     return accuracy
 
 

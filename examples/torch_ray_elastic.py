@@ -1,14 +1,13 @@
 """Recognise handwritten digits on ranks of Ray that may die and join during training: a whole PyTorch script.
 
     ray start --head --num-cpus 1
-    ray start --address "$(hostname -i):6379" --node-ip-address 127.0.0.2 --num-cpus 1
+    ray start --address 127.0.0.1:6379 --node-ip-address 127.0.0.2 --num-cpus 1 --temp-dir /tmp/ray2
     RAY_DEDUP_LOGS=0 python examples/torch_ray_elastic.py
-    ray stop
 
 Each rank prints the number of its process. End one with ``kill -9``: the others go on from the last commit. Or let one
-more join, by another ``ray start`` at ``127.0.0.3``. Each rank has a node of its own, because Horovod gives up the whole
-node of a rank that has failed; here all nodes are this machine, under several addresses. It needs Horovod, Ray, and
-scikit-learn, which holds the digits.
+more join, by another ``ray start`` at 127.0.0.3. Horovod gives up the whole node of a rank that has failed, so each
+rank has its own; here all of them are this machine. ``ray stop`` ends them. It needs Horovod, Ray, and scikit-learn,
+which holds the digits.
 """
 
 from __future__ import annotations
