@@ -141,6 +141,7 @@ def test_ranks_of_ray_use_the_interface_that_horovod_found_and_share_a_key(of_fi
         assert rank["interface"] == cluster.hosts.interface
         assert rank["named"] == rank["bound"]
         assert rank["keys"][0] == rank["keys"][1] != ""
+    assert "DeprecationWarning" not in of_fixed_size["said"], "Horovod calls what Ray will remove"
     assert sorted(rank["named"] for rank in ranks) == [[address] for address in cluster.hosts.addresses]
 
 
@@ -161,6 +162,7 @@ def test_a_rank_killed_under_an_elastic_ray_executor_costs_no_sample(cluster, re
         job = json.dumps([cluster.hosts.interface, env, *arguments])
         said = cluster.run(HERE / "workers/ray_jobs.py", "elastic", job)
         assert said.splitlines()[-1] == "1", "ranks that came to the end"
+        assert "DeprecationWarning" not in said, "Horovod calls what Ray will remove"
         return SimpleNamespace(stderr=[said])
 
     reports, record, said = elastic_jobs.run(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from functools import partial
@@ -91,7 +92,12 @@ def started(environ: dict[str, str]) -> RayExecutor:
 
 
 def elastic(nic: str, environ: dict[str, str], spec: str) -> int:
-    """One job whose ranks write down what they see; how many came to the end."""
+    """One job whose ranks write down what they see; how many came to the end.
+
+    As on Debian, the name of this host means loopback to itself.
+    """
+    resolve, own = socket.gethostbyname, socket.gethostname()
+    socket.gethostbyname = lambda name: "127.0.1.1" if name == own else resolve(name)
     settings = ElasticRayExecutor.create_settings(min_num_proc=1, max_num_proc=2, nics={nic}, reset_limit=3)
     executor = ElasticRayExecutor(settings, env_vars={"HOROVOD_WAIT_SLEEP_US": "200", **environ})
     executor.start()
