@@ -1,7 +1,7 @@
 """Recognise handwritten digits on ranks of Ray that may die and join during training: a whole PyTorch script.
 
     ray start --head --num-cpus 1
-    ray start --address 127.0.0.1:6379 --node-ip-address 127.0.0.2 --num-cpus 1 --temp-dir /tmp/ray2
+    ray start --address 127.0.0.1:6379 --node-ip-address 127.0.0.2 --num-cpus 1 --temp-dir ~/ray2
     RAY_DEDUP_LOGS=0 python examples/torch_ray_elastic.py
 
 Each rank prints the number of its process. End one with ``kill -9``: the others go on from the last commit. Or let one
