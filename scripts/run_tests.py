@@ -36,7 +36,7 @@ BESIDE = ("gates", "wheel")
 # These run in PyTorch's half, which without them would end long before Keras's.
 IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
 # These mostly wait.
-IDLE = ("test_hosts.py", "test_strangers.py", "test_watchdog.py")
+IDLE = ("test_hosts.py", "test_ray.py", "test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENDING = Event()
