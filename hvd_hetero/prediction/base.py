@@ -5,7 +5,7 @@ and ``m^k`` that were read *before* that round (`measurement.readings`), and say
 will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
 not grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 
-Contract, checked by the conformance suite for every member of the family:
+Contract, checked by a conformance suite (`hvd_hetero.testing.predictors`) for every member of the family:
 
 - ``predict`` is ``nan`` before the first valid measurement, finite and positive afterwards;
 - whatever the drivers say, a forecast is between the slowest measured speed / `MARGIN` and `MARGIN` times the fastest;
