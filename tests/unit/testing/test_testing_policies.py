@@ -1,9 +1,6 @@
 """The conformance suite holds for all schemes, and finds policies that break its rules."""
 
 import itertools
-import re
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,12 +142,3 @@ def test_a_policy_that_breaks_a_rule_is_found(broken, rule):
 
 def test_the_suite_runs_without_pytest():
     assert len(run(TestBSP())) == 7
-
-
-def test_the_example_of_the_documentation_holds_all_rules():
-    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    policy, suite = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names = {"LoadBalance": SimpleNamespace}
-    exec(policy + suite, names)
-    assert names["balance"].policy.first(3, 10).samples == (4, 3, 3)
-    assert len(run(names["TestBySamplesDone"]())) == 7
