@@ -111,7 +111,7 @@ def replay(run: Run) -> Replay:
     def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
         amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
         with_round = amounts + [fixed(each).round for each in found]
-        # A rank without a sample, and without a fixed cost, has done nothing, and takes no time in the simulation either.
+        # A rank without a sample or a fixed cost has done nothing, and takes no time in the simulation either.
         share = np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
         work_s = busy_s[keep] * share
         rest_s = np.maximum(run.elapsed_s[keep] - work_s.max(axis=1), 0.0)

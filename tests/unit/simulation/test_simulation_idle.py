@@ -79,7 +79,7 @@ def test_the_best_split_of_a_run_with_an_idle_rank_is_found(changed):
 
 def test_any_idle_rounds_end_in_figures_or_an_error(changed):
     """Drawn by a seed: samples, pieces, seconds and plans of either rank, or of both, are 0 in some rounds."""
-    dice, told = random.Random(0), 0
+    dice, told, refused = random.Random(0), 0, []
     for _ in range(30):
         changes = {}
         for number in dice.sample(range(ROUNDS), dice.choice([1, 1, 3, ROUNDS])):
@@ -91,14 +91,16 @@ def test_any_idle_rounds_end_in_figures_or_an_error(changed):
             try:
                 found = alternatives(changed(changes))
             except ValueError as error:
-                assert "at least 2 rounds" in str(error) or "is not known" in str(error) or "must" in str(error)
+                refused.append(str(error))
                 continue
         told += 1
         for each in found.each:
             assert np.isfinite([each.samples_per_s, each.least, each.most]).all(), changes
     assert told > 15, "most runs can be replayed"
+    assert all("is not known" in each or "must be above 0" in each for each in refused), refused
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_search_that_cannot_end_is_an_error():
     """A factor that is no number allows no sample, however long the round is."""
     machines = Machines(Cluster.of_speeds([100.0, 200.0]))
