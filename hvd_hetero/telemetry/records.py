@@ -92,7 +92,8 @@ class Recorder:
     def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
         """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed.
 
-        One of ``ours`` is quick, whatever happens, and so is told of the end even where the process has no time.
+        The record is the listener's own, to keep or to change. One of ``ours`` changes none, and spares the copy. It is
+        quick, whatever happens, and so is told of the end even where the process has no time.
         """
         self._listeners.append(_Listening(listener, every, ours))
 
@@ -126,10 +127,19 @@ class Recorder:
     def _release(self, wait_s: list[float | None]) -> None:
         assert self._held is not None, "the caller has looked"
         record, self._held = {**self._held, "wait_s": wait_s}, None
+        number = record["round"]
         for each in tuple(self._listeners):
-            if record["round"] % each.every == 0 and not _went_well(each.listener, each.listener, record):
-                self._listeners.remove(each)
+            if number % each.every:
+                continue
+            given = record if each.ours else _copy(record)
+            if not _went_well(each.listener, each.listener, given):
+                self._listeners = [other for other in self._listeners if other is not each]
                 _close(each.listener)
+
+
+def _copy(record: Record) -> Record:
+    """Return a record of one listener's own, which may change it: others get what was measured."""
+    return {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _close(listener: Listener) -> None:
