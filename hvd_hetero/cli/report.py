@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from hvd_hetero.telemetry.files import named
-    from hvd_hetero.telemetry.report.made import make_report
+    from hvd_hetero.telemetry.report.made import make_reports
     from hvd_hetero.telemetry.report.page import check_page, write_page
     from hvd_hetero.telemetry.report.terminal import write_summary
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_page:
         check_page(page)
     files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
-    reports = [make_report(file, replayed=not args.no_replay) for file in files]
+    reports = make_reports(files, replayed=not args.no_replay)
     console = Console(highlight=False)
     if console.width < _LEAST_WIDTH:
         console = Console(highlight=False, width=_LEAST_WIDTH)
