@@ -44,8 +44,13 @@ class Telemetry:
     rotate_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | os.PathLike):
+        if not isinstance(self.path, str | os.PathLike) or not isinstance(os.fspath(self.path), str):
             raise TypeError(f'telemetry must be a path, got {self.path!r}; write telemetry="run.jsonl"')
+        if not Path(self.path).name or "\0" in os.fspath(self.path):
+            raise ValueError(
+                f'telemetry must be the path of a file, got {os.fspath(self.path)!r}; write telemetry="run.jsonl", or '
+                "None for no record"
+            )
         integer("every", self.every, 1, way_out="with 1 every round is recorded")
         if self.rotate_bytes is not None:
             integer("rotate_bytes", self.rotate_bytes, 1, way_out="give bytes, such as 100_000_000, or None")
@@ -75,7 +80,11 @@ class RunFile:
             self._open()
         except OSError as error:
             if not goes_on:  # a mistake of the user, who should hear of it at once
-                raise
+                why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
+                raise type(error)(
+                    f"telemetry must be a file that rank 0 can write, got {str(self._path)!r}: {why}; name another "
+                    "file, or leave telemetry out"
+                ) from error
             self._warn(error)
         self._write(self._line_of_run())
 

@@ -201,6 +201,7 @@ def test_a_header_without_a_sampling_rate_is_of_an_older_run(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"path": 3}, TypeError, r'telemetry must be a path, got 3; write telemetry="run\.jsonl"'),
+        ({"path": os.PathLike}, TypeError, "telemetry must be a path, got <class"),
         ({"every": 0}, ValueError, "every must be at least 1, got 0; with 1 every round"),
         ({"every": 1.5}, TypeError, "every must be an integer"),
         ({"rotate_bytes": 0}, ValueError, "rotate_bytes must be at least 1, got 0"),
