@@ -168,6 +168,14 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
     """What this rank knew of its resources before each of these rounds; the start-up leaves none without one before."""
+    for name in ("cpu", "memory"):
+        read = getattr(run, name)[keep - 1, rank]
+        if (wrong := (read < 0) | (read > 1)).any():
+            first = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} on "
+                f"rank {rank}; remove that line"
+            )
     before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
     return tuple(Resources(cpu, memory) for cpu, memory in before)
 
