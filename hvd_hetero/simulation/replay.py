@@ -173,8 +173,8 @@ def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, 
         if (wrong := (read < 0) | (read > 1)).any():
             first = int(np.argmax(wrong))
             raise ValueError(
-                f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} on "
-                f"rank {rank}; remove that line"
+                f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} "
+                f"on rank {rank}; remove that line"
             )
     before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
     return tuple(Resources(cpu, memory) for cpu, memory in before)
