@@ -50,17 +50,9 @@ class PrometheusFile:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require("prometheus_client", "PrometheusFile", "prometheus")
-        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-            raise TypeError(f'path must be the path of a file, got {path!r}; write PrometheusFile("train.prom")')
-        if Path(path).suffix != ".prom" or "\0" in os.fspath(path):
-            raise ValueError(f"path must end in .prom, got {os.fspath(path)!r}; the collector reads no other files")
-        if not isinstance(every_s, numbers.Real):
-            raise TypeError(f"every_s must be a number of seconds, got {every_s!r}; the default is 15")
-        if not every_s >= 0:
-            raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}; with 0 it is written every round")
-        self._path = os.fspath(path)
-        self._every_s = float(every_s)
-        self._labels = _checked(labels)
+        self._path = _path(path)
+        self._every_s = _seconds(every_s)
+        self._labels = _named(labels)
         self._clock = clock
         self._warned = False
         self._next_s = -np.inf
@@ -129,7 +121,23 @@ class PrometheusFile:
             self._warned = False
 
 
-def _checked(labels: Mapping[str, str] | None) -> dict[str, str]:
+def _path(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f'path must be the path of a file, got {path!r}; write PrometheusFile("train.prom")')
+    if Path(path).suffix != ".prom" or "\0" in os.fspath(path):
+        raise ValueError(f"path must end in .prom, got {os.fspath(path)!r}; the collector reads no other files")
+    return os.fspath(path)
+
+
+def _seconds(every_s: Any) -> float:
+    if not isinstance(every_s, numbers.Real):
+        raise TypeError(f"every_s must be a number of seconds, got {every_s!r}; the default is 15")
+    if not float(every_s) >= 0:
+        raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}; with 0 it is written every round")
+    return float(every_s)
+
+
+def _named(labels: Any) -> dict[str, str]:
     """Return labels that Prometheus takes: it refuses a whole file for one that it does not."""
     if labels is None:
         return {}
