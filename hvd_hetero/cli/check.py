@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hvd_hetero.cli.output import printer
+
 if TYPE_CHECKING:
     from hvd_hetero.cli.installation.findings import Finding
 
@@ -86,11 +88,10 @@ def write(found: Sequence[Finding]) -> None:
 
 
 def _write_table(found: Sequence[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = printer()
     table = Table()
     for heading in ("check", "", "found", "mend it by"):
         table.add_column(heading, overflow="fold")

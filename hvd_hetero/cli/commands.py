@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hvd_hetero import __version__, horovod_build
 from hvd_hetero.cli import check, profile, report, simulate, timeline
+from hvd_hetero.cli.output import READER_LEFT, reader_left
 from hvd_hetero.errors import HeteroError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -79,14 +80,20 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 
 
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
-    """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted."""
+    """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted.
+
+    141 if the reader of its output has left: that is the reader's choice, and no error.
+    """
     args = make_parser(commands).parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        return READER_LEFT if reader_left() else code
     except KeyboardInterrupt:
         sys.stderr.write("hvd-hetero: interrupted\n")
         return 130
     except (HeteroError, ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and reader_left():
+            return READER_LEFT
         if args.traceback:
             raise
         sys.stderr.write(f"hvd-hetero: error: {error}\n")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hvd_hetero.cli.output import printer
+
 if TYPE_CHECKING:
     from hvd_hetero.simulation.compare import Outcome
     from hvd_hetero.simulation.description import Description
@@ -30,7 +32,6 @@ _RANKS_SHOWN = 8
 
 def write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
     """Print what was simulated, the table of all schemes, and the recommendation."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -38,7 +39,7 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
 
     ranges = any(outcome.between for outcome in outcomes)
     least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
-    console = Console(highlight=False, width=max(Console().width, least_width))
+    console = printer(width=max(printer().width, least_width))
     workers = len(described.cluster.workers)
     console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
     if recorded is not None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hvd_hetero.cli.output import printer
+
 if TYPE_CHECKING:
     from hvd_hetero.allocation import Gamma
     from hvd_hetero.measurement.device_curve import DeviceCurve, Measured
@@ -122,10 +124,9 @@ def _plain(curve: DeviceCurve) -> dict[str, Any]:
 
 
 def _write(curve: DeviceCurve, name: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = printer()
     table = Table(title=f"one step of {name}")
     for heading in ("samples", "seconds", "fitted", "samples/s"):
         table.add_column(heading, justify="right")

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from hvd_hetero.cli.output import printer
+
 __all__ = ["add_arguments", "run"]
 
 _LEAST_WIDTH = 80
@@ -24,10 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from rich.console import Console
-
     from hvd_hetero.telemetry.files import named
-    from hvd_hetero.telemetry.report.made import make_report
+    from hvd_hetero.telemetry.report.made import make_reports
     from hvd_hetero.telemetry.report.page import check_page, write_page
     from hvd_hetero.telemetry.report.terminal import write_summary
 
@@ -37,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_page:
         check_page(page)
     files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
-    reports = [make_report(file, replayed=not args.no_replay) for file in files]
-    console = Console(highlight=False)
+    reports = make_reports(files, replayed=not args.no_replay)
+    console = printer()
     if console.width < _LEAST_WIDTH:
-        console = Console(highlight=False, width=_LEAST_WIDTH)
+        console = printer(width=_LEAST_WIDTH)
     if not args.no_page:
         write_page(page, reports)
     write_summary(console, reports)

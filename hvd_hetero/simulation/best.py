@@ -26,6 +26,8 @@ from hvd_hetero.simulation.cluster import Machines
 
 __all__ = ["BestSplit"]
 
+_LONGEST_S = 1e60  # arbitrary; beyond what any description or run allows
+
 
 class BestSplit(Policy):
     """The oracle of the tables."""
@@ -57,6 +59,10 @@ class BestSplit(Policy):
         late_s = 1e-6
         while int(capacity(late_s).sum()) < total:
             late_s *= 2.0
+            if not late_s < _LONGEST_S:
+                raise ValueError(
+                    f"factors must let {total} samples end in {_LONGEST_S:g} s, got {factors}; mend the speeds"
+                )
         early_s = 0.0
         while late_s - early_s > 1e-9 * late_s:
             middle_s = 0.5 * (early_s + late_s)

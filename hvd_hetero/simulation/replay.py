@@ -111,7 +111,9 @@ def replay(run: Run) -> Replay:
     def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
         amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
         with_round = amounts + [fixed(each).round for each in found]
-        work_s = busy_s[keep] * amounts / with_round
+        # A rank without a sample or a fixed cost has done nothing, and takes no time in the simulation either.
+        share = np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
+        work_s = busy_s[keep] * share
         rest_s = np.maximum(run.elapsed_s[keep] - work_s.max(axis=1), 0.0)
         network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
         return Cluster(tuple(worker(i, fixed(found[i]).micro_batch, amounts, work_s) for i in ranks), network)
@@ -166,6 +168,14 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
     """What this rank knew of its resources before each of these rounds; the start-up leaves none without one before."""
+    for name in ("cpu", "memory"):
+        read = getattr(run, name)[keep - 1, rank]
+        if (wrong := (read < 0) | (read > 1)).any():
+            first = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} "
+                f"on rank {rank}; remove that line"
+            )
     before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
     return tuple(Resources(cpu, memory) for cpu, memory in before)
 

@@ -203,10 +203,14 @@ def _own_s(run: Run, done: Work) -> Floats:
 
 
 def _transfer(run: Run, rest_s: Floats) -> Floats:
-    """Return the least wait of each round, within the rest; where none is known, as in the last one, the median."""
+    """Return the least wait of each round, within the rest; where none is known, as in the last one, the median.
+
+    The first round pays for connections, and is taken where no other is known.
+    """
     usable = (run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)
     wait_s = np.where(usable, run.wait_s, np.inf).min(axis=1, initial=np.inf)
     known = np.isfinite(wait_s)
     later = known & (run.round > run.first_round)
-    usual = float(np.median(wait_s[later])) if later.any() else 0.0
+    like = later if later.any() else known
+    usual = float(np.median(wait_s[like])) if like.any() else 0.0
     return np.asarray(np.clip(np.where(known, wait_s, usual), 0.0, np.maximum(rest_s, 0.0)))

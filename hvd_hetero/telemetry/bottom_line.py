@@ -50,7 +50,7 @@ class OpenedTerminal:
         self._rest = b""
         if not self._file.isatty():
             self._file.close()
-            raise ValueError(f"{path!r} is no terminal; name one, as the command tty does, or none")
+            raise ValueError(f"{path!r} is no terminal")
 
     def write(self, text: str) -> None:
         """Write; raises BlockingIOError where nothing of the text was taken."""

@@ -67,9 +67,13 @@ def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool
             f"{name} must name a file that can be written, and {named(path)} is {_KINDS.get(found, 'no file')}; "
             "name a file, new or of an earlier time"
         )
-    folder = path.resolve().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"{name} must name a file that can be written, got {named(path)}; name another")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.resolve().parent):  # root may write to folders that take no file
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{name} must name a file that can be written, got {named(path)}: {error.strerror or error}; name another"
+        ) from None
     if os.path.exists(path):
         with open_file(path) as file:
             begin = file.read(_BEGIN)

@@ -11,14 +11,14 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
 
-__all__ = ["LONGEST_LINE", "MOST_FIGURES", "read_lines"]
+__all__ = ["LONGEST_LINE", "MOST_FIGURES", "Part", "read_lines"]
 
 LONGEST_LINE = 2**24
 """Most bytes of a line; a round of ten thousand ranks takes two million."""
@@ -37,6 +37,16 @@ _RULES = {
 _LARGEST = 2**53  # beyond, JSON's numbers are not exact everywhere
 
 
+class Part(NamedTuple):
+    """What a file holds: a run, or a part of one."""
+
+    header: dict[str, Any]
+    columns: dict[str, npt.NDArray[Any]]
+    """(rounds,) of each key of a round, (rounds, ranks) of each key of the ranks"""
+    cut_short: bool
+    """The file ends within a line, which is left out."""
+
+
 def read_lines(
     path: str | Path,
     schema: str,
@@ -44,21 +54,24 @@ def read_lines(
     per_round: Mapping[str, type],
     per_rank: Mapping[str, type],
     optional: frozenset[str],
-) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Return the header and the columns: (rounds,) of each ``per_round``, (rounds, ranks) of each ``per_rank``.
+) -> Part:
+    """Read a file. A missing ``optional`` key counts as 0; ``round`` must rise from line to line.
 
-    A missing ``optional`` key counts as 0. A last line cut short, as a killed run leaves it, is ignored.
+    A last line cut short, as a killed run leaves it, is ignored.
     """
     lines, path = _lines(Path(path)), named(path)
     parse = _parser()
-    first = next(lines, None)
-    if first is None:
+    first = next(lines, b"")
+    if not first.endswith(b"\n"):
         raise ValueError(f"{path} holds no telemetry: it has no complete line; name the file of a run")
     header = _header(first, parse, path, schema, version)
     workers: int = header["workers"]
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
-    rounds = 0
+    rounds, before, cut_short = 0, -1, False
     for number, line in enumerate(lines, start=2):
+        if not line.endswith(b"\n"):
+            cut_short = True
+            break
         source = f"{path}, line {number}"
         rounds += 1
         if rounds * workers > MOST_FIGURES:
@@ -66,6 +79,12 @@ def read_lines(
         row = _object(line, parse, source)
         for name, kind in per_round.items():
             columns[name].append(_number(row.get(name), kind, f"{source}: {name}", null=False))
+        if columns["round"][-1] <= before:
+            raise ValueError(
+                f"{source}: round must be larger than {before}, that of the line before, got {columns['round'][-1]}; "
+                "sort the lines, remove those that are there twice, or cut the file before that line"
+            )
+        before = columns["round"][-1]
         for name, kind in per_rank.items():
             if name not in row and name in optional:
                 columns[name].frombytes(bytes(8 * workers))
@@ -79,16 +98,17 @@ def read_lines(
                 continue
             columns[name].extend(_number(value, kind, f"{source}: {name}", null=True) for value in values)
     arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
-    return header, {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
+    shaped = {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
+    return Part(header, shaped, cut_short)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines, of which the last one may lack its end."""
     with open_file(path) as file:
         while line := file.readline(LONGEST_LINE):
-            if line.endswith(b"\n"):
-                yield line
-            elif len(line) == LONGEST_LINE:
+            if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                 raise ValueError(f"{named(path)} has a line of more than {LONGEST_LINE} bytes, as no telemetry has")
+            yield line
 
 
 def _header(line: bytes, parse: _Parser, path: str, schema: str, version: int) -> dict[str, Any]:

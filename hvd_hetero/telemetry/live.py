@@ -136,9 +136,35 @@ def _batches(samples: list[int]) -> str:
 
 
 def _terminal() -> Terminal | None:
-    """The terminal to write to: the one named in the environment, else standard error if it is one."""
+    """The terminal to write to: the one named in the environment, else that of standard error, if it is one.
+
+    A name has a slash. Where there is no terminal, ``$(tty)`` is a few words, which name none.
+    """
     if os.environ.get("TERM") == "dumb":
         return None
-    if named := os.environ.get(PROGRESS):
-        return OpenedTerminal(named)
-    return sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None
+    if "/" in (path := os.environ.get(PROGRESS, "")):
+        try:
+            return OpenedTerminal(path)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            logger.warning(
+                "the live view shows nothing: %s must name a terminal, as the command tty does, got %r: %s; "
+                "name one, or none",
+                *(PROGRESS, path, why),
+            )
+            return None
+    return _of_standard_error()
+
+
+def _of_standard_error() -> Terminal | None:
+    """The terminal itself: what stands in ``sys.stderr`` may change what is written, as rich's progress bars do."""
+    try:
+        number = sys.stderr.fileno() if sys.stderr is not None and sys.stderr.isatty() else -1
+        if number < 0 or not os.isatty(number):
+            return None
+    except OSError:  # io.UnsupportedOperation is one: a stream that is no file
+        return None
+    try:
+        return OpenedTerminal(os.ttyname(number))
+    except OSError:  # it has no name in this container
+        return open(number, "w", encoding="utf-8", closefd=False)

@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.telemetry.files import named, open_file
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Parts", "parts_of"]
+from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.lines import Part
+
+__all__ = ["Parts", "joined", "parts_of"]
 
 _LONGEST_HEADER = 10_000  # bytes; headers take some hundred
 
@@ -59,6 +63,28 @@ def parts_of(path: Path, schema: str) -> Parts:
         found[part] = other
     numbers = tuple(sorted(found))
     return Parts([found[part] for part in numbers], max(found, default=-1) + 1 - len(found), run, numbers)
+
+
+def joined(paths: Sequence[Path], read: Sequence[Part]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Return header and columns of a run that was read in parts, which must agree and follow each other."""
+    header, before = read[-1].header, -1
+    for path, part in zip(paths, read, strict=True):
+        for name in ("policy", "workers", "global_batch", "every"):
+            if part.header[name] != header[name]:
+                raise ValueError(
+                    f"{named(path)}, line 1: {name} must be {header[name]!r}, as in the other files of this run, got "
+                    f"{part.header[name]!r}; move that file elsewhere"
+                )
+        rounds = part.columns["round"].tolist()
+        if rounds and rounds[0] <= before:
+            raise ValueError(
+                f"{named(path)}, line 2: round must be larger than {before}, the last one of the part before, got "
+                f"{rounds[0]}; move that file elsewhere"
+            )
+        before = rounds[-1] if rounds else before
+    if len(read) == 1:
+        return header, read[0].columns
+    return header, {name: np.concatenate([part.columns[name] for part in read]) for name in read[-1].columns}
 
 
 def _latest_run(path: Path, schema: str) -> str | None:

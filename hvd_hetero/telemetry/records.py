@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.lines import read_lines
-from hvd_hetero.telemetry.parts import parts_of
+from hvd_hetero.telemetry.parts import joined, parts_of
 
 __all__ = ["MANY", "SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 
@@ -92,7 +92,8 @@ class Recorder:
     def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
         """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed.
 
-        One of ``ours`` is quick, whatever happens, and so is told of the end even where the process has no time.
+        The record is the listener's own, to keep or to change. One of ``ours`` changes none, and spares the copy. It is
+        quick, whatever happens, and so is told of the end even where the process has no time.
         """
         self._listeners.append(_Listening(listener, every, ours))
 
@@ -126,10 +127,19 @@ class Recorder:
     def _release(self, wait_s: list[float | None]) -> None:
         assert self._held is not None, "the caller has looked"
         record, self._held = {**self._held, "wait_s": wait_s}, None
+        number = record["round"]
         for each in tuple(self._listeners):
-            if record["round"] % each.every == 0 and not _went_well(each.listener, each.listener, record):
-                self._listeners.remove(each)
+            if number % each.every:
+                continue
+            given = record if each.ours else _copy(record)
+            if not _went_well(each.listener, each.listener, given):
+                self._listeners = [other for other in self._listeners if other is not each]
                 _close(each.listener)
+
+
+def _copy(record: Record) -> Record:
+    """Return a record of one listener's own, which may change it: others get what was measured."""
+    return {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
 
 
 def _close(listener: Listener) -> None:
@@ -204,6 +214,10 @@ class Run:
     """Files of this run that are gone (``Telemetry(rotate_bytes=…)``)."""
     first_round: int = 0
     """The file's first round, which pays for the start; a resumed job counts on, so it need not be 0."""
+    files: tuple[Path, ...] = ()
+    """What it was read from, in order."""
+    cut_short: tuple[Path, ...] = ()
+    """Those of its files that end within a line, which is left out."""
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``, recorded or not."""
@@ -217,7 +231,8 @@ class Run:
     def left_out(self) -> str:
         """What the record leaves out, in words; "" if it holds all rounds of the run."""
         thin = f"1 round of {self.every} is recorded" if self.every > 1 else ""
-        gone = f"{self.files_missing} of its files are missing" if self.files_missing else ""
+        are = "is" if self.files_missing == 1 else "are"
+        gone = f"{self.files_missing} of its files {are} missing" if self.files_missing else ""
         return " and ".join(filter(None, (thin, gone)))
 
     @property
@@ -255,20 +270,11 @@ def read_run(path: str | Path) -> Run:
     for _ in range(2):  # again if another file of a run that goes on began in between
         found = parts_of(Path(path), SCHEMA)
         read = [read_lines(p, SCHEMA, VERSION, _PER_ROUND, _PER_RANK, frozenset(_SOMETIMES)) for p in found.paths]
-        if same := found.still(its_header for its_header, _ in read):
+        if same := found.still(part.header for part in read):
             break
     if not same:
         raise ValueError(f"{named(path)} begins another file too often to be read; read it when the run has ended")
-    header, columns = read[-1]
-    for other, (its_header, _) in zip(found.paths, read, strict=True):
-        for name in ("policy", "workers", "global_batch", "every"):
-            if its_header[name] != header[name]:
-                raise ValueError(
-                    f"{named(other)}, line 1: {name} must be {header[name]!r}, as in the other files of this run, got "
-                    f"{its_header[name]!r}; move that file elsewhere"
-                )
-    if len(read) > 1:
-        columns = {name: np.concatenate([part[name] for _, part in read]) for name in columns}
+    header, columns = joined(found.paths, read)
     return Run(
         policy=header["policy"],
         workers=header["workers"],
@@ -277,4 +283,6 @@ def read_run(path: str | Path) -> Run:
         every=header["every"],
         files_missing=found.missing,
         first_round=int(columns["round"][0]) if len(columns["round"]) else 0,
+        files=tuple(found.paths),
+        cut_short=tuple(path for path, part in zip(found.paths, read, strict=True) if part.cut_short),
     )

@@ -44,8 +44,13 @@ class Telemetry:
     rotate_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | os.PathLike):
+        if not isinstance(self.path, str | os.PathLike) or not isinstance(os.fspath(self.path), str):
             raise TypeError(f'telemetry must be a path, got {self.path!r}; write telemetry="run.jsonl"')
+        if not Path(self.path).name or "\0" in os.fspath(self.path):
+            raise ValueError(
+                f'telemetry must be the path of a file, got {os.fspath(self.path)!r}; write telemetry="run.jsonl", or '
+                "None for no record"
+            )
         integer("every", self.every, 1, way_out="with 1 every round is recorded")
         if self.rotate_bytes is not None:
             integer("rotate_bytes", self.rotate_bytes, 1, way_out="give bytes, such as 100_000_000, or None")
@@ -55,18 +60,19 @@ class RunFile:
     """The file, or files, of a run: a line for the run, and one for each record, each flushed.
 
     If the file fails, the telemetry ends with one warning, and the training goes on. At the start a path that cannot
-    be written is an error, unless the training ``goes_on`` from before.
+    be written is an error, unless the training ``goes_on`` from before. Rounds rise within a file: a training that
+    loads an earlier state begins another file, as another job would.
     """
 
     def __init__(self, settings: Telemetry, header: dict[str, Any], *, goes_on: bool = False) -> None:
         self._path = Path(settings.path)
         self._rotate_bytes = settings.rotate_bytes
         self._header = header
-        self._part = itertools.count()
         self._bytes = 0
+        self._latest = -1  # round
         self._file: TextIO | None = None
-        if settings.rotate_bytes is not None:
-            self._header["run"] = uuid.uuid4().hex
+        self._part = itertools.count()
+        self._name_run()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if kept := _keep_former(self._path):
@@ -74,13 +80,21 @@ class RunFile:
             self._open()
         except OSError as error:
             if not goes_on:  # a mistake of the user, who should hear of it at once
-                raise
+                why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
+                raise type(error)(
+                    f"telemetry must be a file that rank 0 can write, got {str(self._path)!r}: {why}; name another "
+                    "file, or leave telemetry out"
+                ) from error
             self._warn(error)
         self._write(self._line_of_run())
 
     def __call__(self, record: Record) -> None:
         """Write a record. The operating system has it then: a crash of this process takes no line that is written."""
-        if self._file is not None and self._rotate_bytes is not None and self._bytes >= self._rotate_bytes:
+        full = self._rotate_bytes is not None and self._bytes >= self._rotate_bytes
+        goes_back, self._latest = record["round"] <= self._latest, record["round"]
+        if goes_back:
+            self._name_run()
+        if self._file is not None and (full or goes_back):
             self._begin_another()
         self._write(record)
 
@@ -96,6 +110,10 @@ class RunFile:
     def _open(self) -> None:
         self._file = self._path.open("w", encoding="utf-8")
         self._bytes = 0
+
+    def _name_run(self) -> None:
+        if self._rotate_bytes is not None:
+            self._header["run"], self._part = uuid.uuid4().hex, itertools.count()
 
     def _line_of_run(self) -> dict[str, Any]:
         return self._header if self._rotate_bytes is None else {**self._header, "part": next(self._part)}

@@ -1,6 +1,7 @@
 """Judge an installation: each function takes what was read and returns a finding. None of them reads anything itself.
 
-A failure means that training cannot run. A warning means that it runs, but slower, or less safely, than it could.
+A failure means that training cannot run. A warning means that it runs, but slower, or less safely, than it could; or
+that it runs with PyTorch alone.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from hvd_hetero.cli.installation.horovod import HorovodFacts
 from hvd_hetero.testing.memory import KEEP_MEMORY
@@ -37,12 +38,15 @@ _LEAST_FREE = 0.1  # of a memory limit, below which a warning is due (arbitrary)
 _GIB = 2**30
 
 
+Verdict: TypeAlias = Literal["ok", "warning", "failure"]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the table; ``command`` mends it, if there is something to mend."""
 
     name: str
-    verdict: Literal["ok", "warning", "failure"]
+    verdict: Verdict
     text: str
     command: str = ""
 
@@ -136,11 +140,14 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str 
     if "keras" not in versions:
         return Finding("Keras", "failure", "TensorFlow is installed without Keras", "pip install 'keras>=3'")
     version = versions["keras"]
-    if backend != "tensorflow":
-        text = f"{version} on {backend}; keras_callbacks needs the TensorFlow backend"
-        return Finding("Keras", "warning", text, "export KERAS_BACKEND=tensorflow")
+    trains: Verdict = "warning" if "torch" in versions else "failure"
+    rest = "; only PyTorch trains here" if "torch" in versions else ""
     if version.startswith("2."):
-        return Finding("Keras", "warning", f"{version}; Keras 3 or tf_keras is needed", "pip install 'keras>=3'")
+        text = f"{version}; keras_callbacks needs Keras 3 with TensorFlow 2.16 or newer, or tf_keras{rest}"
+        return Finding("Keras", trains, text, "pip install 'tensorflow>=2.16' 'keras>=3'")
+    if backend != "tensorflow":
+        text = f"{version} on {backend}; keras_callbacks needs the TensorFlow backend{rest}"
+        return Finding("Keras", trains, text, "export KERAS_BACKEND=tensorflow")
     text = f"{version}: use keras_callbacks.LoadBalance; Horovod's own DistributedOptimizer synchronises nothing here"
     return Finding("Keras", "ok", text)
 

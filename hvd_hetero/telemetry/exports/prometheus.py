@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import numbers
+import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +18,9 @@ from hvd_hetero.telemetry.records import Record
 
 __all__ = ["PrometheusFile"]
 
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _SECONDS = {"compute_s": "computing", "input_s": "waiting for its own data", "wait_s": "waiting for others"}
 
 
@@ -30,23 +37,24 @@ class PrometheusFile:
         Write it at most once in so many seconds, and at the end.
     labels
         Of all figures, such as ``{"run": "7"}``. Two trainings on one machine need different ones.
+
+    A file that cannot be written is tried again after ``every_s``, with one warning.
     """
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         *,
         every_s: float = 15.0,
         labels: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         require("prometheus_client", "PrometheusFile", "prometheus")
-        if not every_s >= 0:
-            raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}; with 0 it is written every round")
-        self._path = str(path)
-        self._every_s = every_s
-        self._labels = dict(labels or {})
+        self._path = _path(path)
+        self._every_s = _seconds(every_s)
+        self._labels = _named(labels)
         self._clock = clock
+        self._warned = False
         self._next_s = -np.inf
         self._record: Record | None = None
         self._totals: dict[str, Any] = dict.fromkeys(("rounds", "samples", *_SECONDS), 0)
@@ -100,4 +108,49 @@ class PrometheusFile:
 
         registry = CollectorRegistry()
         registry.register(self)
-        write_to_textfile(self._path, registry)
+        try:
+            write_to_textfile(self._path, registry)
+        except OSError as error:  # a folder that is mounted late, a disk that is full: it may be better the next time
+            if not self._warned:
+                logger.warning(
+                    "cannot write %s: %s; it is tried again every %g s, and training goes on",
+                    *(self._path, error.strerror or error, self._every_s),
+                )
+            self._warned = True
+        else:
+            self._warned = False
+
+
+def _path(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise TypeError(f'path must be the path of a file, got {path!r}; write PrometheusFile("train.prom")')
+    if Path(path).suffix != ".prom" or "\0" in os.fspath(path):
+        raise ValueError(f"path must end in .prom, got {os.fspath(path)!r}; the collector reads no other files")
+    return os.fspath(path)
+
+
+def _seconds(every_s: Any) -> float:
+    if not isinstance(every_s, numbers.Real):
+        raise TypeError(f"every_s must be a number of seconds, got {every_s!r}; the default is 15")
+    if not float(every_s) >= 0:
+        raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}; with 0 it is written every round")
+    return float(every_s)
+
+
+def _named(labels: Any) -> dict[str, str]:
+    """Return labels that Prometheus takes: it refuses a whole file for one that it does not."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        raise TypeError(f'labels must be names with their values, got {labels!r}; write labels={{"run": "7"}}')
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"labels must hold text, got {name!r}: {value!r}; write {str(name)!r}: {str(value)!r}")
+        if not _NAME.fullmatch(name) or name.startswith("__"):
+            raise ValueError(
+                "labels must have names of ASCII letters, digits and _, which begin with a letter or one _, got "
+                f"{name!r}; rename it"
+            )
+        if name == "rank":
+            raise ValueError("labels must not have the name 'rank', which figures of the ranks have already; rename it")
+    return dict(labels)

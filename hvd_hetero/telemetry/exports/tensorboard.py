@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path) -> None:
         require("tensorboard", "TensorBoard", "tensorboard")
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f'folder must be the path of a folder, got {folder!r}; write TensorBoard("runs/1")')
         self._folder = str(folder)
         self._scalar: Callable[[str, float, int], object] | None = None
         self._close: Callable[[], object] = lambda: None

@@ -127,7 +127,8 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
     counts = counted(run)
     if not counts.any():
         raise ValueError(
-            f"the run holds {len(run.round)} rounds, and none of a time that can be true; a report needs one: train on"
+            f"the run holds {len(run.round)} round{'s' if len(run.round) != 1 else ''}, and none of a time that can be "
+            "true; a report needs one: train on"
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         done = work(run)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.telemetry.causes import Cause, causes
-from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.records import Run, read_run
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
 from hvd_hetero.telemetry.work import LONGEST_ROUND_S, impossible
 
-__all__ = ["Report", "make_report", "report_of"]
+__all__ = ["Report", "make_report", "make_reports", "report_of"]
 
 _MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
 
@@ -36,11 +36,37 @@ class Report:
 
 def make_report(path: Path, *, replayed: bool = True) -> Report:
     """Read a file and report on it; a ``ValueError`` says what is wrong with the file."""
-    run = read_run(path)
+    return make_reports([path], replayed=replayed)[0]
+
+
+def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
+    """Read files of different runs and report on each."""
+    read = [read_run(path) for path in paths]
+    files = [{file.resolve() for file in run.files} for run in read]
+    for i, path in enumerate(paths):
+        for j in range(i):
+            if files[i] & files[j]:
+                raise ValueError(
+                    f"{named(paths[j])} and {named(path)} must be of two runs, and are of one; name one of them alone, "
+                    "or a file of another run"
+                )
+    return [_report(*each, replayed=replayed) for each in zip(read, paths, _names(paths), strict=True)]
+
+
+def _report(run: Run, path: Path, name: str, *, replayed: bool) -> Report:
     try:
-        return report_of(run, named(path.name), _cut_short(path), replayed=replayed)
+        return report_of(run, name, replayed=replayed)
     except ValueError as error:
         raise ValueError(f"{named(path)}: {error}") from None
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the ends of paths that tell them apart: the name of the file, with as many folders as it takes."""
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [named(Path(*path.parts[-count:])) for path in paths]
+        if len(set(names)) == len(paths):
+            return names
+    return [named(path.resolve()) for path in paths]
 
 
 def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool = True) -> Report:
@@ -51,7 +77,7 @@ def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool 
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every), found.shares)
     if every > 1:
-        notes = [*notes, f"In a run as large as this, causes are looked for in every {every}th round."]
+        notes = [*notes, f"In a run as large as this, causes are looked for in {_nth(every)} round."]
     return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
 
 
@@ -62,15 +88,12 @@ def _every(run: Run, step: int) -> Run:
     return replace(run, **some)
 
 
-def _cut_short(path: Path) -> list[str]:
-    with open_file(path) as file:
-        file.seek(-1, 2)
-        whole = file.read(1) == b"\n"
-    return [] if whole else ["The last line of the file is cut short, as a killed run leaves it, and is left out."]
-
-
 def _missing(run: Run, found: Figures) -> list[str]:
     notes = []
+    if run.cut_short:
+        whose = "the file" if len(run.files) == 1 else _listed([named(path.name) for path in run.cut_short])
+        many, are = ("s", "are") if len(run.cut_short) > 1 else ("", "is")
+        notes.append(f"The last line{many} of {whose} {are} cut short, as a killed run leaves it, and {are} left out.")
     if run.left_out:
         judged = "" if run.every == 1 else ", and forecasts are not judged"
         notes.append(f"{run.left_out}. Figures are those of the recorded rounds{judged}.")
@@ -93,5 +116,11 @@ def _missing(run: Run, found: Figures) -> list[str]:
     return notes
 
 
-def _listed(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def _nth(number: int) -> str:
+    """Return "every" with an ordinal: every 2nd, 3rd, 4th, 11th, 21st."""
+    end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"every {number}{end}"
+
+
+def _listed(some: Sequence[object]) -> str:
+    return ", ".join(map(str, some[:8])) + (f" and {len(some) - 8} more" if len(some) > 8 else "")

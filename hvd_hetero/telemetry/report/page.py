@@ -100,8 +100,8 @@ def facts(found: Figures) -> str:
     ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
     epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
     return (
-        f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} rounds in "
-        f"{duration(found.elapsed_s)}{epochs}, without the start-up."
+        f"Policy {found.policy}, {ranks}, {found.global_batch:,} samples a round. {found.rounds:,} "
+        f"round{'s' if found.rounds != 1 else ''} in {duration(found.elapsed_s)}{epochs}, without the start-up."
     )
 
 

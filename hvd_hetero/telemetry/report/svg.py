@@ -42,19 +42,19 @@ def box(shapes: Iterable[str], told: str, *, wide: int = WIDE, high: int = HIGH,
 
 
 def line(values: Floats, top: float, look: str) -> str:
-    """Return a line over equally long blocks; it breaks where a value is not known."""
+    """Return a line over equally long blocks; it breaks where a value is not known. A value between breaks is a dot."""
     x, y = _across(len(values)), _up(values, top)
-    parts, fresh = [], True
+    known = np.concatenate([[False], np.isfinite(values), [False]])
+    parts, dots = [], []
     for i in range(len(values)):
-        if not math.isfinite(values[i]):
-            fresh = True
+        if not known[i + 1]:
             continue
-        parts.append(f"{'M' if fresh else ''}{x[i]:.0f} {y[i]:.0f}")
-        alone = fresh and (i + 1 == len(values) or not math.isfinite(values[i + 1]))
-        if alone:  # a point without length would not be seen
-            parts.append("h2")
-        fresh = alone
-    return f'<path class="line {look}" d="{" ".join(parts)}"/>' if parts else ""
+        if not known[i] and not known[i + 2]:
+            dots.append(f"M{x[i]:.0f} {y[i]:.0f}h.1")
+        else:
+            parts.append(f"{'' if known[i] else 'M'}{x[i]:.0f} {y[i]:.0f}")
+    shapes = ((f"line {look}", " ".join(parts)), (f"line dot {look}", "".join(dots)))
+    return "".join(f'<path class="{kind}" d="{path}"/>' for kind, path in shapes if path)
 
 
 def bands(rows: Floats, top: float, look: str) -> list[str]:

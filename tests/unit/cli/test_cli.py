@@ -84,3 +84,42 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert caught.value.code == 0
     said = " ".join(capsys.readouterr().out.split())
     assert all(f"{each.name} {each.help}" in said for each in cli.COMMANDS)
+
+
+PRINTS = """
+import sys
+from hvd_hetero.cli import commands
+from hvd_hetero.cli.output import printer
+
+def run(args):
+    if sys.argv[1] == "rich":
+        for _ in range(50_000):
+            printer().print("a line")
+    else:
+        sys.stdout.write("a line\\n" * 50_000 if sys.argv[1] == "text" else "a line\\n")
+    return 0
+
+sys.exit(commands.main(["try"], (commands.Command("try", "try something", lambda parser: None, run),)))
+"""
+
+
+@pytest.mark.parametrize("how", ["rich", "text", "short"])
+def test_a_reader_who_leaves_is_no_error(how: str) -> None:
+    """As ``| head -1`` does: nothing is said, and the code is that of a program that SIGPIPE ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PRINTS, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        if how == "short":
+            job.stdout.close()  # before anything is written: it is known only at the end
+        else:
+            assert job.stdout.readline() == b"a line\n"
+            job.stdout.close()
+        assert (job.stderr.read(), job.wait(60)) == (b"", 141)
+
+
+def test_a_pipe_that_is_not_the_output_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as that to a process which the command has started."""
+    assert cli.main(["try"], command(BrokenPipeError("the worker is gone"))) == 1
+    assert capsys.readouterr().err == "hvd-hetero: error: the worker is gone\n"

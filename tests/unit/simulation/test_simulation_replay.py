@@ -151,6 +151,20 @@ def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_
     assert seeing["lb-bsp memoryless"] == blind["lb-bsp memoryless"]
 
 
+@pytest.mark.parametrize("name", ["cpu", "memory"])
+def test_a_reading_that_is_no_share_is_an_error_that_says_where(name, tmp_path):
+    path = tmp_path / "run.jsonl"
+    simulate_with_spies(MACHINES, BSP(), 20, path)
+    lines = path.read_text().splitlines()
+    changed = json.loads(lines[1 + 9])
+    changed[name][1] = 1e9
+    lines[1 + 9] = json.dumps(changed)
+    path.write_text("\n".join(lines) + "\n")
+    said = rf"{name} must be at least 0 and at most 1, got 1e\+09 in round 9 on rank 1; remove that line"
+    with pytest.raises(ValueError, match=said):
+        replay(read_run(path))
+
+
 @pytest.mark.parametrize("reading", [Resources(1.2, 0.5), Resources(0.5, -0.1)])
 def test_recorded_readings_are_shares(reading):
     with pytest.raises(ValueError, match="recorded must hold shares"):

@@ -30,6 +30,19 @@ def test_a_run_of_two_ranks_and_four_rounds_by_hand():
     assert found.kinds_s["between"][1:] == pytest.approx([0, 0, 0.25, 0.25])
 
 
+def test_a_last_round_whose_waiting_is_not_known_waits_as_the_others_did():
+    """As the median of the others; as the first one, which pays for the start, only where there is no other."""
+    waits = np.array([[0.75, 1.0], [0.25, 0.5], [np.nan, np.nan]])
+    three = run_of([[10, 10]] * 3, [[1.0, 1.0]] * 3, [2.0] * 3, wait_s=waits, start=0)
+    three = replace(three, first_round=0)
+    assert lost(three).kinds_s["transfer"].tolist() == [0.75, 0.25, 0.25]
+    two = three.take(np.array([True, False, True]))
+    assert lost(two).kinds_s["transfer"].tolist() == [0.75, 0.75]
+    assert lost(two).kinds_s["between"][1] == pytest.approx(0.25)
+    one = three.take(np.array([False, False, True]))
+    assert lost(one).kinds_s["transfer"].tolist() == [0.0]
+
+
 def test_the_figures_of_the_run_by_hand():
     """Round 0 counts nowhere; shares are of the 11.75 s that the other rounds took."""
     found = figures(by_hand(), replayed=False)

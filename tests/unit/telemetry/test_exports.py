@@ -115,9 +115,57 @@ def test_other_ranks_write_no_file(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_a_wrong_pause_is_named(tmp_path):
-    with pytest.raises(ValueError, match="every_s must be at least 0 seconds, got -1"):
-        PrometheusFile(tmp_path / "train.prom", every_s=-1)
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"every_s": -1}, ValueError, "every_s must be at least 0 seconds, got -1"),
+        ({"every_s": float("nan")}, ValueError, "every_s must be at least 0 seconds, got nan"),
+        ({"every_s": "x"}, TypeError, "every_s must be a number of seconds, got 'x'; the default"),
+        ({"path": None}, TypeError, "path must be the path of a file, got None; write"),
+        ({"path": "train.txt"}, ValueError, r"path must end in \.prom, got 'train\.txt'; the collector"),
+        ({"path": ".prom"}, ValueError, r"path must end in \.prom, got '\.prom'; the collector"),
+        ({"labels": "run=1"}, TypeError, "labels must be names with their values, got 'run=1'; write"),
+        ({"labels": {"run": 7}}, TypeError, "labels must hold text, got 'run': 7; write 'run': '7'"),
+        ({"labels": {7: "run"}}, TypeError, "labels must hold text, got 7: 'run'; write '7': 'run'"),
+        ({"labels": {"rank": "0"}}, ValueError, "labels must not have the name 'rank', .*; rename it"),
+        ({"labels": {"bad-name": "x"}}, ValueError, "labels must have names of .*, got 'bad-name'; rename it"),
+        ({"labels": {"__x": "x"}}, ValueError, "labels must have names of .*, got '__x'; rename it"),
+    ],
+)
+def test_what_cannot_work_is_told_when_the_file_is_made(settings, error, message):
+    with pytest.raises(error, match=message):
+        PrometheusFile(**{"path": "train.prom", **settings})
+
+
+def test_a_value_of_a_label_may_be_any_text(tmp_path):
+    path = tmp_path / "train.prom"
+    feed(PrometheusFile(path, labels={"_run": 'a"b\\\n'}), rounds=1)
+    (family, *_) = text_string_to_metric_families(path.read_text())
+    assert family.samples[0].labels == {"_run": 'a"b\\\n'}
+
+
+def test_a_file_that_cannot_be_written_is_tried_again_with_one_warning(tmp_path, caplog):
+    """The folder is mounted late."""
+    path = tmp_path / "late" / "train.prom"
+    times = iter([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0])
+    listener, recorder = PrometheusFile(path, clock=lambda: next(times)), Recorder()
+    recorder.add(listener)
+
+    def train(numbers):
+        for number in numbers:
+            recorder(finished(number))
+
+    train(range(4))
+    (said,) = caplog.records
+    assert (said.levelname, said.exc_info) == ("WARNING", None)
+    assert "train.prom: No such file or directory; it is tried again every 15 s, and training" in said.getMessage()
+    path.parent.mkdir()
+    train(range(4, 6))
+    assert read(path)["hvd_hetero_rounds_total", None] == 5.0, "all that it has seen"
+    path.unlink()
+    path.parent.rmdir()
+    recorder.close()
+    assert len(caplog.records) == 2, "one for each time that it becomes impossible"
 
 
 def test_a_library_that_is_missing_is_told_when_the_listener_is_made(tmp_path, monkeypatch):
@@ -188,6 +236,11 @@ def test_without_pytorch_tensorflow_writes_outside_of_its_graphs(monkeypatch):
     assert told[0] == "runs/1"
     assert ("hvd_hetero/batch/rank_1", 10.0, "eager", 1) in told
     assert closed == [True]
+
+
+def test_a_folder_that_is_no_path_is_told_when_the_listener_is_made(writers):
+    with pytest.raises(TypeError, match="folder must be the path of a folder, got None; write TensorBoard"):
+        TensorBoard(None)
 
 
 def test_other_ranks_open_no_folder(writers):

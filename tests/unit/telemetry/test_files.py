@@ -43,6 +43,19 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
         check(tmp_path / "none" / "page.html")
 
 
+def test_a_folder_that_takes_no_file_is_told_whoever_asks():
+    """Root may write to any folder, by its permissions; the kernel's own take no file all the same."""
+    with pytest.raises(
+        ValueError, match=r"--page must name a file that can be written, got /proc/page\.html: .*; name an"
+    ):
+        check(Path("/proc/page.html"))
+
+
+def test_looking_whether_a_file_can_be_written_leaves_nothing(tmp_path):
+    check(tmp_path / "page.html")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_link_stays_one_and_its_file_is_replaced(tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "page.html"

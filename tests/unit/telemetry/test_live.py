@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
 import pty
 import select
 import struct
+import sys
 import termios
 import threading
 import tty
 
 import pyte
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 from runs import finished
 from tqdm import tqdm
 
@@ -244,7 +248,63 @@ def test_a_terminal_that_does_not_exist_ends_the_view_alone(monkeypatch, caplog)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(PROGRESS, "/dev/no-such-terminal")
     shown_on(monkeypatch, io.StringIO())
-    assert "LiveView has failed and is called no more" in caplog.text
+    (said,) = caplog.records
+    assert (said.levelname, said.exc_info) == ("WARNING", None)
+    assert said.getMessage() == (
+        "the live view shows nothing: HVD_HETERO_PROGRESS must name a terminal, as the command tty does, got "
+        "'/dev/no-such-terminal': No such file or directory; name one, or none"
+    )
+
+
+@pytest.mark.parametrize("words", ["not a tty", "kein Terminal", ""])
+def test_what_the_command_tty_says_where_there_is_no_terminal_names_none(monkeypatch, caplog, words):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(PROGRESS, words)
+    pipe = io.StringIO()
+    shown_on(monkeypatch, pipe)
+    assert (pipe.getvalue(), caplog.records) == ("", [])
+
+
+def test_a_terminal_of_standard_error_is_written_to_by_itself(monkeypatch, opened):
+    """Beside a progress bar of rich, which puts in the place of standard error what would print the sequences."""
+    ours, theirs = opened
+    monkeypatch.setenv(PROGRESS, "not a tty")
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    with open(theirs, "w", closefd=False) as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        clock, recorder = Clock(), Recorder()
+        recorder.add(LiveView(clock=clock))
+        console = Console(file=terminal, force_terminal=True, width=COLUMNS, height=ROWS)
+        with Progress(console=console, auto_refresh=False) as progress:
+            assert sys.stderr is not terminal
+            task = progress.add_task("mine", total=10)
+            for number in range(10):
+                clock.now_s += 2.0
+                recorder(finished(number))
+                progress.update(task, advance=1, refresh=True)
+                sys.stderr.write(f"line {number}\n") if number == 4 else None
+        stream.feed(drained(ours).replace(b"\n", b"\r\n"))  # the terminal is raw
+        lines = [line.rstrip() for line in screen.display]
+        recorder.close()
+    assert lines[-1].startswith(" hvd-hetero  round 8 of epoch 2")
+    told = [line for line in lines[:-1] if line]
+    assert told[0] == "line 4"
+    assert [line.split()[0] for line in told[1:]] == ["mine"]
+    assert "100%" in told[1]
+
+
+def test_a_terminal_without_a_name_is_written_to_by_its_number(monkeypatch, opened):
+    ours, theirs = opened
+
+    def nameless(number):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.delenv(PROGRESS)
+    monkeypatch.setattr("os.ttyname", nameless)
+    with open(theirs, "w", closefd=False) as terminal:
+        shown_on(monkeypatch, terminal)
+    assert b"round 0 of epoch 0" in drained(ours, GIVEN_BACK)
 
 
 def test_a_terminal_that_was_stopped_holds_nobody_up_and_shows_again_when_it_goes_on(opened, caplog):
@@ -296,7 +356,7 @@ def test_a_pipe_in_the_place_of_a_terminal_is_named_and_never_waited_for(tmp_pat
     monkeypatch.setenv(PROGRESS, str(pipe))
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)):  # a reader, who never reads
         shown_on(monkeypatch, io.StringIO())
-    assert "is no terminal; name one" in caplog.text
+    assert "is no terminal; name one, or none" in caplog.text
     caplog.clear()
     shown_on(monkeypatch, io.StringIO())
     assert "No such device or address" in caplog.text

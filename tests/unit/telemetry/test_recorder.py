@@ -102,6 +102,42 @@ def test_a_listener_that_raises_is_dropped_with_one_message_and_the_others_go_on
     assert "no such figure" in caplog.text
 
 
+def test_a_listener_that_changes_its_record_changes_no_other_and_ends_nothing(tmp_path):
+    """As a tracker does that takes the number of the round out: ``log(record, step=record.pop("round"))``."""
+    taken, ours, kept, twice = [], Kept(), Kept(), Kept()
+
+    def takes(record):
+        taken.append(record.pop("round"))
+        record["samples"].clear()
+        record["wait_s"][0] = "mine"
+
+    writer = write(tmp_path / "run.jsonl", 0)
+    for listener in (takes, kept, twice):
+        writer.add(listener)
+    writer.add(ours, ours=True)
+    for number in range(4):
+        writer(finished(number, wait_s=number - 1.0))
+    writer.close()
+    assert taken == [0, 1, 2, 3]
+    assert kept == twice == ours
+    assert kept[0] is not twice[0]
+    assert [(record["round"], record["samples"]) for record in kept] == [(number, [10, 10]) for number in range(4)]
+    assert [record["wait_s"][0] for record in kept] == [0.0, 1.0, 2.0, None]
+    assert [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()[1:]] == kept
+
+
+def test_of_two_listeners_that_are_equal_only_the_one_that_fails_is_dropped():
+    class Fails(Kept):
+        def __call__(self, record):
+            super().__call__(record)
+            raise OSError("full")
+
+    kept, failing = Kept(), Fails()
+    records(kept, failing).close()
+    assert ([record["round"] for record in kept], kept.closed) == ([0, 1, 2, 3], 1)
+    assert ([record["round"] for record in failing], failing.closed) == ([0], 1)
+
+
 def test_a_listener_that_cannot_be_closed_keeps_no_other_from_it(caplog):
     class Stuck(Kept):
         def close(self):

@@ -244,12 +244,32 @@ def test_the_page_of_1000_ranks_is_small_and_has_no_line_for_each():
     assert "of 1,000 ranks" in text
 
 
+def test_a_value_without_neighbours_is_a_dot():
+    nan = float("nan")
+    assert svg.line(np.array([0.5]), 1.0, "c0") == '<path class="line dot c0" d="M500 200h.1"/>'
+    told = svg.line(np.array([0.5, nan, 0.5, 1.0, nan, nan, 0.0, nan, 0.25]), 1.0, "c1")
+    assert re.findall(r'class="([a-z0-9 ]+)" d="([^"]+)"', told) == [
+        ("line c1", "M278 200 389 0"), ("line dot c1", "M56 200h.1M722 400h.1M944 300h.1"),
+    ]  # fmt: skip
+    assert svg.line(np.full(4, nan), 1.0, "c0") == ""
+
+
 def test_ticks_are_round_and_within():
     assert svg.ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert svg.ticks(37.0) == [0, 10, 20, 30]
     assert svg.ticks(0.0) == svg.ticks(float("nan")) == [0.0]
     assert svg.whole_ticks(1, 61) == [20, 40, 60]
     assert svg.whole_ticks(5, 6) == [5]
+
+
+def test_a_report_of_a_single_round_is_in_the_singular_and_its_curves_are_seen(tmp_path, capsys):
+    path = written(tmp_path / "run.jsonl", 2)
+    assert main(["report", str(path)]) == 0
+    assert " 1 round in 2 s" in capsys.readouterr().out
+    text = path.with_suffix(".html").read_text()
+    assert " 1 round in 2 s" in text
+    assert 'class="line dot' in text
+    assert ".dot {" in text
 
 
 def test_a_report_of_a_few_rounds_is_drawn(tmp_path):

@@ -96,14 +96,68 @@ def test_a_run_that_was_killed_when_a_part_was_to_begin_is_read(tmp_path, left):
         read_run(tmp_path / "walk.jsonl")
 
 
+@pytest.mark.parametrize("rotate_bytes", [None, 900])
+def test_a_training_that_loads_an_earlier_state_begins_another_file(tmp_path, rotate_bytes):
+    """Rounds that were done twice are not one run, and no reader would know which to believe."""
+    path = tmp_path / "run.jsonl"
+    writer = write(Telemetry(path, rotate_bytes=rotate_bytes), 10)
+    for number in range(4, 17):
+        writer(finished(number))
+    writer.close()
+    assert read_run(path).round.tolist() == list(range(4, 17))
+    assert read_run(tmp_path / "run.1.jsonl").round.tolist() == list(range(10))
+
+
+def test_rounds_that_do_not_rise_are_an_error_that_names_the_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(path, 6).close()
+    head, *rounds = path.read_text().splitlines(keepends=True)
+    for wrong, said in (
+        ([*rounds, *rounds], "line 8: round must be larger than 5, that of the line before, got 0; sort the lines"),
+        ([*rounds[:3], *rounds[2:]], "line 5: round must be larger than 2, that of the line before, got 2"),
+        (rounds[::-1], "line 3: round must be larger than 5, that of the line before, got 4"),
+    ):
+        path.write_text("".join([head, *wrong]))
+        with pytest.raises(ValueError, match=said):
+            read_run(path)
+    path.write_text("".join([head, *rounds[::2]]))
+    assert read_run(path).round.tolist() == [0, 2, 4], "a line that is lost is no error"
+
+
+def test_parts_whose_rounds_do_not_rise_are_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    first, second = ((tmp_path / f"run.{part}.jsonl") for part in (1, 2))
+    rounds = [file.read_text().splitlines(keepends=True)[1:] for file in (first, second)]
+    head = second.read_text().splitlines(keepends=True)[0]
+    second.write_text("".join([head, rounds[0][-1], *rounds[1]]))
+    with pytest.raises(
+        ValueError, match=r"run\.2\.jsonl, line 2: round must be larger than \d+, the last one of the part"
+    ):
+        read_run(path)
+
+
+def test_parts_that_end_within_a_line_are_known(tmp_path):
+    path = tmp_path / "run.jsonl"
+    write(Telemetry(path, rotate_bytes=900), 20).close()
+    assert read_run(path).cut_short == ()
+    middle = tmp_path / "run.2.jsonl"
+    for file in (middle, path):
+        file.write_text(file.read_text()[:-5])
+    run = read_run(tmp_path / "run.1.jsonl")
+    assert run.cut_short == (middle, path)
+    assert (run.files[0].name, run.files[-1].name) == ("run.1.jsonl", "run.jsonl")
+    assert len(run.round) == 18
+
+
 def test_a_file_that_is_gone_is_told(tmp_path):
     path = tmp_path / "run.jsonl"
     write(Telemetry(path, rotate_bytes=900), 20).close()
     (tmp_path / "run.1.jsonl").unlink()
     run = read_run(path)
-    assert run.left_out == "1 of its files are missing"
+    assert run.left_out == "1 of its files is missing"
     assert 0 < len(run.round) < 20
-    assert "1 of its files are missing" in rounds_figure({"mine": run}).get_supxlabel()
+    assert "1 of its files is missing" in rounds_figure({"mine": run}).get_supxlabel()
 
 
 def test_one_part_twice_is_an_error_that_names_both(tmp_path):
@@ -147,6 +201,7 @@ def test_a_header_without_a_sampling_rate_is_of_an_older_run(tmp_path):
     ("arguments", "error", "message"),
     [
         ({"path": 3}, TypeError, r'telemetry must be a path, got 3; write telemetry="run\.jsonl"'),
+        ({"path": os.PathLike}, TypeError, "telemetry must be a path, got <class"),
         ({"every": 0}, ValueError, "every must be at least 1, got 0; with 1 every round"),
         ({"every": 1.5}, TypeError, "every must be an integer"),
         ({"rotate_bytes": 0}, ValueError, "rotate_bytes must be at least 1, got 0"),

@@ -197,10 +197,32 @@ def test_a_disk_that_tells_on_closing_that_it_is_full_ends_nothing(tmp_path, cap
     assert "Disk quota exceeded" in caplog.text
 
 
-def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "kind", "why"),
+    [
+        ("file/run.jsonl", FileExistsError, "its folder is a file"),
+        ("file/sub/run.jsonl", NotADirectoryError, "Not a directory"),
+        ("folder", IsADirectoryError, "Is a directory"),
+        ("/proc/none/run.jsonl", FileNotFoundError, "No such file or directory"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path, path, kind, why):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        TelemetryWriter(tmp_path / "file" / "run.jsonl", policy="bsp", workers=1, global_batch=1)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(kind) as caught:
+        TelemetryWriter(tmp_path / path, policy="bsp", workers=1, global_batch=1)
+    assert str(caught.value) == (
+        f"telemetry must be a file that rank 0 can write, got '{tmp_path / path}': {why}; name another file, or leave "
+        "telemetry out"
+    )
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "a\0b"])
+def test_a_path_that_names_no_file_is_told_at_once(path):
+    with pytest.raises(
+        ValueError, match=r"telemetry must be the path of a file, got .*; write telemetry=.run\.jsonl., or"
+    ):
+        Telemetry(path)
 
 
 def test_the_picture_shows_every_rank_of_every_run(tmp_path):
