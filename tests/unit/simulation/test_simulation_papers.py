@@ -239,7 +239,7 @@ def test_the_exit_code_says_whether_all_was_met(name, arguments, smaller, monkey
         ("nonblocking_fig2", [], {"EPOCHS": 5, "COPIES": 1}, 6),
         ("nonblocking_theorem6", [], {"ROUNDS": (20, 40, 80), "LEAST_RUN": 100}, 5),
         ("elastic_fig4b", ["--seeds", "1"], {}, 7),
-        ("lb_bsp_fig11", [], {"ROUNDS": 120}, 4),
+        ("lb_bsp_fig11", [], {"ROUNDS": 250}, 4),
     ],
 )
 def test_each_figure_is_judged_and_drawn(name, arguments, smaller, claims, monkeypatch, capsys, tmp_path):
