@@ -5,11 +5,11 @@ r"""The best possible split: the one that a round would have had, had its speeds
 cap_i counts the samples that worker i can finish within τ seconds of the pace that it is going to have. T* is found by
 bisection over τ, which ends where the caps sum to X, for then they are cap(T*), or at a relative 1e-9, where several
 workers end a sample at T*. It begins at the T* of the round before. What is above X is cut from the workers that end
-most samples at T*. It minimises the round's
-computing over all splits, saturation, memory limits and changes of pace in the middle of the round included: no policy
-that ends a round when all are done can be sooner. With a server the same holds but for the queue at the server. Where
-every batch varies by itself (``per="batch"``), f_i is the mean of the draws that a share will meet, and the split is
-the best of those of one micro-batch a worker; what accumulates over many averages their luck, and may be sooner there.
+most samples at T*. It minimises the round's computing over all splits, saturation, memory limits and changes of pace in
+the middle of the round included: no policy that ends a round when all are done can be sooner. With a server the same
+holds but for the queue at the server. Where every batch varies by itself (``per="batch"``), f_i is the mean of the
+draws that a share will meet, and the split is the best of those of one micro-batch a worker; what accumulates over many
+averages their luck, and may be sooner there.
 
 It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
 """
