@@ -69,7 +69,8 @@ class FixedCosts:
         missed = np.abs(level - mean)
         resized = (rounds == 0.0) | (size != now_size)
         begins = resized | (missed > np.maximum(_JUMP * deviation, _LEAST_JUMP))
-        self._begin(size[begins], level[begins], resized[begins], at[begins])
+        if np.count_nonzero(begins):
+            self._begin(size[begins], level[begins], resized[begins], at[begins])
 
         goes_on, rounds = ~begins, rounds + 1.0
         step = np.where(missed > _NORMAL * deviation, _STEP, 1.0 / _STEP)
@@ -80,10 +81,12 @@ class FixedCosts:
         self._now[1:, on] = mean[goes_on], latest[goes_on], rounds[goes_on]
 
         compared = self._before[3, at] > 0.0
-        self._judge(at[resized | (goes_on & compared)])
-        over = at[goes_on & compared & (rounds == _LONGEST)]
-        self._keep_evidence(over)
-        self._before[:, over] = 0.0
+        compared &= goes_on
+        if np.count_nonzero(judged := resized | compared):
+            self._judge(at[judged])
+        if np.count_nonzero(over := compared & (rounds == _LONGEST)):
+            self._keep_evidence(at[over])
+            self._before[:, at[over]] = 0.0
 
     def _begin(self, size: Floats, level: Floats, resized: npt.NDArray[np.bool_], at: Ranks) -> None:
         """A new stretch; the one before is compared with it where the size has changed, and not where ranks have."""

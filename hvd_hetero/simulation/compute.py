@@ -120,6 +120,9 @@ class Devices:
         self.saturation = np.array([c.saturation for c in computes], dtype=np.float64)
         limits = [np.iinfo(np.int64).max if c.memory_limit is None else c.memory_limit for c in computes]
         self.memory_limit = np.array(limits, dtype=np.int64)
+        self._most = self.memory_limit.astype(np.float64)
+        self._least_s = self.slope_s * self.saturation + self.intercept_s
+        self._most_s = self.slope_s * np.maximum(self._most, self.saturation) + self.intercept_s
 
     def seconds(self, samples: Ints) -> Floats:
         """Γ of one micro-batch each."""
@@ -134,10 +137,8 @@ class Devices:
 
     def within(self, work_s: Floats) -> Ints:
         """The most samples that one share can hold in this much work, memory respected: the inverse of Γ."""
-        limit = self.memory_limit.astype(np.float64)
-        full_s = self.slope_s * np.maximum(limit, self.saturation) + self.intercept_s
-        full = np.floor(work_s / full_s)  # of the largest micro-batches that fit; 0 where there is no limit
-        rest_s = work_s - full * full_s
-        fits = rest_s >= self.slope_s * self.saturation + self.intercept_s
+        full = np.floor(work_s / self._most_s)  # of the largest micro-batches that fit; 0 where there is no limit
+        rest_s = work_s - full * self._most_s
+        fits = rest_s >= self._least_s
         rest = np.where(fits, np.floor((rest_s - self.intercept_s) / self.slope_s * (1 + 1e-12)), 0.0)
-        return np.asarray(np.minimum(full * limit + np.minimum(rest, limit), _MOST), dtype=np.int64)
+        return np.asarray(np.minimum(full * self._most + np.minimum(rest, self._most), _MOST), dtype=np.int64)

@@ -249,8 +249,8 @@ class RoundSimulation:
         figures = self.meters.round(start_s, measured_s, message_s, used, done, short=self.planner.is_short(plan))
         figures["wait_s"] = self._wait_s
         rows = np.zeros((len(used), len(_COLUMNS)))
-        for i, name in enumerate(_COLUMNS):
-            rows[:, i] = figures.get(name, 0.0)
+        for name, figure in figures.items():
+            rows[:, _COLUMNS[name]] = figure
         return RoundTable(rows, len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
@@ -297,6 +297,6 @@ def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, *
     return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
 
 
-_COLUMNS = tuple(RoundReport.__dataclass_fields__)
+_COLUMNS = {name: i for i, name in enumerate(RoundReport.__dataclass_fields__)}
 _FORESEEN = 8  # times that the best split is asked for: the count of micro-batches is at rest after two or three
 _NOTHING = np.empty(0, dtype=np.int64)

@@ -7,9 +7,10 @@ unescaped could run and load nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_hetero import __version__
 from hvd_hetero.telemetry.files import check_output, write_whole
@@ -31,6 +32,9 @@ from hvd_hetero.telemetry.report.tables import (
     spread_table,
 )
 from hvd_hetero.telemetry.report.verdict import comparison
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 __all__ = ["GENERATOR", "check_page", "facts", "page", "replay_note", "tiles", "write_page"]
 
@@ -55,19 +59,25 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
 
 def page(reports: Sequence[Report]) -> str:
     """Return the page of one run, or of two side by side."""
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    folder = resources.files(__package__)
-    template = environment.from_string(folder.joinpath("page.html").read_text("utf-8"))
+    template, style = _template()
     scales = Scales.of([report.figures for report in reports])
     return template.render(
         generator=GENERATOR,
         version=__version__,
-        style=Shapes(folder.joinpath("page.css").read_text("utf-8")),
+        style=style,
         reports=[_shown(report, scales) for report in reports],
         comparison=_compared(reports) if len(reports) == 2 else None,
     )
+
+
+@cache
+def _template() -> tuple[Template, Shapes]:
+    """Return the page's template and its style sheet; compiling the template takes longer than filling it in."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    html, css = (resources.files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))
+    return environment.from_string(html), Shapes(css)
 
 
 def _compared(reports: Sequence[Report]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def simulated(slopes, fixed, passing=(), rounds=200, noise=0.02, total=128, seed
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0, 100.0])
 def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
     for seed in range(3):
-        shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, seed=seed)
+        shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, rounds=150, seed=seed)
         assert shares.min() >= 32
         assert np.abs(np.median(shares, axis=0) - 64).max() <= 3
 
@@ -75,7 +75,7 @@ def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
 def test_a_split_that_a_passing_slowdown_has_left_behind_is_left(ratio, factor):
     """Plain speeds stayed at (127, 1): nothing there tells that the other rank would take more as fast."""
     passing = [1.0] * 40 + [factor] * 30
-    shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, passing)
+    shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, passing, rounds=150)
     assert np.abs(shares[90:] - 64).max() <= 10
 
 

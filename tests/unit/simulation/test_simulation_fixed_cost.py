@@ -100,8 +100,10 @@ def test_each_policy_is_told_from_the_telemetry_of_each(source, cluster, tmp_pat
     found = replay(read_run(tmp_path / "run.jsonl"))
     for name, policy in POLICIES.items():
         real, told = real_rate(cluster, name), rate(found.cluster, policy())
-        ends = [told, *(rate(c, policy()) for c in found.extremes)]
-        least, most = min(ends), max(ends)
+        least = most = told
+        if not 0.96 * told <= real <= 1.04 * told:  # else the range holds it, wherever that ends
+            ends = [told, *(rate(c, policy()) for c in found.extremes)]
+            least, most = min(ends), max(ends)
         assert 0.96 * least <= real <= 1.04 * most, (name, real, least, most)
         if source in ("bsp", "lb-bsp"):
             assert told == pytest.approx(real, rel=0.06), name
@@ -118,7 +120,7 @@ def test_a_run_of_one_size_yields_ranges_and_no_figure(tmp_path, capsys):
     true, path = machines((2, 2, 4), 10.0), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path, dataset=BATCH * 8)
     ratio = rate(true, NonBlocking(), dataset=BATCH * 8) / bsp
-    schemes = simulated(path, capsys)["schemes"]
+    schemes = simulated(path, capsys, "--policies", "non-blocking")["schemes"]
     assert set(schemes["bsp"]["between"]) <= {"of_best"}
     assert schemes["bsp"]["samples_per_s"] == pytest.approx(bsp, rel=0.01)
     row = schemes["non-blocking"]
@@ -136,7 +138,7 @@ def test_a_run_with_short_rounds_yields_figures(tmp_path, capsys):
     """Self-adaptive loses where micro-batches cost much, and the command says so from BSP's telemetry."""
     true, path = machines((2, 2, 4), 10.0, sigma=0.005), tmp_path / "run.jsonl"
     bsp = rate(true, BSP(), path)
-    row = simulated(path, capsys)["schemes"]["self-adaptive"]
+    row = simulated(path, capsys, "--policies", "self-adaptive")["schemes"]["self-adaptive"]
     assert row["between"] == {}
     assert row["times_bsp"] == pytest.approx(rate(true, SelfAdaptive()) / bsp, rel=0.05)
     assert row["times_bsp"] < 1

@@ -181,8 +181,8 @@ def test_the_same_plans_and_times_as_real_balancers(name, kind):
 def test_non_blocking_rounds_go_on_where_every_batch_varies():
     """Draws are looked at ahead and not all used: many blocks of them."""
     for anticipates in (True, False):
-        result = simulate(KINDS["each batch"], NonBlocking(8, anticipates=anticipates), 240, 500)
-        assert len(result.elapsed_s) == 500
+        result = simulate(KINDS["each batch"], NonBlocking(8, anticipates=anticipates), 240, 200)
+        assert len(result.elapsed_s) == 200
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -310,10 +310,10 @@ def test_a_bad_draw_of_a_rank_without_samples_passes():
     """One batch in twenty takes up to a hundred times as long: the best split is ahead of all who wait for it."""
     slow = (SlowDown("batch", 100.0, 0.05),)
     machines = Cluster((Worker(Compute.at_speed(1000.0)), Worker(Compute.at_speed(1000.0), variation=slow)), seed=1)
-    best = simulate(machines, BestSplit(), 60, 400)
+    best = simulate(machines, BestSplit(), 60, 200)
     assert best.rate() > 1500.0
     for name in ("bsp", "lb-bsp"):
-        assert simulate(machines, {"bsp": BSP(), "lb-bsp": LBBSP()}[name], 60, 400).rate() < best.rate()
+        assert simulate(machines, {"bsp": BSP(), "lb-bsp": LBBSP()}[name], 60, 200).rate() < best.rate()
 
 
 def test_the_best_split_of_shares_that_memory_cuts_meets_the_same_machines():

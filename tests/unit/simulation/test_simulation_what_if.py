@@ -37,16 +37,16 @@ def described(tmp_path):
     return path
 
 
-@pytest.fixture
-def recorded(tmp_path):
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
     """BSP on three ranks of 2, 2 and 4 ms a sample and 10 ms a micro-batch; its short rounds tell these."""
-    return _recorded(tmp_path / "run.jsonl", BSP(), 96 * 8 + 40)
+    return _recorded(tmp_path_factory.mktemp("recorded") / "run.jsonl", BSP(), 96 * 8 + 40)
 
 
-def _recorded(path: Path, policy, length: int) -> Path:
+def _recorded(path: Path, policy, length: int, rounds: int = 90) -> Path:
     workers = tuple(Worker(Compute(m / 1e3, 0.01), variation=(Jitter("round", 0.01),)) for m in (2, 2, 4))
     writer = TelemetryWriter(path, policy=policy.name, workers=3, global_batch=96)
-    RoundSimulation(Cluster(workers), policy, 96, data=WholeRounds(length, shuffle=True), observer=writer).run(90)
+    RoundSimulation(Cluster(workers), policy, 96, data=WholeRounds(length, shuffle=True), observer=writer).run(rounds)
     writer.close()
     return path
 
@@ -118,7 +118,7 @@ def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described,
 @pytest.mark.parametrize(("policy", "length"), [(BSP, 808), (NonBlocking, 768)], ids=["told", "ranges"])
 def test_an_exported_run_gives_the_same_answer(policy, length, tmp_path, capsys):
     """Figures, ranges and recommendation, also of changed machines; NaN of drivers and quotes in the name survive."""
-    run, path = _recorded(tmp_path / "run.jsonl", policy(), length), tmp_path / 'my "clüster".toml'
+    run, path = _recorded(tmp_path / "run.jsonl", policy(), length, 45), tmp_path / 'my "clüster".toml'
     change = ["--drop", "1", "--add", "slope_ms = 3"]
     before = asked(capsys, "--from", run, *change, "--export", path)
     after = asked(capsys, path)
@@ -207,10 +207,11 @@ COMMANDS = re.findall(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_documented_questions_can_be_asked(command, recorded, tmp_path, monkeypatch, capsys):
+def test_the_documented_questions_can_be_asked(command, tmp_path, monkeypatch, capsys):
     """Each in a folder that holds run.jsonl."""
     import shlex
 
+    _recorded(tmp_path / "run.jsonl", BSP(), 96 * 8 + 40, 30)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["simulate", "--quiet", *shlex.split(command)]) == 0
     assert "nothing else is better by more than its error" in capsys.readouterr().out

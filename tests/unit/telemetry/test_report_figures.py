@@ -111,18 +111,19 @@ def test_equal_batches_and_the_best_split_from_a_balanced_run_are_those_of_such_
 
 
 def test_a_run_with_equal_batches_is_what_equal_batches_make(tmp_path):
-    found = figures(recorded(tmp_path / "run.jsonl", BSP())).alternatives
+    found = figures(recorded(tmp_path / "run.jsonl", BSP(), 100)).alternatives
     assert found.of("equal batches").times_run == pytest.approx(1.0, abs=1e-9)
     assert found.of("lb-bsp").times_run > 1.5
 
 
-def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path):
-    """Every fourth round is recorded: the last 300 lines are of 1,200 rounds."""
-    record(tmp_path / "run.jsonl", Cluster.of_speeds([400, 200]), BSP(), 96, 400)
+def test_of_a_thinned_run_as_many_recorded_rounds_are_replayed(tmp_path, monkeypatch):
+    """Every fourth round is recorded: the last 60 lines, instead of 300, are of 240 rounds."""
+    monkeypatch.setattr("hvd_hetero.telemetry.report.alternatives.MOST_ROUNDS", 60)
+    record(tmp_path / "run.jsonl", Cluster.of_speeds([400, 200]), BSP(), 96, 80)
     run = read_run(tmp_path / "run.jsonl")
     thinned = replace(run, round=4 * run.round, every=4)
     for each in (run, thinned):
-        assert 290 <= figures(each).alternatives.rounds <= 300
+        assert 50 <= figures(each).alternatives.rounds <= 60
 
 
 def test_a_run_that_cannot_be_replayed_is_reported_without_other_splits():
@@ -188,7 +189,7 @@ def test_a_slow_network_is_not_why_a_rank_is_late():
 
 
 def test_the_verdict_tells_what_lb_bsp_would_gain(tmp_path):
-    report = report_of(recorded(tmp_path / "run.jsonl", BSP(), fixed_s=0.02), "run")
+    report = report_of(recorded(tmp_path / "run.jsonl", BSP(), 100, fixed_s=0.02), "run")
     assert report.verdict.verdict.startswith("Rank 1 held all others up for")
     gain = report.figures.alternatives.of("lb-bsp").times_run
     assert f'policy="lb-bsp" would be {gain:.2f} times as fast' in report.verdict.next

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from dataclasses import replace
@@ -11,9 +12,11 @@ import pytest
 from scipy.optimize import linprog, minimize, minimize_scalar
 from scipy.stats import binom
 
-from hvd_hetero.topology import complete, from_edges, matcha, mixing_matrix, mixing_rho, ring
+from hvd_hetero.topology import complete, from_edges, mixing_matrix, mixing_rho, ring
+from hvd_hetero.topology import matcha as solved
 from hvd_hetero.topology.graphs import laplacian
 
+matcha = functools.cache(solved)  # several tests ask the same graphs
 BUDGETS = (0.05, 0.5, 0.9, 1.0)
 
 
@@ -41,6 +44,7 @@ GRAPHS = connected_graphs()
 BIPARTITE = from_edges([(i, 6 + j) for i in range(6) for j in range(6)])
 
 
+@functools.cache
 def tori():
     return [from_edges(torus_edges(a, b)) for a, b in ((3, 3), (4, 4), (4, 6), (8, 8))]
 
@@ -51,6 +55,7 @@ def torus_edges(a, b):
     return [tuple(sorted(i * b + j for i, j in pair)) for pair in pairs]
 
 
+@functools.cache
 def random_graphs():
     """A ring, so that they are connected, and each other edge by chance."""
     found = []
