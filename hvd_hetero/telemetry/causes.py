@@ -19,6 +19,9 @@ none of it, a rank that lags behind the fast ranks alike through all of the run 
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
 clean runs). All ranks wait for the transfer. It is the cause on each of them, if it takes at least `LEAST_TRANSFER` of
 the time, and a larger share than any rank is slow by: a slow rank's part in a transfer is slow, too.
+
+**Too large a share.** A rank may hold others up, for at least `LEAST` of the time, and not be slow: it was given too
+much. With its part of all work, w_i, and of all speed, v_i, this is the cause if 1 - v_i / w_i is at least `LEAST`.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ KINDS = {
     "cpu": "less of its processor",
     "network": "slow network",
     "slower": "a slower processor",
+    "share": "too large a share of the samples",
     "unknown": "not known",
 }
 """Every kind of cause, and its name in words."""
@@ -118,10 +122,13 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
         return [None] * run.workers
     if found.shares.kinds["transfer"] >= max(LEAST_TRANSFER, *found.slow):
         return [_network(found, rank) for rank in range(run.workers)]
-    if not (found.slow >= LEAST).any():
+    if not ((found.slow >= LEAST) | (found.shares.cost >= LEAST)).any():
         return [None] * run.workers
     candidates, means = list(_candidates(found)), _Means.of(found.run)
-    return [_named(found, rank, candidates, means) if slow >= LEAST else None for rank, slow in enumerate(found.slow)]
+    return [
+        _named(found, rank, candidates, means) if slow >= LEAST else _too_large(found, rank)
+        for rank, slow in enumerate(found.slow)
+    ]
 
 
 @dataclass(frozen=True)
@@ -208,24 +215,40 @@ def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | No
 
 def _without_evidence(found: Slowness, rank: int) -> Cause:
     lag, cost = found.lag[rank], found.shares.cost[rank]
-    alone = lag >= found.turns[rank]  # it is slow by itself, whatever the others do
-    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
-    if lag >= _EXPLAINS * found.slow[rank] and _constant(found, rank):
+    times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
+    alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
+    evened = found.run.policy == "lb-bsp" or (
+        alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    )
+    if alone and _constant(found, rank):
         return Cause(
             "slower",
-            f"It took {1.0 / (1.0 - lag):.2g} times as long per sample as the fast ranks, through all of the run, and "
+            f"It took {times:.2g} times as long per sample as the fastest rank, through all of the run, and "
             "no reading shows that anything was taken from it.",
-            "The split gives it less work already; only a faster machine would help more."
+            "The split gives it less work already."
             if evened
             else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )
     return Cause(
         "unknown",
-        f"It is {lag:.0%} slower per sample than the fast ranks, and no reading explains that."
+        f"It took {times:.2g} times as long per sample as the fastest rank, and no reading explains that."
         if alone
         else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
         + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
+    )
+
+
+def _too_large(found: Slowness, rank: int) -> Cause | None:
+    """Name too large a share as the cause of a rank that is not slow."""
+    work = found.work.sum(axis=0)
+    own, even = _share(work, work.sum())[rank], _share(found.speed, np.nansum(found.speed))[rank]
+    if found.shares.cost[rank] < LEAST or not 1.0 - _share(even, own) >= LEAST:
+        return None
+    return Cause(
+        "share",
+        f"It is not slow: it was given {own:.0%} of the samples, and has {even:.0%} of the speed of all ranks.",
+        "Give it fewer samples.",
     )
 
 
@@ -236,7 +259,8 @@ def _network(found: Slowness, rank: int) -> Cause:
     rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
     return Cause(
         "network",
-        f"All ranks waited for the transfer: {transfer:.0%} of the time, {each_ms:.3g} ms a round{rate}.",
+        f"{'All ranks' if run.workers > 1 else 'It'} waited for the transfer: {transfer:.0%} of the time, "
+        f"{each_ms:.3g} ms a round{rate}.",
         "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
     )
 

@@ -27,7 +27,7 @@ from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
-from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.telemetry.speeds import forecast_errors, mean_speed, own_best, speeds
 from hvd_hetero.telemetry.work import LONGEST_ROUND_S, counted, work
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
