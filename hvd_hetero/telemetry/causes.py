@@ -225,7 +225,7 @@ def _without_evidence(found: Slowness, rank: int) -> Cause:
             "slower",
             f"It took {times:.2g} times as long per sample as the fastest rank, through all of the run, and "
             "no reading shows that anything was taken from it.",
-            "The split gives it less work already."
+            "The split gives it less work already; a faster machine would help."
             if evened
             else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )

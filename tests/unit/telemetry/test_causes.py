@@ -101,7 +101,7 @@ def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
     assert cause.way_out == (
         "Give it less work (policy='lb-bsp'), or a faster machine."
         if policy == "bsp"
-        else "The split gives it less work already."
+        else "The split gives it less work already; a faster machine would help."
     )
 
 
