@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import KINDS as LOSSES
+from hvd_hetero.telemetry.attribution import kinds_of
 from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_TRANSFER
 from hvd_hetero.telemetry.report.figures import Figures
 
@@ -32,7 +32,6 @@ _LIKE_THE_WORST = 0.5
 _NAMED = 4
 _NARROW = 1.1  # a range of which the most is so many times the least
 _LEAST_GAIN = 1.02
-_LOSSES_OF_ONE = {"input": "waiting for data", "transfer": "synchronising", "between": "other work between rounds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
 
 
 def _largest(found: Figures) -> str:
-    names = LOSSES if found.workers > 1 else _LOSSES_OF_ONE
+    names = kinds_of(found.workers)
     loss = max(names, key=found.kinds.__getitem__)
     return f"he largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
 
