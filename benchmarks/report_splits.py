@@ -89,8 +89,8 @@ def main() -> int:
             f"- LB-BSP over equal batches, as measured: {statistics.median(gains):.2f} times.",
             f"- The fixed cost of a micro-batch was told by {certain} of {options.cycles} blocks; else there is a "
             "range, and its likely figure counts here.",
-            f"- Of equal batches, {sum(each.certain for each in of_equal)} of {options.cycles} blocks told it. The widest "
-            f"range of what LB-BSP would make was {widest:.2f} times from end to end.",
+            f"- Of equal batches, {sum(each.certain for each in of_equal)} of {options.cycles} blocks told it. In the "
+            f"widest range of what LB-BSP would make, the most was {widest:.2f} times the least.",
             "", f"({slowness})", "", f"Missed: {'; '.join(missed) or 'nothing'}.",
         ]
     )  # fmt: skip
