@@ -20,8 +20,9 @@ anything else, and one of two equal ranks is always a little slower than the oth
 clean runs). All ranks wait for the transfer. It is the cause on each of them, if it takes at least `LEAST_TRANSFER` of
 the time, and a larger share than any rank is slow by: a slow rank's part in a transfer is slow, too.
 
-**Too large a share.** A rank may hold others up, for at least `LEAST` of the time, and not be slow: it was given too
-much. With its part of all work, w_i, and of all speed, v_i, this is the cause if 1 - v_i / w_i is at least `LEAST`.
+**Too large a share.** Ranks may hold others up and not be slow: they were given too much. With a rank's part of all
+work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
+ranks together cost at least `LEAST` of the time.
 """
 
 from __future__ import annotations
@@ -122,11 +123,12 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
         return [None] * run.workers
     if found.shares.kinds["transfer"] >= max(LEAST_TRANSFER, *found.slow):
         return [_network(found, rank) for rank in range(run.workers)]
-    if not ((found.slow >= LEAST) | (found.shares.cost >= LEAST)).any():
-        return [None] * run.workers
+    too_large = _too_large(found)
+    if not (found.slow >= LEAST).any():
+        return too_large
     candidates, means = list(_candidates(found)), _Means.of(found.run)
     return [
-        _named(found, rank, candidates, means) if slow >= LEAST else _too_large(found, rank)
+        _named(found, rank, candidates, means) if slow >= LEAST else too_large[rank]
         for rank, slow in enumerate(found.slow)
     ]
 
@@ -239,17 +241,24 @@ def _without_evidence(found: Slowness, rank: int) -> Cause:
     )
 
 
-def _too_large(found: Slowness, rank: int) -> Cause | None:
-    """Name too large a share as the cause of a rank that is not slow."""
-    work = found.work.sum(axis=0)
-    own, even = _share(work, work.sum())[rank], _share(found.speed, np.nansum(found.speed))[rank]
-    if found.shares.cost[rank] < LEAST or not 1.0 - _share(even, own) >= LEAST:
-        return None
-    return Cause(
-        "share",
-        f"It is not slow: it was given {own:.0%} of the samples, and has {even:.0%} of the speed of all ranks.",
-        "Give it fewer samples.",
-    )
+def _too_large(found: Slowness) -> list[Cause | None]:
+    """Name too large a share as the cause of ranks that are not slow."""
+    work, speed = found.work.sum(axis=0), np.nan_to_num(found.speed)
+    own, even = _share(work, np.full_like(work, work.sum())), _share(speed, np.full_like(speed, speed.sum()))
+    over = (found.slow < LEAST) & (even > 0) & (even <= (1.0 - LEAST) * own)
+    if found.shares.cost[over].sum() < LEAST:
+        return [None] * len(over)
+    return [
+        Cause(
+            "share",
+            f"It is not slow: it was given {own[rank]:.0%} of the samples, and has {even[rank]:.0%} of the speed of "
+            "all ranks.",
+            "Give it fewer samples.",
+        )
+        if wrong
+        else None
+        for rank, wrong in enumerate(over)
+    ]
 
 
 def _network(found: Slowness, rank: int) -> Cause:

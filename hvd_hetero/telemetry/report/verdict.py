@@ -107,16 +107,17 @@ def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
     return sorted(slow, key=lambda rank: float(np.nan_to_num(found.ranks.of_best_rank[rank])))
 
 
-def _largest(found: Figures) -> str:
+def _largest(found: Figures) -> tuple[str, str]:
+    """Return the kind of the largest loss, and the words for it."""
     names = kinds_of(found.workers)
     loss = max(names, key=found.kinds.__getitem__)
-    return f"he largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
+    return loss, f"he largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
 
 
 def _nothing(found: Figures) -> Verdict:
     who = "The rank computes" if found.workers == 1 else "The ranks compute"
     return Verdict(
-        f"Nothing is wrong. T{_largest(found)}",
+        f"Nothing is wrong. T{_largest(found)[1]}",
         f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
         f"and transfers from {LEAST_TRANSFER:.0%} on.",
         "Nothing to do.",
@@ -128,8 +129,10 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
     be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
     what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
+    loss, words = _largest(found)
+    also = f", and t{words}" if loss in ("transfer", "between") else "."
     return Verdict(
-        f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time, and t{_largest(found)}",
+        f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time{also}",
         " ".join(told.evidence),
         " ".join(dict.fromkeys([*told.ways, *_gain(found), *_way_out_besides(of_all)])),
         "slow",
@@ -150,7 +153,7 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
         ]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
-    besides = f" T{_largest(found)}" if of_all else ""
+    besides = f" T{_largest(found)[1]}" if of_all else ""
     ways = [*told.ways, *_gain(found), *_way_out_besides(of_all)]
     return Verdict(
         f"{_named(late)} held all others up for {cost:.0%} of the time{also}.{besides}",

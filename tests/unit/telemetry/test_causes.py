@@ -115,6 +115,8 @@ def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_sha
     )
     assert kinds(run) == ["", "share"]
     assert kinds(run_of(steady(0.05, 0.054))) == ["", ""], "an equal share"
+    three = np.tile([30, 90, 90, 90], (ROUNDS, 1))
+    assert kinds(run_of(1e-3 * three, samples=three)) == ["", "share", "share", "share"], "each costs a twelfth"
     fair = np.tile([30, 90], (ROUNDS, 1))
     assert kinds(run_of(fair * np.array([3e-3, 1e-3]), samples=fair)) == ["slower", ""], "a share by speed"
 
