@@ -5,9 +5,9 @@ each kind there always is, and causes are looked for from there on, too. Of thos
 ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. Else its kinds are three: ranks
 wait for their own data, or do other work at different moments, or take turns in computing longest.
 
-A rank that has a cause is told in any case, and before what all ranks lose: where the split makes up for a slow rank,
-no loss shows it, and a slow rank's part in a transfer is slow, too. If there is neither a loss nor a cause, nothing is
-wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
+A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
+slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. If there is neither a loss nor a cause,
+nothing is wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Verdict", "comparison", "late_ranks", "verdict"]
 
+_LEAST_COST = 0.025  # of a rank that is called late
 _NOTABLE = 1.5
 _LIKE_THE_WORST = 0.5
 _NAMED = 4
@@ -66,7 +67,8 @@ class _Told:
         for kind, (cause, same) in alike.items():
             several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
             evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
-        return cls(tuple(alike), evidence, [cause.way_out for cause, _ in alike.values()])
+        ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
+        return cls(tuple(alike), evidence, ways)
 
 
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
@@ -74,6 +76,8 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
     late, slow = late_ranks(found), _slow_ranks(found, own)
+    if late and found.ranks.cost[late].sum() < LEAST and not set(late) & set(slow):
+        late = []  # scatter, for all that is known
     losses = dict(found.kinds)
     if late:
         losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
@@ -93,11 +97,10 @@ def late_ranks(found: Figures) -> list[int]:
     """Return the ranks that bear most of the waiting for ranks, the worst first; none if all bear about the same."""
     cost = found.ranks.cost
     worst = float(cost.max())
-    if found.workers == 1 or worst < _NOTABLE * float(cost.mean()):
+    if found.workers == 1 or worst < _LEAST_COST or worst < _NOTABLE * float(cost.mean()):
         return []
     order = np.argsort(-cost, kind="stable")
-    late = [int(rank) for rank in order if cost[rank] >= _LIKE_THE_WORST * worst]
-    return late if float(cost[late].sum()) >= LEAST else []
+    return [int(rank) for rank in order if cost[rank] >= _LIKE_THE_WORST * worst]
 
 
 def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
@@ -156,7 +159,7 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
     besides = f" T{_largest(found)[1]}" if of_all else ""
     ways = [*told.ways, *_gain(found), *_way_out_besides(of_all)]
     return Verdict(
-        f"{_named(late)} held all others up for {cost:.0%} of the time{also}.{besides}",
+        f"{_named(late)} held all others up for {_percent(cost)} of the time{also}.{besides}",
         " ".join([*unknown, *told.evidence]),
         " ".join(dict.fromkeys(ways)) or "Look at what this rank does, and what else runs there.",
         "late",

@@ -188,6 +188,23 @@ def test_a_cause_is_told_though_the_split_makes_up_for_the_rank(transfer_s):
     assert ("use a faster network" in said.next) == (transfer_s > 0.2), "a loss that is worth a look"
 
 
+def test_a_late_rank_that_has_a_cause_is_told_from_a_smaller_cost_on():
+    """1.16 s against 1 s of computing cost 7 %, below what is an alarm by itself."""
+    run = steady(compute_s=[[1, 1.16]] * 60, elapsed_s=[1.2] * 60, wait_s=[[0.2, 0.04]] * 60)
+    found = figures(run, replayed=False)
+    said = verdict(found, [None, Cause("throttled", "It was throttled.", "Raise the limit.")])
+    assert said.verdict == "Rank 1 held all others up for 7.0% of the time."
+    assert verdict(found, [None, None]).kind == "nothing"
+    assert verdict(found, [Cause("garbage", "Python collected garbage.", "gc."), None]).verdict.startswith("Rank 0 is")
+
+
+def test_ways_out_of_different_causes_name_their_ranks():
+    found = figures(run_of([[20, 10, 10]] * 60, [[1, 1, 1]] * 60, [1.0] * 60, wait_s=[[0.0] * 3] * 60), replayed=False)
+    said = verdict(found, [None, Cause("garbage", "A.", "Collect less."), Cause("loop", "B.", "Save less.")])
+    assert said.why == "Rank 1: A. Rank 2: B."
+    assert said.next == "Rank 1: Collect less. Rank 2: Save less."
+
+
 def test_a_cause_that_several_ranks_have_is_told_once():
     found = figures(run_of([[20] * 3] * 60, [[1, 2, 2.2]] * 60, [2.3] * 60), replayed=False)
     slower = [Cause("slower", f"It took {times} times as long.", "Give it less work.") for times in (2, 2.2)]
