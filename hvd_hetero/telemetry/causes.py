@@ -248,15 +248,9 @@ def _too_large(found: Slowness) -> list[Cause | None]:
     over = (found.slow < LEAST) & (even > 0) & (even <= (1.0 - LEAST) * own)
     if found.shares.cost[over].sum() < LEAST:
         return [None] * len(over)
+    evidence = "It is not slow: it was given {:.0%} of the samples, and has {:.0%} of the speed of all ranks."
     return [
-        Cause(
-            "share",
-            f"It is not slow: it was given {own[rank]:.0%} of the samples, and has {even[rank]:.0%} of the speed of "
-            "all ranks.",
-            "Give it fewer samples.",
-        )
-        if wrong
-        else None
+        Cause("share", evidence.format(own[rank], even[rank]), "Give it fewer samples.") if wrong else None
         for rank, wrong in enumerate(over)
     ]
 

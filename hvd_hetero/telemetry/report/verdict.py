@@ -114,13 +114,13 @@ def _largest(found: Figures) -> tuple[str, str]:
     """Return the kind of the largest loss, and the words for it."""
     names = kinds_of(found.workers)
     loss = max(names, key=found.kinds.__getitem__)
-    return loss, f"he largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
+    return loss, f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
 
 
 def _nothing(found: Figures) -> Verdict:
     who = "The rank computes" if found.workers == 1 else "The ranks compute"
     return Verdict(
-        f"Nothing is wrong. T{_largest(found)[1]}",
+        f"Nothing is wrong. The {_largest(found)[1]}",
         f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
         f"and transfers from {LEAST_TRANSFER:.0%} on.",
         "Nothing to do.",
@@ -133,7 +133,7 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
     what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
     loss, words = _largest(found)
-    also = f", and t{words}" if loss in ("transfer", "between") else "."
+    also = f", and the {words}" if loss in ("transfer", "between") else "."
     return Verdict(
         f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time{also}",
         " ".join(told.evidence),
@@ -156,7 +156,7 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
         ]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
-    besides = f" T{_largest(found)[1]}" if of_all else ""
+    besides = f" The {_largest(found)[1]}" if of_all else ""
     ways = [*told.ways, *_gain(found), *_way_out_besides(of_all)]
     return Verdict(
         f"{_named(late)} held all others up for {_percent(cost)} of the time{also}.{besides}",
