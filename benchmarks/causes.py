@@ -16,7 +16,9 @@ one cause, in four strengths, half of the runs under BSP and half under LB-BSP, 
 LB-BSP a slow rank costs little, and gets its cause for being slow.
 
 ``hvd_hetero.telemetry.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
-cause and the other rank none; the network is the cause on both. A clean run is right if no rank gets any.
+cause and the other rank none (the network is the cause on both), and if the verdict, which a user of the report reads
+first, names this cause and no other. A clean run is right if no rank gets any, and the verdict is that nothing is
+wrong. "Verdict" is what it is about, and the causes that it names.
 
 Needs a quiet machine, since whatever else runs there is a cause of its own, and root for quotas and namespaces.
 """
@@ -39,9 +41,7 @@ from _report import write_result
 from rich.progress import track
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.telemetry.attribution import attribute, shares
-from hvd_hetero.telemetry.causes import causes
-from hvd_hetero.telemetry.work import counted, work
+from hvd_hetero.telemetry.report.made import report_of
 from hvd_hetero.testing import Hosts, Preloaded, hosts_available, launch, quota_available
 
 MTU = 65000  # large packets: each costs a processor as much as some kilobytes
@@ -81,16 +81,22 @@ class Outcome:
     transfer: float
     named: list[str]
     evidence: str
+    verdict: str
+    """What the verdict is about: a kind of `Verdict`."""
+    why: tuple[str, ...]
+    """The kinds of causes that the verdict names."""
     idle: bool | None = True
     """Whether the machine was idle when the run began; None: not known."""
 
     @property
     def right(self) -> bool:
-        """Whether the slow rank got its cause, and no other rank any; the network is all ranks'."""
+        """Whether the slow rank alone got its cause, and the verdict tells it; the network is all ranks'."""
         if self.cause == CLEAN:
-            return self.named == [""] * RANKS
+            return self.named == [""] * RANKS and self.verdict == "nothing"
         kind = CAUSES[self.cause].kind
-        return self.named == [kind if rank == self.slow or self.cause == "network" else "" for rank in range(RANKS)]
+        return self.why == (kind,) and self.named == [
+            kind if rank == self.slow or self.cause == "network" else "" for rank in range(RANKS)
+        ]
 
 
 def unavailable(cause: str) -> str:
@@ -147,19 +153,21 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
 
 
 def judged(path: Path, cause: str, number: int, idle: bool | None) -> Outcome:
-    """Ask for the causes of a run. ``idle``: None if nobody knows any more."""
-    run, (strength, policy, slow) = read_run(path), given(cause, number)
-    told = shares(attribute(run, work(run)), counted(run))
-    found = causes(run, told)
+    """Ask for the causes and the verdict of a run. ``idle``: None if nobody knows any more."""
+    strength, policy, slow = given(cause, number)
+    report = report_of(read_run(path), path.name, replayed=False)
+    found = report.causes
     return Outcome(
         cause,
         CAUSES[cause].told.format(strength) if cause in CAUSES else "",
         policy,
         slow,
-        told.cost.tolist(),
-        told.kinds["transfer"],
+        report.figures.ranks.cost.tolist(),
+        report.figures.kinds["transfer"],
         [c.kind if c else "" for c in found],
         next((f"rank {rank}: {c.evidence}" for rank, c in enumerate(found) if c), ""),
+        report.verdict.kind,
+        report.verdict.causes,
         idle,
     )
 
@@ -174,15 +182,16 @@ def kept(folder: Path) -> Iterator[Outcome]:
 def table(outcomes: list[Outcome], skipped: dict[str, str]) -> tuple[str, bool]:
     """Return the text for the results, and whether the targets are met."""
     lines = [
-        "| cause | given | policy | slow rank | costs, rank 0, 1 | transfer | named, rank 0, 1 | evidence | right |",
-        "|---|---|---|---:|---:|---:|---|---|---|",
+        "| cause | given | policy | slow rank | costs, rank 0, 1 | transfer | named, rank 0, 1 | evidence | verdict "
+        "| right |",
+        "|---|---|---|---:|---:|---:|---|---|---|---|",
     ]
     for o in outcomes:
         slow = {CLEAN: "none", "network": "both"}.get(o.cause, str(o.slow))
         costs, named = ", ".join(f"{c:.0%}" for c in o.cost), ", ".join(name or "none" for name in o.named)
         lines.append(
             f"| {o.cause} | {o.given} | {o.policy} | {slow} | {costs} | {o.transfer:.0%} | {named} | {o.evidence} "
-            f"| {'yes' if o.right else '**no**'} |"
+            f"| {': '.join((o.verdict, *o.why))} | {'yes' if o.right else '**no**'} |"
         )
     known = [o for o in outcomes if o.cause != CLEAN]
     clean = [o for o in outcomes if o.cause == CLEAN]

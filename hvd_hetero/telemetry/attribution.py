@@ -59,7 +59,7 @@ import numpy as np
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.work import LONGEST_ROUND_S, Bools, Floats, Work
 
-__all__ = ["KINDS", "Attribution", "Shares", "airport", "attribute", "fast", "ideal", "shares"]
+__all__ = ["KINDS", "Attribution", "Shares", "airport", "attribute", "fast", "ideal", "kinds_of", "shares"]
 
 KINDS = {
     "computing": "waiting for ranks that compute longer",
@@ -69,6 +69,8 @@ KINDS = {
     "between": "other work between rounds, on all ranks",
 }
 """The kinds of loss, and what each is."""
+
+_OF_ONE_RANK = {"input": "waiting for data", "transfer": "synchronising", "between": "other work between rounds"}
 
 _AT_ONCE = 200_000  # figures, of which several copies are made
 
@@ -97,6 +99,11 @@ class Shares:
     """Of each rank: for which share of the run it held all others up; (n,)."""
     cost_input: Floats
     """Of ``cost``, what comes from waiting for data; (n,)."""
+
+
+def kinds_of(workers: int) -> dict[str, str]:
+    """Return the kinds of loss that so many ranks can have, and what each is: a single rank waits for no other."""
+    return KINDS if workers > 1 else _OF_ONE_RANK
 
 
 def fast(figures: Floats) -> Floats:

@@ -19,6 +19,10 @@ none of it, a rank that lags behind the fast ranks alike through all of the run 
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
 clean runs). All ranks wait for the transfer. It is the cause on each of them, if it takes at least `LEAST_TRANSFER` of
 the time, and a larger share than any rank is slow by: a slow rank's part in a transfer is slow, too.
+
+**Too large a share.** Ranks may hold others up and not be slow: they were given too much. With a rank's part of all
+work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
+ranks together cost at least `LEAST` of the time.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ KINDS = {
     "cpu": "less of its processor",
     "network": "slow network",
     "slower": "a slower processor",
+    "share": "too large a share of the samples",
     "unknown": "not known",
 }
 """Every kind of cause, and its name in words."""
@@ -118,10 +123,14 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
         return [None] * run.workers
     if found.shares.kinds["transfer"] >= max(LEAST_TRANSFER, *found.slow):
         return [_network(found, rank) for rank in range(run.workers)]
+    too_large = _too_large(found)
     if not (found.slow >= LEAST).any():
-        return [None] * run.workers
+        return too_large
     candidates, means = list(_candidates(found)), _Means.of(found.run)
-    return [_named(found, rank, candidates, means) if slow >= LEAST else None for rank, slow in enumerate(found.slow)]
+    return [
+        _named(found, rank, candidates, means) if slow >= LEAST else too_large[rank]
+        for rank, slow in enumerate(found.slow)
+    ]
 
 
 @dataclass(frozen=True)
@@ -208,25 +217,42 @@ def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | No
 
 def _without_evidence(found: Slowness, rank: int) -> Cause:
     lag, cost = found.lag[rank], found.shares.cost[rank]
-    alone = lag >= found.turns[rank]  # it is slow by itself, whatever the others do
-    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
-    if lag >= _EXPLAINS * found.slow[rank] and _constant(found, rank):
+    times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
+    alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
+    evened = found.run.policy == "lb-bsp" or (
+        alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    )
+    if alone and _constant(found, rank):
         return Cause(
             "slower",
-            f"It took {1.0 / (1.0 - lag):.2g} times as long per sample as the fast ranks, through all of the run, and "
+            f"It took {times:.2g} times as long per sample as the fastest rank, through all of the run, and "
             "no reading shows that anything was taken from it.",
-            "The split gives it less work already; only a faster machine would help more."
+            "The split gives it less work already; a faster machine would help."
             if evened
             else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )
     return Cause(
         "unknown",
-        f"It is {lag:.0%} slower per sample than the fast ranks, and no reading explains that."
+        f"It took {times:.2g} times as long per sample as the fastest rank, and no reading explains that."
         if alone
         else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
         + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
     )
+
+
+def _too_large(found: Slowness) -> list[Cause | None]:
+    """Name too large a share as the cause of ranks that are not slow."""
+    work, speed = found.work.sum(axis=0), np.nan_to_num(found.speed)
+    own, even = _share(work, np.full_like(work, work.sum())), _share(speed, np.full_like(speed, speed.sum()))
+    over = (found.slow < LEAST) & (even > 0) & (even <= (1.0 - LEAST) * own)
+    if found.shares.cost[over].sum() < LEAST:
+        return [None] * len(over)
+    evidence = "It is not slow: it was given {:.0%} of the samples, and has {:.0%} of the speed of all ranks."
+    return [
+        Cause("share", evidence.format(own[rank], even[rank]), "Give it fewer samples.") if wrong else None
+        for rank, wrong in enumerate(over)
+    ]
 
 
 def _network(found: Slowness, rank: int) -> Cause:
@@ -236,7 +262,8 @@ def _network(found: Slowness, rank: int) -> Cause:
     rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
     return Cause(
         "network",
-        f"All ranks waited for the transfer: {transfer:.0%} of the time, {each_ms:.3g} ms a round{rate}.",
+        f"{'All ranks' if run.workers > 1 else 'It'} waited for the transfer: {transfer:.0%} of the time, "
+        f"{each_ms:.3g} ms a round{rate}.",
         "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
     )
 

@@ -2,8 +2,10 @@ r"""How slow each rank is, whether or not others wait for it.
 
 Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``attribution``): computing, waiting for its
 own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
-``x_ri`` be its samples (a micro-batch's fixed cost counts as the samples it is worth). What the fast ranks have is the
-lower quartile (``attribution.fast``).
+``x_ri`` be its samples. Where a micro-batch costs as much as β samples besides its own, a rank with few samples pays
+that for fewer of them, and is no slower for it. So x + β of each micro-batch counts as what a batch of the typical size
+s has of it, s / (s + β), as for the speeds of a report (``speeds``). What the fast ranks have is the lower quartile
+(``attribution.fast``).
 
 Where shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
 
@@ -28,6 +30,7 @@ import numpy as np
 
 from hvd_hetero.telemetry.attribution import Attribution, Shares, attribute, fast, shares
 from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.speeds import mean_speed, of_typical_size, speeds
 from hvd_hetero.telemetry.work import Bools, Floats, counted, work
 
 __all__ = ["Slowness", "beyond_s"]
@@ -44,7 +47,9 @@ class Slowness:
     own_s: Floats
     """(rounds, ranks): seconds that the rank needed for itself."""
     work: Floats
-    """(rounds, ranks): samples, and what its micro-batches cost besides, in samples."""
+    """(rounds, ranks): samples, as many as the work is worth in micro-batches of the typical size."""
+    speed: Floats
+    """Of each rank, samples per second of computing and waiting for data, as reports have it; NaN: not known."""
     lag: Floats
     """Share of its own time by which the rank is slower than the fast ranks, per sample."""
     turns: Floats
@@ -64,13 +69,14 @@ class Slowness:
         known = counted(run) & np.isfinite(run.wait_s + run.compute_s + run.input_s).all(axis=1)
         some = run.take(known)
         own_s = lost.own_s[known]
-        done = (did.samples + did.fixed)[known]
+        done = ((did.samples + did.fixed) * of_typical_size(run, did.fixed_each))[known]
+        speed = mean_speed(speeds(run, did)[counted(run)])
         if not len(own_s):
-            return cls(some, told, own_s, done, np.zeros(run.workers), np.zeros(run.workers))
+            return cls(some, told, own_s, done, speed, np.zeros(run.workers), np.zeros(run.workers))
         with np.errstate(divide="ignore", invalid="ignore"):
             pace = own_s.sum(axis=0) / done.sum(axis=0)  # of a rank without samples: not finite
             lag = np.where(np.isfinite(pace), np.clip(1.0 - fast(pace) / pace, 0.0, 1.0), 0.0)
-        return cls(some, told, own_s, done, np.nan_to_num(lag), _turns(lost, known, own_s, done))
+        return cls(some, told, own_s, done, speed, np.nan_to_num(lag), _turns(lost, known, own_s, done))
 
 
 def beyond_s(spent_s: Floats, work: Floats) -> Floats:

@@ -34,8 +34,10 @@ class Work:
     """What each rank did in each round, with unknown figures filled; (K, n)."""
 
     samples: Floats
+    fixed_each: Floats
+    """What a micro-batch costs besides its samples, in samples."""
     fixed: Floats
-    """What the micro-batches cost besides their samples, in samples."""
+    """The same of all micro-batches of the round."""
     computing_s: Floats
     input_s: Floats
     update_s: Floats
@@ -81,7 +83,8 @@ def work(run: Run) -> Work:
     if run.slope_s.any():
         with np.errstate(divide="ignore", invalid="ignore"):
             beta = np.where((beta <= 0) & (run.slope_s > 0), run.intercept_s / run.slope_s, beta)
-    fixed = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0) * run.micro_batches.astype(np.float64)
+    beta = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0)
+    fixed = beta * run.micro_batches.astype(np.float64)
     input_s = np.where((run.input_s > 0) & ~wrong["input_s"], run.input_s, 0.0)
     update_s = np.where(run.once_s > input_s, run.once_s - input_s, 0.0)
     c = run.compute_s
@@ -95,7 +98,7 @@ def work(run: Run) -> Work:
         guess_s = np.where(pace > 0, (samples + fixed) / np.where(pace > 0, pace, 1.0), 0.0)
         update_s[~known] = 0.0
         c = np.where(known, c, guess_s)
-    return Work(samples, fixed, c, input_s, update_s, pace, known)
+    return Work(samples, beta, fixed, c, input_s, update_s, pace, known)
 
 
 def _filled(values: Floats, known: Bools) -> Floats:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.records import Run
-from hvd_hetero.telemetry.report.speeds import median_of_rounds
+from hvd_hetero.telemetry.speeds import median_of_rounds
 
 __all__ = ["MOST_TOLD", "Change", "changes"]
 

@@ -27,8 +27,8 @@ from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.report.alternatives import Alternatives, alternatives
 from hvd_hetero.telemetry.report.changes import Change, changes
 from hvd_hetero.telemetry.report.over_time import Heat, Series, block_means, heat, series, starts
-from hvd_hetero.telemetry.report.speeds import forecast_errors, mean_speed, own_best, speeds
-from hvd_hetero.telemetry.work import LONGEST_ROUND_S, counted, work
+from hvd_hetero.telemetry.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.telemetry.work import LONGEST_ROUND_S, Work, counted, work
 
 __all__ = ["Figures", "OverTime", "RankFigures", "figures"]
 
@@ -43,6 +43,8 @@ class RankFigures:
     """Share of the run for which this rank held all others up."""
     cost_input: Floats
     """Of ``cost``, what comes from waiting for data."""
+    input: Floats
+    """Share of the run in which this rank waited for its own data."""
     last: Floats
     """Share of the rounds that ended with this rank."""
     samples: Floats
@@ -94,6 +96,8 @@ class Figures:
     """Rounds that count."""
     left_out: int
     """Rounds that do not count: the start, and rounds whose time cannot be true."""
+    micro_batches: int
+    """The most that a rank did in a round."""
     epochs: int
     elapsed_s: float
     samples: int
@@ -148,6 +152,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             global_batch=run.global_batch,
             rounds=int(counts.sum()),
             left_out=int((~counts).sum()),
+            micro_batches=int(run.micro_batches[counts].max()),
             epochs=len(np.unique(run.epoch)),
             elapsed_s=elapsed_s,
             samples=int(samples.sum()),
@@ -155,7 +160,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
-            ranks=_ranks(run, lost.own_s, share, speed, counts),
+            ranks=_ranks(run, done, lost.own_s, share, speed, counts),
             over_time=_over_time(run, lost, speed, counts),
             changes=tuple(told),
             changes_left_out=left_out,
@@ -163,7 +168,9 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         )
 
 
-def _ranks(run: Run, own_s: Floats, share: Shares, speed: Floats, counts: npt.NDArray[np.bool_]) -> RankFigures:
+def _ranks(
+    run: Run, done: Work, own_s: Floats, share: Shares, speed: Floats, counts: npt.NDArray[np.bool_]
+) -> RankFigures:
     samples = run.samples[counts].sum(axis=0)
     mean, best = mean_speed(speed[counts]), own_best(speed[counts])
     forecast, naive = forecast_errors(run, speed, counts)
@@ -175,6 +182,7 @@ def _ranks(run: Run, own_s: Floats, share: Shares, speed: Floats, counts: npt.ND
     return RankFigures(
         cost=share.cost,
         cost_input=share.cost_input,
+        input=done.input_s[counts].sum(axis=0) / run.elapsed_s[counts].sum(),
         last=last.mean(axis=0),
         samples=samples / max(int(samples.sum()), 1),
         samples_per_s=mean,
@@ -209,6 +217,8 @@ def _over_time(run: Run, lost: Attribution, speed: Floats, counts: npt.NDArray[n
 
 
 def _replayed(run: Run, replayed: bool) -> dict[str, Any]:
+    if run.workers == 1:
+        return {"alternatives": None, "no_alternatives": "a single rank does all samples, whatever the split."}
     if not replayed:
         return {"alternatives": None, "no_alternatives": "it was not asked for"}
     try:

@@ -119,9 +119,9 @@ def tiles(found: Figures) -> list[tuple[str, str]]:
     """Return the figures that come first: value and name."""
     first = [
         (number(found.samples_per_s), "samples per second"),
-        (f"{found.slowdown:.2f}", "slowdown against the ideal (1 is perfect)"),
-        (percent(found.waiting_for_ranks), "lost to late ranks"),
-        (percent(found.kinds["transfer"]), "lost to transfers"),
+        (f"{found.slowdown:.2f}", "slowdown against the ideal"),
+        (percent(found.waiting_for_ranks), "lost to late ranks" if found.workers > 1 else "waiting for data"),
+        (percent(found.kinds["transfer"]), "lost to transfers" if found.workers > 1 else "synchronising"),
     ]
     best = None if found.alternatives is None else found.alternatives.of("best split")
     if best is not None and best.certain:
@@ -139,4 +139,9 @@ def replay_note(found: Figures) -> str:
     )
     if not all(each.certain for each in found.alternatives.each):
         note += " Where the run does not tell what a micro-batch costs besides its samples, a figure is a range."
+    if found.micro_batches > 1:
+        note += (
+            f" This run did up to {found.micro_batches:,} micro-batches a round, and its ideal has as many. "
+            "These splits do one, so they may be faster than the ideal."
+        )
     return note

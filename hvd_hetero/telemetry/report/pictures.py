@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_hetero.telemetry.attribution import KINDS
+from hvd_hetero.telemetry.attribution import KINDS, kinds_of
 from hvd_hetero.telemetry.report.figures import Figures
 from hvd_hetero.telemetry.report.over_time import Heat, Series
 from hvd_hetero.telemetry.report.svg import (
@@ -89,6 +89,8 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
         "speed": _speed(found, scales.speed),
         "waiting": _curves(found, over.waiting_s, scales.waiting_s, "Waiting", "for others and for the transfer.", 1e3),
     }  # fmt: skip
+    if found.workers == 1:
+        del drawn["cost"]
     if not over.speed.by_rank:
         lost = Heat(1.0 - over.of_own_best.rows, over.of_own_best.first_rank)
         slowest = float(np.nanpercentile(lost.rows, 99.5)) if np.isfinite(lost.rows).any() else 0.0
@@ -104,12 +106,13 @@ def pictures(found: Figures, scales: Scales) -> dict[str, Picture]:
 
 
 def _bar(found: Figures) -> Picture:
-    parts = [(found.ideal, "k-ideal"), *((share, f"k-{kind}") for kind, share in found.kinds.items())]
-    told = f"{found.ideal:.0%} ideal, " + ", ".join(f"{found.kinds[kind]:.0%} {name}" for kind, name in KINDS.items())
+    parts = [(found.ideal, "k-ideal"), *((found.kinds[kind], f"k-{kind}") for kind in kinds_of(found.workers))]
+    names = kinds_of(found.workers)
+    told = f"{found.ideal:.0%} ideal, " + ", ".join(f"{found.kinds[kind]:.0%} {name}" for kind, name in names.items())
     total = sum(max(share, 0.0) for share, _ in parts)
     legend = tuple(
         (look, f"{name} {percent(share)}")
-        for (share, look), name in zip(parts, [IDEAL, *KINDS.values()], strict=True)
+        for (share, look), name in zip(parts, [IDEAL, *names.values()], strict=True)
         if share >= 0.0005
     )
     return Picture("All of the time", box(bars(parts, total), told), kind="bar", legend=legend)

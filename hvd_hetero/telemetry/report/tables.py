@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.telemetry.attribution import KINDS
+from hvd_hetero.telemetry.attribution import kinds_of
 from hvd_hetero.telemetry.report.figures import Figures, RankFigures
 from hvd_hetero.telemetry.report.made import Report
 
@@ -86,7 +86,10 @@ def duration(seconds: float) -> str:
 def kinds_table(found: Figures) -> Table:
     """Where the time went."""
     round_s = found.elapsed_s / found.rounds
-    lines = [("computing: the ideal", found.ideal), *((KINDS[kind], share) for kind, share in found.kinds.items())]
+    lines = [
+        ("computing: the ideal", found.ideal),
+        *((name, found.kinds[kind]) for kind, name in kinds_of(found.workers).items()),
+    ]
     rows = tuple((name, percent(share), duration(share * round_s)) for name, share in lines)
     return Table(("what", "share of the time", "in a round"), rows, {1: [share for _, share in lines]})
 
@@ -100,7 +103,16 @@ def ranks_table(found: Figures) -> Table:
     columns = _columns(ranks)
     rows = tuple((str(r), *(form(values[r]) for _, values, form in columns)) for r in shown.tolist())
     bars = {i: np.nan_to_num(columns[i - 1][1][shown]).tolist() for i in (1, 5, 6)}
-    return Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4, 8, 9}))
+    table = Table(("rank", *(heading for heading, _, _ in columns)), rows, bars, spare=frozenset({2, 3, 4, 8, 9}))
+    return table if found.workers > 1 else _without_others(table)
+
+
+def _without_others(table: Table) -> Table:
+    """Leave out what a single rank has not: ranks to hold up, to come after, and to compare with."""
+    kept = [0, *(i for i in range(1, len(table.headings)) if i not in (1, 2, 3, 5))]
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    bars = {kept.index(i): bar for i, bar in table.bars.items() if i in kept}
+    return Table(tuple(table.headings[i] for i in kept), rows, bars)
 
 
 def spread_table(found: Figures) -> Table:
@@ -163,12 +175,12 @@ def changes_table(found: Figures) -> Table:
 
 
 def causes_table(report: Report) -> Table:
-    """The named causes of the ranks that cost most; of ranks that hold up no other, only what is no mere difference."""
+    """The named causes, those of the ranks that cost most first; a slow network only of ranks that hold others up."""
     cost = report.figures.ranks.cost
     caused = [
         (rank, cause)
         for rank, cause in enumerate(report.causes)
-        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind not in ("slower", "network"))
+        if cause is not None and (cost[rank] >= _WORTH_A_WORD or cause.kind != "network")
     ]
     caused.sort(key=lambda each: -cost[each[0]])
     alike: dict[tuple[str, str], list[int]] = {}

@@ -1,10 +1,13 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-The largest of three losses is named: waiting for late ranks, and transfers or other work between rounds. The first is
-looked at if it takes at least ``LEAST`` of the time, each of the others if it takes at least ``LEAST_OF_REST``. Ranks
-are named if they bear at least ``_NOTABLE`` times an even share of the waiting. Else all ranks waited for their own
-data, if that took the larger part, or they took turns in being last, which is scatter and no rank's fault. ``causes``
-are found elsewhere: one for each rank, None for a rank that is not slow enough.
+A loss is told if it takes at least `LEAST` of the time, and transfers if they take at least `LEAST_TRANSFER`: some of
+each kind there always is, and causes are looked for from there on, too. Of those, the largest is told. Waiting for late
+ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. Else its kinds are three: ranks
+wait for their own data, or do other work at different moments, or take turns in computing longest.
+
+A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
+slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. If there is neither a loss nor a cause,
+nothing is wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
 """
 
 from __future__ import annotations
@@ -15,23 +18,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hvd_hetero.telemetry.causes import LEAST as LEAST_OF_CAUSE
+from hvd_hetero.telemetry.attribution import kinds_of
+from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_TRANSFER
 from hvd_hetero.telemetry.report.figures import Figures
 
 if TYPE_CHECKING:
     from hvd_hetero.telemetry.causes import Cause
 
-__all__ = ["LEAST", "LEAST_OF_REST", "Verdict", "comparison", "late_ranks", "verdict"]
+__all__ = ["Verdict", "comparison", "late_ranks", "verdict"]
 
-LEAST = 0.05
-"""Share of the time from which on a loss is worth a word; ranks of equal machines lose a few hundredths by scatter."""
-
-LEAST_OF_REST = 0.1
-"""The same of transfers and of other work: some of both there always is."""
-
+_LEAST_COST = 0.025  # of a rank that is called late
 _NOTABLE = 1.5
 _LIKE_THE_WORST = 0.5
 _NAMED = 4
+_NARROW = 1.1  # a range of which the most is so many times the least
+_LEAST_GAIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,130 +42,209 @@ class Verdict:
     verdict: str
     why: str
     next: str
+    kind: str
+    """"nothing" (is wrong), "late" (ranks that others wait for), "slow" (ranks that cost little), or the loss told."""
+    causes: tuple[str, ...] = ()
+    """The kinds of causes that ``why`` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The causes of some ranks in words, one for each kind: that of its first rank."""
+
+    kinds: tuple[str, ...]
+    evidence: list[str]
+    ways: list[str]
+
+    @classmethod
+    def of(cls, causes: Sequence[Cause | None], ranks: list[int], subject: list[int]) -> _Told:
+        """Return the causes of ``ranks``. Evidence names its rank, unless that is all that the verdict speaks of."""
+        alike: dict[str, tuple[Cause, list[int]]] = {}
+        for rank in ranks:
+            if (cause := causes[rank]) is not None:
+                alike.setdefault(cause.kind, (cause, []))[1].append(rank)
+        evidence = []
+        for kind, (cause, same) in alike.items():
+            several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
+            evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
+        ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
+        return cls(tuple(alike), evidence, ways)
 
 
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     """Say what cost this run the most."""
-    ranks, transfer, between = found.waiting_for_ranks, found.kinds["transfer"], found.kinds["between"]
-    shares = {"ranks": ranks, "transfer": transfer, "between": between}
-    least = {"ranks": LEAST, "transfer": LEAST_OF_REST, "between": LEAST_OF_REST}
-    told = [loss for loss, share in shares.items() if share >= least[loss]]
-    if not told:
-        return _nothing(found)
-    largest = max(told, key=shares.__getitem__)
-    if largest == "ranks":
-        late = late_ranks(found)
-        if late:
-            return _late(found, late, causes)
-        return _input(found) if found.kinds["input"] >= found.kinds["computing"] else _scatter(found)
-    if largest == "transfer":
-        return _transfer(found, causes)
-    return Verdict(
-        f"Work between rounds took {between:.0%} of the time.",
-        "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
-        "evaluation, checkpoints, logging, or a slow rank 0.",
-        "Do this work less often, or on another thread.",
-    )
+    network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
+    own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
+    late, slow = late_ranks(found), _slow_ranks(found, own)
+    if late and found.ranks.cost[late].sum() < LEAST and not set(late) & set(slow):
+        late = []  # scatter, for all that is known
+    losses = dict(found.kinds)
+    if late:
+        losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
+    told = [loss for loss, share in losses.items() if share >= (LEAST_TRANSFER if loss == "transfer" else LEAST)]
+    largest = max(told, key=losses.__getitem__, default="nothing")
+    of_all = _OF_LOSS[largest](found) if largest in _OF_LOSS else None
+    if network is not None and largest == "transfer":
+        of_all = Verdict(_transfer(found).verdict, network.evidence, network.way_out, "transfer", ("network",))
+    if late and (largest == "late" or slow):
+        return _late(found, late, own, of_all)
+    if slow:
+        return _slow(found, slow, own, of_all)
+    return of_all or _nothing(found)
 
 
 def late_ranks(found: Figures) -> list[int]:
     """Return the ranks that bear most of the waiting for ranks, the worst first; none if all bear about the same."""
     cost = found.ranks.cost
     worst = float(cost.max())
-    if found.workers == 1 or worst < LEAST / 2 or worst < _NOTABLE * float(cost.mean()):
+    if found.workers == 1 or worst < _LEAST_COST or worst < _NOTABLE * float(cost.mean()):
         return []
     order = np.argsort(-cost, kind="stable")
     return [int(rank) for rank in order if cost[rank] >= _LIKE_THE_WORST * worst]
 
 
+def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
+    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others."""
+    kinds = {rank: cause.kind for rank, cause in enumerate(causes) if cause is not None}
+    slow = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
+    return sorted(slow, key=lambda rank: float(np.nan_to_num(found.ranks.of_best_rank[rank])))
+
+
+def _largest(found: Figures) -> tuple[str, str]:
+    """Return the kind of the largest loss, and the words for it."""
+    names = kinds_of(found.workers)
+    loss = max(names, key=found.kinds.__getitem__)
+    return loss, f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
+
+
 def _nothing(found: Figures) -> Verdict:
-    lost = 1.0 - found.ideal
+    who = "The rank computes" if found.workers == 1 else "The ranks compute"
     return Verdict(
-        f"The ranks kept together: waiting for late ranks cost {_percent(found.waiting_for_ranks)} of the time.",
-        f"All ranks computed for {found.ideal:.0%} of the time that the run took. All losses together are "
-        f"{_percent(lost)}.",
+        f"Nothing is wrong. The {_largest(found)[1]}",
+        f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
+        f"and transfers from {LEAST_TRANSFER:.0%} on.",
         "Nothing to do.",
+        "nothing",
     )
 
 
-def _late(found: Figures, late: list[int], causes: Sequence[Cause | None]) -> Verdict:
+def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
+    told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
+    be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
+    what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
+    loss, words = _largest(found)
+    also = f", and the {words}" if loss in ("transfer", "between") else "."
+    return Verdict(
+        f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time{also}",
+        " ".join(told.evidence),
+        " ".join(dict.fromkeys([*told.ways, *_gain(found), *_way_out_besides(of_all)])),
+        "slow",
+        told.kinds,
+    )
+
+
+def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
     cost = float(found.ranks.cost[late].sum())
-    caused = [
-        (rank, cause)
-        for rank in late
-        if rank < len(causes) and (cause := causes[rank]) is not None and cause.kind != "network"  # of all ranks alike
-    ]
-    evidence = [
-        f"Rank {rank}: {cause.evidence}" if len(late) > 1 else cause.evidence for rank, cause in caused[:_NAMED]
-    ]
-    ways = list(dict.fromkeys(cause.way_out for _, cause in caused[:_NAMED]))
-    share = float(found.ranks.cost_input[late].sum()) / cost
-    worst = late[0]
-    if not evidence and found.ranks.cost[worst] < LEAST_OF_CAUSE:
-        evidence = [f"This is too little to look for a cause: one is looked for from {LEAST_OF_CAUSE:.0%} on."]
-    elif not evidence:
-        speed = found.ranks.of_best_rank[worst]
-        evidence = [
+    told, unknown = _Told.of(causes, late, late), []
+    if not told.kinds:
+        told = _Told.of(causes, _slow_ranks(found, causes), late)
+        share, speed = float(found.ranks.cost_input[late].sum()) / cost, found.ranks.of_best_rank[late[0]]
+        unknown = [
             f"The cause is not known. {share:.0%} of this went into waiting for data."
             if share >= 0.5
-            else f"The cause is not known. Rank {worst} works at {speed:.0%} of the fastest rank's speed."
+            else f"The cause is not known. Rank {late[0]} works at {speed:.0%} of the fastest rank's speed."
         ]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
+    besides = f" The {_largest(found)[1]}" if of_all else ""
+    ways = [*told.ways, *_gain(found), *_way_out_besides(of_all)]
     return Verdict(
-        f"{_named(late)} held all others up for {cost:.0%} of the time{also}.",
-        " ".join(evidence),
-        " ".join([*ways, *_gain(found)]) or "Look at what this rank does, and what else runs there.",
+        f"{_named(late)} held all others up for {_percent(cost)} of the time{also}.{besides}",
+        " ".join([*unknown, *told.evidence]),
+        " ".join(dict.fromkeys(ways)) or "Look at what this rank does, and what else runs there.",
+        "late",
+        told.kinds,
     )
+
+
+def _way_out_besides(of_all: Verdict | None) -> list[str]:
+    """What to do about a loss of all ranks, besides what some of them lose: no rank's cause is about it."""
+    return [of_all.next] if of_all is not None and of_all.kind in ("transfer", "between") else []
 
 
 def _gain(found: Figures) -> list[str]:
-    """What LB-BSP would gain, if that is known and worth a word."""
+    """What LB-BSP would gain, as the replay of the run estimates it, if that is worth a word."""
     if found.alternatives is None or found.policy == "lb-bsp":
         return []
-    balanced, best = found.alternatives.of("lb-bsp"), found.alternatives.of("best split")
-    if balanced is None or best is None or balanced.times_run < 1.0 + LEAST / 2:
+    balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
+    if balanced is None or balanced.least < _LEAST_GAIN * rate:
         return []
-    if balanced.certain:
-        behind = max(1.0 - balanced.samples_per_s / best.samples_per_s, 0.0)
-        how = f"{balanced.times_run:.2f} times as fast on these machines, {_percent(behind)} behind the best split"
+    least, most = f"{balanced.least / rate:.2f}", f"{balanced.most / rate:.2f}"
+    if balanced.most > _NARROW * balanced.least:
+        how = f"at least {least} times"
     else:
-        rate = found.alternatives.samples_per_s
-        how = f"between {balanced.least / rate:.2f} and {balanced.most / rate:.2f} times as fast on these machines"
-    return [f'policy="lb-bsp" would be {how}.']
+        how = f"about {least} times" if least == most else f"about {least} to {most} times"
+    return [f'policy="lb-bsp" would be {how} as fast on these machines.']
 
 
 def _input(found: Figures) -> Verdict:
-    alone = found.workers == 1
-    who = "The rank waited for its" if alone else "All ranks waited for their"
+    share = found.ranks.input
+    worst = [int(rank) for rank in np.argsort(-share, kind="stable") if share[rank] >= _LIKE_THE_WORST * share.max()]
+    others = np.delete(share, worst)
+    least, most = f"{share[worst].min():.0%}", f"{share.max():.0%}"
+    who, whose = (_named(worst), "its" if len(worst) == 1 else "their")
+    if not others.size:
+        who, whose = ("The rank", "its") if found.workers == 1 else ("All ranks", "their")
     return Verdict(
-        f"{who} own data for {found.kinds['input']:.0%} of the time.",
-        "It computes faster than its data come."
-        if alone
-        else "They did so together or by turns: no rank lost much more by it than the others.",
+        f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time.",
+        f"The other ranks waited for theirs for {_percent(float(others.max()))} at most."
+        if others.size
+        else "Computing is faster than the data come.",
         "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
+        "input",
     )
 
 
-def _scatter(found: Figures) -> Verdict:
+def _loop(found: Figures) -> Verdict:
     return Verdict(
-        f"The ranks took turns in being last: this cost {found.waiting_for_ranks:.0%} of the time.",
+        f"The ranks waited for work of others between rounds for {found.kinds['loop']:.0%} of the time.",
+        "They evaluate, save or log at different moments, and a round ends with the last of them.",
+        "Do this work less often, on another thread, or on all ranks in the same round.",
+        "loop",
+    )
+
+
+def _turns(found: Figures) -> Verdict:
+    return Verdict(
+        f"The ranks took turns in being last: this cost {found.kinds['computing']:.0%} of the time.",
         "No rank is late more often than the others by much. The time of each rank scatters from round to round, and a "
         "round ends with the slowest.",
         " ".join(_gain(found)) or 'Make rounds longer (a larger global_batch), or try policy="lb-non-blocking".',
+        "computing",
     )
 
 
-def _transfer(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
-    cause = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)
-    each_ms = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds
+def _transfer(found: Figures) -> Verdict:
+    each_ms, alone = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds, found.workers == 1
     return Verdict(
-        f"Transfers between ranks took {found.kinds['transfer']:.0%} of the time.",
-        f"Even the rank that came last waited {each_ms:.3g} ms in a round." if cause is None else cause.evidence,
-        "Make rounds longer (a larger global_batch), compress gradients, or use a faster network."
-        if cause is None
-        else cause.way_out,
+        f"{'Synchronising' if alone else 'Transfers between ranks'} took {found.kinds['transfer']:.0%} of the time.",
+        f"{'The rank' if alone else 'Even the rank that came last'} waited {each_ms:.3g} ms in a round.",
+        "Make rounds longer (a larger global_batch), compress gradients, or use a faster network.",
+        "transfer",
     )
+
+
+def _between(found: Figures) -> Verdict:
+    return Verdict(
+        f"Work between rounds took {found.kinds['between']:.0%} of the time.",
+        "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
+        "evaluation, checkpoints, logging, or a slow rank 0.",
+        "Do this work less often, or on another thread.",
+        "between",
+    )
+
+
+_OF_LOSS = {"computing": _turns, "input": _input, "loop": _loop, "transfer": _transfer, "between": _between}
 
 
 def _named(ranks: list[int]) -> str:

@@ -9,7 +9,10 @@ benchmark = load("causes", "benchmarks")
 
 
 def outcome(cause, slow, *named):
-    return benchmark.Outcome(cause, "given", "bsp", slow, [0.0, 0.5], 0.1, list(named), "rank 1: it is slow.")
+    """An outcome whose verdict tells what the ranks were given."""
+    why = tuple(sorted({*named} - {""}))
+    verdict = "late" if why else "nothing"
+    return benchmark.Outcome(cause, "given", "bsp", slow, [0.0, 0.5], 0.1, list(named), "It is slow.", verdict, why)
 
 
 @pytest.mark.parametrize("cause", [name for name in benchmark.CAUSES if name != "network"])
@@ -26,6 +29,21 @@ def test_the_network_is_all_ranks_cause_and_a_clean_run_has_none():
     assert not outcome("network", 1, "", "network").right
     assert outcome(benchmark.CLEAN, 0, "", "").right
     assert not outcome(benchmark.CLEAN, 0, "unknown", "").right
+
+
+def test_a_verdict_that_names_another_cause_is_a_miss_and_one_that_alarms_in_a_clean_run_an_alarm():
+    work = outcome("work", 1, "", "slower")
+    assert replace(work, verdict="slow").right
+    assert not replace(work, verdict="transfer", why=()).right
+    assert not replace(work, why=("network",)).right
+    assert not replace(work, why=("slower", "input")).right
+    clean = outcome(benchmark.CLEAN, 0, "", "")
+    assert clean.right
+    assert not replace(clean, verdict="transfer").right
+    text, met = benchmark.table([replace(clean, verdict="transfer"), *[work] * 20], {})
+    assert "alarms in 1 of 1 clean runs" in text
+    assert not met
+    assert "| late: slower | yes |" in text
 
 
 @pytest.mark.parametrize(("wrong", "alarms", "met"), [(0, 0, True), (1, 0, True), (2, 0, False), (0, 1, False)])

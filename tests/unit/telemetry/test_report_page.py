@@ -82,6 +82,28 @@ def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
     assert both.count("Python collected garbage.") == 2, "in the verdict and in the table"
     assert re.search(r"2 +Its loop was long\. +Save less\.", both)
     assert told([None, one, None]).count("Python collected garbage.") == 1, "the verdict is enough"
+    slower = Cause("slower", "It took longer.", "Give it less work.")
+    assert re.search(r"0 +It took longer\. +Give it less work\.", told([slower, one, None])), "though it costs nothing"
+
+
+def test_the_page_of_a_single_rank_speaks_of_no_other(tmp_path):
+    path = tmp_path / "one.jsonl"
+    record(path, Cluster.of_speeds([400]), BSP(), 96, 40)
+    text = page([make_report(path)])
+    shown = text[: text.index("<footer>")]
+    for words in ("held others up", "held all others up", "best rank", "late ranks", "between ranks", "times this run"):
+        assert words not in shown
+    for words in ("How fast the rank was", "waiting for data", "a single rank does all samples"):
+        assert words in shown
+
+
+def test_what_the_ideal_and_other_splits_do_with_micro_batches_is_told():
+    run = run_of([[20, 20]] * 60, [[1, 2]] * 60, [2.1] * 60, wait_s=[[1.1, 0.1]] * 60)
+    cut = replace(run, micro_batches=np.broadcast_to([2, 8], run.samples.shape))
+    words = "This run did up to 8 micro-batches a round, and its ideal has as many. These splits do one"
+    assert words in page([report_of(cut, "cut")])
+    assert words not in page([report_of(run, "run")])
+    assert "is perfect" not in page([report_of(run, "run")])
 
 
 def test_two_runs_stand_side_by_side_on_one_scale(run_file, capsys, tmp_path):

@@ -32,22 +32,24 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.work import Work
 
-__all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "own_best", "speeds"]
+__all__ = ["forecast_errors", "mean_speed", "median_of_rounds", "of_typical_size", "own_best", "speeds"]
 
 Floats = npt.NDArray[np.float64]
 
 _BEST = 95.0  # percentile: the very fastest round is an accident of the clock
 
 
+def of_typical_size(run: Run, beta: Floats) -> Floats:
+    """Return s / (s + β): the part of its samples in what a micro-batch of the typical size costs; (K, n)."""
+    typical = float(run.plan[0].sum() / max(int(run.micro_batches[0].sum()), 1)) if len(run.plan) else 0.0
+    return typical / (typical + beta) if typical > 0 else np.ones_like(beta)
+
+
 def speeds(run: Run, done: Work) -> Floats:
     """Return the speed of each rank in each round, NaN where it was not measured; (K, n)."""
-    typical = float(run.plan[0].sum() / max(int(run.micro_batches[0].sum()), 1)) if len(run.plan) else 0.0
     beta = np.where(run.fixed_samples > 0, run.fixed_samples, 0.0)
-    factor = typical / (typical + beta) if typical > 0 else 1.0
-    busy_s = done.busy_s
-    return np.where(
-        done.known, (done.samples + beta * run.micro_batches) / np.where(done.known, busy_s, 1.0) * factor, np.nan
-    )
+    samples = (done.samples + beta * run.micro_batches) * of_typical_size(run, beta)
+    return np.where(done.known, samples / np.where(done.known, done.busy_s, 1.0), np.nan)
 
 
 def forecast_errors(run: Run, speed: Floats, counts: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
