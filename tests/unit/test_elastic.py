@@ -320,7 +320,7 @@ def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monk
     monkeypatch.setattr(Session, "goes_on", False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run.jsonl"
-    with pytest.raises(OSError, match="File exists"):
+    with pytest.raises(OSError, match="its folder is a file"):
         Session("bsp", 0, 1, 8, path)
     State().reset()
     training = Session("bsp", 0, 1, 8, path)

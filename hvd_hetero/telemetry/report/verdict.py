@@ -149,11 +149,9 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
     if not told.kinds:
         told = _Told.of(causes, _slow_ranks(found, causes), late)
         share, speed = float(found.ranks.cost_input[late].sum()) / cost, found.ranks.of_best_rank[late[0]]
-        unknown = [
-            f"The cause is not known. {share:.0%} of this went into waiting for data."
-            if share >= 0.5
-            else f"The cause is not known. Rank {late[0]} works at {speed:.0%} of the fastest rank's speed."
-        ]
+        pace = f"works at {speed:.0%} of the fastest rank's speed" if np.isfinite(speed) else "shows no speed"
+        known = f"{share:.0%} of this went into waiting for data." if share >= 0.5 else f"Rank {late[0]} {pace}."
+        unknown = [f"The cause is not known. {known}"]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
     besides = f" The {_largest(found)[1]}" if of_all else ""

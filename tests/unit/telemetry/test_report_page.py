@@ -65,6 +65,13 @@ def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
     assert read_run(path).throughput == 10.0
 
 
+def test_a_rank_that_shows_no_speed_is_said_to_show_none(tmp_path, capsys):
+    """It had no samples in the only round that counts, and its loop took the time."""
+    path = written(tmp_path / "run.jsonl", lines=2, samples=[10, 0], compute_s=[1.0, None], wait_s=[1.0, 0.0])
+    assert main(["report", str(path), "--no-page"]) == 0
+    assert "Rank 1 shows no speed." in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
     """Rank 1 costs the most and is the verdict's; rank 2, less than half as late, has a cause of its own."""
     run = run_of(
