@@ -78,6 +78,8 @@ class Session:
         )
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
         self._recorder = Recorder()
+        if telemetry is not None and not isinstance(telemetry, Telemetry):
+            telemetry = Telemetry(telemetry)  # on every rank: what is wrong with it is to end them all
         if telemetry is not None and rank == 0:
             self._recorder = TelemetryWriter(
                 telemetry,

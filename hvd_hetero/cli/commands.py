@@ -82,12 +82,13 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted.
 
-    141 if the reader of its output has left: that is the reader's choice, and no error.
+    141 if the reader of its output has left and nothing else is wrong: that is the reader's choice, and no error.
     """
     args = make_parser(commands).parse_args(argv)
     try:
         code = int(args.run(args))
-        return READER_LEFT if reader_left() else code
+        left = reader_left()
+        return code or (READER_LEFT if left else 0)
     except KeyboardInterrupt:
         sys.stderr.write("hvd-hetero: interrupted\n")
         return 130

@@ -66,7 +66,8 @@ class BestSplit(Policy):
             early_s, late_s = late_s, 2.0 * late_s
             if not late_s < _LONGEST_S:
                 raise ValueError(
-                    f"factors must let {total} samples end in {_LONGEST_S:g} s, got {factors}; mend the speeds"
+                    f"speeds must let {total} samples end within {_LONGEST_S:g} s, and rank {int(np.argmax(factors))} "
+                    f"takes {factors.max():g} times its time; mend the speeds of the description or of the run"
                 )
         while (spare := int(shares.sum()) - total) and late_s - early_s > 1e-9 * late_s:
             middle_s = 0.5 * (early_s + late_s)

@@ -219,26 +219,31 @@ def _without_evidence(found: Slowness, rank: int) -> Cause:
     lag, cost = found.lag[rank], found.shares.cost[rank]
     times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
     alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
-    evened = found.run.policy == "lb-bsp" or (
-        alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
-    )
+    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    balances = found.run.policy == "lb-bsp"
     if alone and _constant(found, rank):
         return Cause(
             "slower",
-            f"It took {times:.2g} times as long per sample as the fastest rank, through all of the run, and "
+            f"It took {_times(times)} as long per sample as the fastest rank, through all of the run, and "
             "no reading shows that anything was taken from it.",
             "The split gives it less work already; a faster machine would help."
             if evened
+            else "Its share follows its speed, as far as its limits allow; a faster machine would help."
+            if balances
             else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )
     return Cause(
         "unknown",
-        f"It took {times:.2g} times as long per sample as the fastest rank, and no reading explains that."
+        f"It took {_times(times)} as long per sample as the fastest rank, and no reading explains that."
         if alone
         else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
         "Look at its machine while it trains"
-        + (", for example with top." if evened else "; policy='lb-bsp' gives it less work meanwhile."),
+        + (", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."),
     )
+
+
+def _times(times: float) -> str:
+    return f"{times:.2g} times" if times < 10.0 else f"{times:.0f} times"
 
 
 def _too_large(found: Slowness) -> list[Cause | None]:

@@ -82,7 +82,8 @@ def read_lines(
         if columns["round"][-1] <= before:
             raise ValueError(
                 f"{source}: round must be larger than {before}, that of the line before, got {columns['round'][-1]}; "
-                "sort the lines, remove those that are there twice, or cut the file before that line"
+                "where a training went back to an earlier state, cut the file in two before that line, each part with "
+                "the first line; remove lines that are there twice"
             )
         before = columns["round"][-1]
         for name, kind in per_rank.items():

@@ -162,7 +162,7 @@ def _of_standard_error() -> Terminal | None:
         number = sys.stderr.fileno() if sys.stderr is not None and sys.stderr.isatty() else -1
         if number < 0 or not os.isatty(number):
             return None
-    except OSError:  # io.UnsupportedOperation is one: a stream that is no file
+    except (OSError, ValueError, AttributeError):  # no file, a closed one, or a stand-in that only writes
         return None
     try:
         return OpenedTerminal(os.ttyname(number))

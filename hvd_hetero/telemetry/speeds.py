@@ -1,10 +1,13 @@
 r"""Measured speeds, what the ranks had forecast, and scores.
 
-Rank i does x samples in κ micro-batches in t seconds of work (computing, and waiting for its own data). Its speed is
-that of the forecasts (``docs/telemetry.md``): x / t; or, where it knows its fixed cost of β samples, the speed of a
-micro-batch of the typical size s, that of an equal share in the first plan:
+Rank i does x samples in κ micro-batches in t seconds of work (computing, and waiting for its own data), each of which
+costs as much as β samples besides. Its speed is that of a micro-batch of the typical size s, that of an equal share in
+the first plan:
 
     speed = (x + β κ) / t · s / (s + β)
+
+β is that of ``work``, 0 where it is not known. Forecasts (``docs/telemetry.md``) know ``fixed_samples`` alone, and are
+judged by speeds with that.
 
 The forecast in the line of round k is for round k + 1. Its error is |forecast / speed - 1|. The naive forecast is the
 speed of round k; a forecast that is no better than that has earned nothing.
@@ -45,9 +48,9 @@ def of_typical_size(run: Run, beta: Floats) -> Floats:
     return typical / (typical + beta) if typical > 0 else np.ones_like(beta)
 
 
-def speeds(run: Run, done: Work) -> Floats:
+def speeds(run: Run, done: Work, *, as_forecast: bool = False) -> Floats:
     """Return the speed of each rank in each round, NaN where it was not measured; (K, n)."""
-    beta = np.where(run.fixed_samples > 0, run.fixed_samples, 0.0)
+    beta = np.where(run.fixed_samples > 0, run.fixed_samples, 0.0) if as_forecast else done.fixed_each
     samples = (done.samples + beta * run.micro_batches) * of_typical_size(run, beta)
     return np.where(done.known, samples / np.where(done.known, done.busy_s, 1.0), np.nan)
 

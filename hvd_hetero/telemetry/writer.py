@@ -81,10 +81,12 @@ class RunFile:
         except OSError as error:
             if not goes_on:  # a mistake of the user, who should hear of it at once
                 why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
-                raise type(error)(
+                told = type(error)(
                     f"telemetry must be a file that rank 0 can write, got {str(self._path)!r}: {why}; name another "
                     "file, or leave telemetry out"
-                ) from error
+                )
+                told.errno = error.errno
+                raise told from error
             self._warn(error)
         self._write(self._line_of_run())
 
@@ -95,7 +97,7 @@ class RunFile:
         if goes_back:
             self._name_run()
         if self._file is not None and (full or goes_back):
-            self._begin_another()
+            self._begin_another(told=goes_back)
         self._write(record)
 
     def close(self) -> None:
@@ -118,10 +120,11 @@ class RunFile:
     def _line_of_run(self) -> dict[str, Any]:
         return self._header if self._rotate_bytes is None else {**self._header, "part": next(self._part)}
 
-    def _begin_another(self) -> None:
+    def _begin_another(self, *, told: bool) -> None:
         self.close()
         try:
-            _keep_former(self._path)
+            if (kept := _keep_former(self._path)) and told:
+                logger.warning("rounds begin again at an earlier one; those so far are kept as %s", kept)
             self._open()
         except OSError as error:
             self._warn(error)

@@ -119,7 +119,12 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def of_fixed_size(cluster) -> dict[str, Any]:
     said = cluster.run(HERE / "workers/ray_jobs.py", "of fixed size", json.dumps([POLICIES, ROUNDS]))
-    return json.loads(said.splitlines()[-1]) | {"said": said}
+    return result_of(said) | {"said": said}
+
+
+def result_of(said: str) -> Any:
+    """What the job returned: other processes may write after it, into the same pipe."""
+    return json.loads(re.findall(r"^RESULT (.*)$", said, re.MULTILINE)[-1])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -161,7 +166,7 @@ def test_a_rank_killed_under_an_elastic_ray_executor_costs_no_sample(cluster, re
     def launch(script, ranks, arguments, *, env, **_):
         job = json.dumps([cluster.hosts.interface, env, *arguments])
         said = cluster.run(HERE / "workers/ray_jobs.py", "elastic", job)
-        assert said.splitlines()[-1] == "1", "ranks that came to the end"
+        assert result_of(said) == 1, "ranks that came to the end"
         assert "DeprecationWarning" not in said, "Horovod calls what Ray will remove"
         return SimpleNamespace(stderr=[said])
 
@@ -197,7 +202,7 @@ def test_the_elastic_example_goes_on_without_a_rank_that_was_killed_and_learns_a
     def kill(line: str) -> None:
         if begun := re.search(r"process (\d+) is rank (\d) of 2", line):
             processes[begun[2]] = int(begun[1])
-        if "epoch 1: accuracy" in line and not killed:
+        if ": accuracy" in line and "1" in processes and not killed:  # lines of two hosts come in any order
             killed.append(processes["1"])
             os.kill(processes["1"], signal.SIGKILL)
 

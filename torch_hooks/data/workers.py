@@ -24,13 +24,16 @@ class EndsWithRank:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        """Begin to wait for the rank's end, in a thread: who forks is in some methods of starting not the rank."""
-        with suppress(AttributeError, OSError):  # no Linux, or an old one: the worker looks every five seconds
+        """Begin to wait for the rank's end, in a thread. The parent may be a fork server, whose end says nothing."""
+        # No Linux, an old one, or no thread to be had: the worker looks every five seconds.
+        with suppress(AttributeError, OSError, RuntimeError):
             threading.Thread(target=_end_after, args=(os.pidfd_open(self._rank),), daemon=True).start()
         if self._then is not None:
             self._then(worker)
 
 
 def _end_after(process: int) -> None:
-    select.select([process], [], [])
+    ended = select.poll()  # select() takes no descriptor from 1,024 on, and a rank may have as many connections
+    ended.register(process, select.POLLIN)
+    ended.poll()
     os.kill(os.getpid(), signal.SIGKILL)

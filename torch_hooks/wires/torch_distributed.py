@@ -332,7 +332,13 @@ class ProcessGroupWire(_Line):
                 "torch.distributed has no process group; call torch.distributed.init_process_group() in each process "
                 "that torchrun starts"
             )
-        self._of = weakref.ref(c10d._get_default_group() if group is None else group)
+        group = c10d._get_default_group() if group is None else group
+        if not isinstance(group, dist.ProcessGroup):
+            raise TypeError(
+                f"group must be a process group that this rank is in, got {group!r}; pass what "
+                "torch.distributed.new_group() returned, on its ranks alone"
+            )
+        self._of = weakref.ref(group)
         self._tracks: list[_Track] = []
         super().__init__(None, _Track(self._new_group()))
         self.hosts = len(set(self.allgather_object(socket.gethostname(), name="hetero.hosts")))

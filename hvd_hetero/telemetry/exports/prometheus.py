@@ -125,12 +125,12 @@ def _path(path: Any) -> str:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise TypeError(f'path must be the path of a file, got {path!r}; write PrometheusFile("train.prom")')
     if Path(path).suffix != ".prom" or "\0" in os.fspath(path):
-        raise ValueError(f"path must end in .prom, got {os.fspath(path)!r}; the collector reads no other files")
+        raise ValueError(f"path must be NAME.prom, got {os.fspath(path)!r}; the collector reads no other files")
     return os.fspath(path)
 
 
 def _seconds(every_s: Any) -> float:
-    if not isinstance(every_s, numbers.Real):
+    if not isinstance(every_s, numbers.Real) or isinstance(every_s, bool):
         raise TypeError(f"every_s must be a number of seconds, got {every_s!r}; the default is 15")
     if not float(every_s) >= 0:
         raise ValueError(f"every_s must be at least 0 seconds, got {every_s!r}; with 0 it is written every round")

@@ -138,6 +138,7 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
         done = work(run)
         lost = attribute(run, done)
         speed = speeds(run, done)
+        comparable = speeds(run, done, as_forecast=True) if run.slope_s.any() else speed
         if not lost.ideal_s[counts].sum() > 0:
             raise ValueError(
                 "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
@@ -160,8 +161,8 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
-            ranks=_ranks(run, done, lost.own_s, share, speed, counts),
-            over_time=_over_time(run, lost, speed, counts),
+            ranks=_ranks(run, done, lost.own_s, share, (speed, comparable), counts),
+            over_time=_over_time(run, lost, (speed, comparable), counts),
             changes=tuple(told),
             changes_left_out=left_out,
             **_replayed(run, replayed),
@@ -169,11 +170,12 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
 
 
 def _ranks(
-    run: Run, done: Work, own_s: Floats, share: Shares, speed: Floats, counts: npt.NDArray[np.bool_]
+    run: Run, done: Work, own_s: Floats, share: Shares, found: tuple[Floats, Floats], counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
+    speed, comparable = found
     samples = run.samples[counts].sum(axis=0)
     mean, best = mean_speed(speed[counts]), own_best(speed[counts])
-    forecast, naive = forecast_errors(run, speed, counts)
+    forecast, naive = forecast_errors(run, comparable, counts)
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     waiting = (
@@ -194,7 +196,8 @@ def _ranks(
     )
 
 
-def _over_time(run: Run, lost: Attribution, speed: Floats, counts: npt.NDArray[np.bool_]) -> OverTime:
+def _over_time(run: Run, lost: Attribution, found: tuple[Floats, Floats], counts: npt.NDArray[np.bool_]) -> OverTime:
+    speed, comparable = found
     number = run.round[counts]
     begins = starts(len(number))
     round_s = block_means(lost.elapsed_s[counts], begins)
@@ -208,7 +211,7 @@ def _over_time(run: Run, lost: Attribution, speed: Floats, counts: npt.NDArray[n
         ideal_s=block_means(lost.ideal_s[counts], begins),
         kinds_s={kind: block_means(lost.kinds_s[kind][counts], begins) for kind in KINDS},
         batches=series(run.samples[counts].astype(np.float64), begins),
-        speed=series(speed[counts], begins),
+        speed=series(comparable[counts], begins),
         forecast=series(ahead[counts], begins),
         waiting_s=series(run.wait_s[counts], begins),
         cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None], np.fmax),

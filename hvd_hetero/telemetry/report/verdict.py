@@ -110,17 +110,17 @@ def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
     return sorted(slow, key=lambda rank: float(np.nan_to_num(found.ranks.of_best_rank[rank])))
 
 
-def _largest(found: Figures) -> tuple[str, str]:
-    """Return the kind of the largest loss, and the words for it."""
+def _largest(found: Figures, of_all: Verdict | None = None) -> str:
+    """Return the words for the loss that is told of all ranks, or else for the largest one."""
     names = kinds_of(found.workers)
-    loss = max(names, key=found.kinds.__getitem__)
-    return loss, f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
+    loss = of_all.kind if of_all is not None else max(names, key=found.kinds.__getitem__)
+    return f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
 
 
 def _nothing(found: Figures) -> Verdict:
     who = "The rank computes" if found.workers == 1 else "The ranks compute"
     return Verdict(
-        f"Nothing is wrong. The {_largest(found)[1]}",
+        f"Nothing is wrong. The {_largest(found)}",
         f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
         f"and transfers from {LEAST_TRANSFER:.0%} on.",
         "Nothing to do.",
@@ -132,12 +132,13 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
     be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
     what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
-    loss, words = _largest(found)
-    also = f", and the {words}" if loss in ("transfer", "between") else "."
+    besides = of_all if of_all is not None and of_all.kind not in told.kinds else None
+    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no cause of a rank is in it
+    also = f", and the {_largest(found, besides)}" if besides or hidden else "."
     return Verdict(
         f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time{also}",
         " ".join(told.evidence),
-        " ".join(dict.fromkeys([*told.ways, *_gain(found), *_way_out_besides(of_all)])),
+        " ".join(dict.fromkeys([*told.ways, *_gain(found), *([besides.next] if besides else [])])),
         "slow",
         told.kinds,
     )
@@ -154,8 +155,8 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
         unknown = [f"The cause is not known. {known}"]
     rest = found.waiting_for_ranks - cost
     also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
-    besides = f" The {_largest(found)[1]}" if of_all else ""
-    ways = [*told.ways, *_gain(found), *_way_out_besides(of_all)]
+    besides = f" The {_largest(found, of_all)}" if of_all else ""
+    ways = [*told.ways, *_gain(found), *([of_all.next] if of_all else [])]
     return Verdict(
         f"{_named(late)} held all others up for {_percent(cost)} of the time{also}.{besides}",
         " ".join([*unknown, *told.evidence]),
@@ -163,11 +164,6 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
         "late",
         told.kinds,
     )
-
-
-def _way_out_besides(of_all: Verdict | None) -> list[str]:
-    """What to do about a loss of all ranks, besides what some of them lose: no rank's cause is about it."""
-    return [of_all.next] if of_all is not None and of_all.kind in ("transfer", "between") else []
 
 
 def _gain(found: Figures) -> list[str]:

@@ -113,4 +113,6 @@ def reliable(spec: str) -> None:
 if __name__ == "__main__":
     ray.init()
     jobs = {"of fixed size": of_fixed_size, "elastic": elastic}
-    print(json.dumps(jobs[sys.argv[1]](*json.loads(sys.argv[2]))), flush=True)
+    result = json.dumps(jobs[sys.argv[1]](*json.loads(sys.argv[2])))
+    sys.stdout.write(f"RESULT {result}\n")  # at once, where print() takes two calls
+    sys.stdout.flush()

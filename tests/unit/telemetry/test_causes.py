@@ -101,8 +101,11 @@ def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
     assert cause.way_out == (
         "Give it less work (policy='lb-bsp'), or a faster machine."
         if policy == "bsp"
-        else "The split gives it less work already; a faster machine would help."
+        else "Its share follows its speed, as far as its limits allow; a faster machine would help."
     )
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    evened = causes(replace(run_of(samples * np.array([5e-3, 1e-2]), samples=samples), policy=policy))[1]
+    assert evened.way_out == "The split gives it less work already; a faster machine would help."
 
 
 def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_share():

@@ -189,6 +189,23 @@ def test_a_cause_is_told_though_the_split_makes_up_for_the_rank(transfer_s):
     assert ("use a faster network" in said.next) == (transfer_s > 0.2), "a loss that is worth a look"
 
 
+def test_what_all_ranks_lose_is_told_beside_a_slow_rank_of_another_cause():
+    """Ranks wait for their data in turns; rank 1 is throttled, and its split makes up for it."""
+    waits = np.where(np.arange(60)[:, None] % 2 == [0, 1], 0.5, 0.0).tolist()
+    ends = (1.0 + np.array(waits)).tolist()
+    run = run_of(
+        [[20, 10]] * 60, [[1, 1]] * 60, [1.5] * 60, input_s=waits, wait_s=(1.5 - np.array(ends)).tolist()
+    )  # fmt: skip
+    found = figures(run, replayed=False)
+    said = verdict(found, [None, Cause("throttled", "It was throttled.", "Raise the limit.")])
+    assert "and the largest loss is waiting for ranks that wait for their data: 33% of the time." in said.verdict
+    assert said.next == (
+        "Raise the limit. Give the data loaders more workers or a faster disk, or prepare the data beforehand."
+    )
+    own = verdict(found, [None, Cause("input", "It waited.", "Give it more workers.")])
+    assert (own.next, "largest" in own.verdict) == ("Give it more workers.", False)
+
+
 def test_a_late_rank_that_has_a_cause_is_told_from_a_smaller_cost_on():
     """1.16 s, where 40 / (20 + 17.24) = 1.074 s would do: 0.086 of 1.2 s, which is no alarm by itself."""
     run = steady(compute_s=[[1, 1.16]] * 60, elapsed_s=[1.2] * 60, wait_s=[[0.2, 0.04]] * 60)

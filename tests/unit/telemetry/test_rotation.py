@@ -113,7 +113,10 @@ def test_rounds_that_do_not_rise_are_an_error_that_names_the_line(tmp_path):
     write(path, 6).close()
     head, *rounds = path.read_text().splitlines(keepends=True)
     for wrong, said in (
-        ([*rounds, *rounds], "line 8: round must be larger than 5, that of the line before, got 0; sort the lines"),
+        (
+            [*rounds, *rounds],
+            "line 8: round must be larger than 5, that of the line before, got 0; where a training went back",
+        ),
         ([*rounds[:3], *rounds[2:]], "line 5: round must be larger than 2, that of the line before, got 2"),
         (rounds[::-1], "line 3: round must be larger than 5, that of the line before, got 4"),
     ):

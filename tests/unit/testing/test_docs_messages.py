@@ -23,14 +23,17 @@ MESSAGES = quoted(PAGE.read_text(encoding="utf-8"))
 
 @cache
 def sources():
-    """The literal text of each module, one piece a string; what is filled in later is an …."""
+    """The strings of each module but docstrings; what is filled in later is an …."""
     files = [path for package in PACKAGES for path in (doc_blocks.ROOT / package).rglob("*.py")]
-    return {path: "\n".join(texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    return {path: list(texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
 
 
 def texts(tree):
     """Yield each string of a module; of an f-string, its fixed parts with an … between them."""
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
+        if id(node) in told:
+            continue
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -38,10 +41,10 @@ def texts(tree):
 
 
 def printed_by(message):
-    """The modules that have all parts of a message, in one string each."""
+    """The modules in which each part of a message stands in a string: some messages are put together."""
     parts = [part for piece in message.split("…") if (part := piece.strip(" ().:;,'\""))]
     assert max(map(len, parts)) >= 8, "a message needs a part that is found by searching"
-    return [path for path, text in sources().items() if all(part in text for part in parts)]
+    return [path for path, told in sources().items() if all(any(part in text for text in told) for part in parts)]
 
 
 def test_the_page_quotes_messages():
