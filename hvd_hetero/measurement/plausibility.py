@@ -15,7 +15,7 @@ frozen is slow, and its predictor's affair.
 All ranks decide alike, from the same table by correctly rounded operations. What was kept up is not saved: a training
 that goes on from a checkpoint has no bound above until it has measured three rounds, as a new one.
 
-Cost: some 15 operations on arrays of n, and twice as many where a rank is faster than ever.
+Cost: some 30 operations on arrays of n.
 """
 
 from __future__ import annotations
@@ -39,13 +39,12 @@ _ROUNDS = 3  # measured ones before there is a bound: the first one pays for wha
 class Plausibility:
     """The memory of one planner. ``logs``: log which speeds are not believed, and until when."""
 
-    __slots__ = ("_bounded", "_bounds", "_doubted", "_known", "_latest", "_logs", "_measured", "_typical_size")
+    __slots__ = ("_bounds", "_doubted", "_known", "_latest", "_logs", "_measured", "_typical_size")
 
     def __init__(self, workers: int, typical_size: float, *, logs: bool = True) -> None:
         self._typical_size = typical_size
         self._logs = logs
         self._bounds = np.full(workers, sys.float_info.max)  # K s, once there is one
-        self._bounded = False  # all have one
         self._latest = np.zeros(workers)  # m
         self._measured = np.zeros(workers, dtype=np.int64)  # rounds
         self._known = np.zeros(workers, dtype=np.bool_)  # has been believed before
@@ -79,12 +78,8 @@ class Plausibility:
             now = samples / table.busy_s
             if np.count_nonzero(fixed):
                 now *= (1.0 + table.column("micro_batches") * fixed / samples) / (1.0 + fixed / self._typical_size)
-        if self._bounded and np.count_nonzero((now > 0.0) & (_TIMES * now <= self._bounds)) == len(now):
-            self._latest = now  # none is faster than it has been, so all bounds stay
-            return
         measured = (now > 0.0) & (now < math.inf)
         self._measured += measured
-        self._bounded = bool(self._measured.min() >= _ROUNDS)
         kept_up = _TIMES * np.minimum(now, self._latest)
         np.copyto(self._latest, now, where=measured)
         np.copyto(self._bounds, 0.0, where=measured & (self._measured == _ROUNDS))

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hvd_hetero.prediction import Predictor
+from hvd_hetero.prediction.base import MARGIN
 
-__all__ = ["PredictorConformance"]
+__all__ = ["PredictorConformance", "feed", "walk"]
 
 _NO_SPEEDS = (math.nan, 0.0, -3.0, math.inf, -math.inf)
 _NO_DRIVERS = (("cpu", 80.0, 0.5), ("memory", 0.5, -0.1), ("cpu", math.inf, 0.5))
 _FOREIGN: dict[str, Any] = {"predictor": "oracle", "version": 99, "measured": [-1.0, -1.0, -1.0], "rounds": 0}
-_TIMES = 2.0  # as far from the slowest and the fastest speed a forecast may be
 
 
 class _Round(NamedTuple):
@@ -47,7 +47,7 @@ class PredictorConformance(ABC):
 
     def test_it_knows_nothing_before_the_first_measurement_and_always_something_after(self) -> None:
         """A forecast is NaN, and then finite and positive."""
-        forecasts = _feed(self.make(), _walk(self.rounds))
+        forecasts = feed(self.make(), walk(self.rounds))
         assert math.isnan(forecasts[0])
         assert all(math.isfinite(f) and f > 0 for f in forecasts[1:])
 
@@ -57,7 +57,7 @@ class PredictorConformance(ABC):
             p, q = self.make(), self.make()
             p.update(bad, 0.5, 0.5)
             assert math.isnan(p.predict(0.5, 0.5))
-            for k, measured in enumerate(_walk(45)):
+            for k, measured in enumerate(walk(45)):
                 p.update(*measured)
                 q.update(*measured)
                 if k % 5 == 0:
@@ -68,7 +68,7 @@ class PredictorConformance(ABC):
     def test_drivers_may_come_and_go(self) -> None:
         """The kernel may not tell what CPU or memory is available."""
         p = self.make()
-        for k, (speed, cpu, memory) in enumerate(_walk(60)):
+        for k, (speed, cpu, memory) in enumerate(walk(60)):
             p.update(speed, *[(cpu, memory), (None, None), (math.nan, memory), (cpu, None)][k % 4])
             assert math.isfinite(p.predict())
             assert p.predict(math.nan, 0.3) > 0
@@ -84,7 +84,7 @@ class PredictorConformance(ABC):
     def test_predicting_changes_nothing(self) -> None:
         """How often it is asked differs between ranks."""
         p, q = self.make(), self.make()
-        for measured in _walk(50):
+        for measured in walk(50):
             for _ in range(3):
                 p.predict(0.1, 0.9)
             p.update(*measured)
@@ -93,25 +93,25 @@ class PredictorConformance(ABC):
 
     def test_built_alike_and_fed_alike_it_predicts_alike(self) -> None:
         """It draws no random numbers of its own, and reads no clock."""
-        assert _feed(self.make(), _walk(70))[1:] == _feed(self.make(), _walk(70))[1:]
+        assert feed(self.make(), walk(70))[1:] == feed(self.make(), walk(70))[1:]
 
     def test_its_state_is_plain_data_and_a_successor_goes_on_as_it_would(self) -> None:
         """Checkpoints and changes of membership carry it as JSON."""
-        rounds = _walk(self.rounds)
+        rounds = walk(self.rounds)
         for at in (0, 1, 2, self.rounds // 3, 2 * self.rounds // 3):
             p, q = self.make(), self.make()
-            _feed(p, rounds[:at])
+            feed(p, rounds[:at])
             state = json.loads(json.dumps(p.state_dict(), allow_nan=at == 0))
             assert (state["predictor"], state["version"]) == (p.name, p.version)
             q.load_state_dict(state)
             assert q.rounds == at
             assert q.state_dict() == p.state_dict()
-            np.testing.assert_array_equal(_feed(p, rounds[at:]), _feed(q, rounds[at:]))
+            np.testing.assert_array_equal(feed(p, rounds[at:]), feed(q, rounds[at:]))
 
     def test_a_foreign_state_is_refused(self) -> None:
         """By an error that says so, and not by wrong forecasts."""
         p = self.make()
-        _feed(p, _walk(5))
+        feed(p, walk(5))
         for key, value in _FOREIGN.items():
             state = {**p.state_dict(), key: value}
             assert "state" in _refusal(lambda: self.make().load_state_dict(state))  # noqa: B023
@@ -120,11 +120,11 @@ class PredictorConformance(ABC):
         """Within a factor of two, also for drivers that were never read before."""
         p = self.make()
         slowest, fastest = math.inf, 0.0
-        for k, (speed, cpu, _) in enumerate(_walk(80)):
+        for k, (speed, cpu, _) in enumerate(walk(80)):
             p.update(speed, cpu, (0.6, 0.001)[k % 10 == 0])
             slowest, fastest = min(slowest, speed), max(fastest, speed)
             for now, memory in ((0.0, 1.0), (1.0, 0.001), (0.001, 0.6), (cpu, 0.0)):
-                assert slowest / _TIMES <= p.predict(now, memory) <= _TIMES * fastest
+                assert slowest / MARGIN <= p.predict(now, memory) <= MARGIN * fastest
 
     def test_a_constant_speed_is_predicted_after_few_rounds(self) -> None:
         """To 2 %, after 60 rounds."""
@@ -134,15 +134,15 @@ class PredictorConformance(ABC):
         assert abs(p.predict(0.5, 0.5) / 250.0 - 1.0) < 0.02
 
 
-def _walk(rounds: int) -> list[_Round]:
+def walk(rounds: int, seed: int = 0) -> list[_Round]:
     """Return measurements of a speed that follows its CPU, with noise."""
-    rng = np.random.Generator(np.random.PCG64(0))
+    rng = np.random.Generator(np.random.PCG64(seed))
     cpu = np.repeat(rng.uniform(0.2, 1.0, rounds // 8 + 1), 8)[:rounds]
     speeds = 500.0 * cpu * np.exp(rng.normal(0.0, 0.05, rounds))
     return [_Round(float(v), float(c), 0.5) for v, c in zip(speeds, cpu, strict=True)]
 
 
-def _feed(p: Predictor, rounds: Iterable[_Round]) -> list[float]:
+def feed(p: Predictor, rounds: Iterable[_Round]) -> list[float]:
     """Return what was forecast for each round, before it was measured."""
     forecasts = []
     for speed, cpu, memory in rounds:

@@ -38,7 +38,7 @@ _LEAST_FREE = 0.1  # of a memory limit, below which a warning is due (arbitrary)
 _GIB = 2**30
 
 
-Verdict: TypeAlias = Literal["ok", "warning", "failure"]
+Grade: TypeAlias = Literal["ok", "warning", "failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Finding:
     """One line of the table; ``command`` mends it, if there is something to mend."""
 
     name: str
-    verdict: Verdict
+    verdict: Grade
     text: str
     command: str = ""
 
@@ -140,7 +140,7 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str 
     if "keras" not in versions:
         return Finding("Keras", "failure", "TensorFlow is installed without Keras", "pip install 'keras>=3'")
     version = versions["keras"]
-    trains: Verdict = "warning" if "torch" in versions else "failure"
+    trains: Grade = "warning" if "torch" in versions else "failure"
     rest = "; only PyTorch trains here" if "torch" in versions else ""
     if version.startswith("2."):
         text = f"{version}; keras_callbacks needs Keras 3 with TensorFlow 2.16 or newer, or tf_keras{rest}"

@@ -23,7 +23,7 @@ from hvd_hetero.prediction import (
     SimpleRNN,
     predictor,
 )
-from hvd_hetero.testing.predictors import PredictorConformance
+from hvd_hetero.testing.predictors import PredictorConformance, feed, walk
 
 # Small windows and early training, so that every phase of a life is met within a hundred rounds.
 MAKERS = {
@@ -49,22 +49,6 @@ def _param(name):
 
 
 every = pytest.mark.parametrize("name", [_param(name) for name in MAKERS])
-
-
-def walk(rounds, seed=0):
-    """A speed that follows its CPU with noise, as (speed, cpu, memory) per round."""
-    rng = np.random.default_rng(seed)
-    cpu = np.repeat(rng.uniform(0.2, 1.0, rounds // 8 + 1), 8)[:rounds]
-    speeds = 500.0 * cpu * np.exp(rng.normal(0.0, 0.05, rounds))
-    return [(float(v), float(c), 0.5) for v, c in zip(speeds, cpu, strict=True)]
-
-
-def feed(p, rounds):
-    forecasts = []
-    for speed, cpu, memory in rounds:
-        forecasts.append(p.predict(cpu, memory))
-        p.update(speed, cpu, memory)
-    return forecasts
 
 
 def test_every_registered_predictor_is_in_the_suite():
