@@ -13,12 +13,14 @@ rounds, are known for each round, and count by what they take beyond those of th
 **Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
 read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
-none of it, a rank that lags behind the fast ranks alike through all of the run is "slower", and any other is "unknown".
+none of it, a rank that lags behind the fast ranks alike through all of the run is "slower": of parts of the run, most
+have a lag near the middle one, and this explains at least half of ``slow_i``. Any other is "unknown".
 
 **No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
-clean runs). All ranks wait for the transfer. It is the cause on each of them, if it takes at least `LEAST_TRANSFER` of
-the time, and a larger share than any rank is slow by: a slow rank's part in a transfer is slow, too.
+clean runs). Scatter alone can take a tenth of the time on a busy machine, so "unknown" needs `LEAST_UNEXPLAINED`. All
+ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
+share than any rank is slow by: a slow rank's part in a transfer is slow, too.
 
 **Too large a share.** Ranks may hold others up and not be slow: they were given too much. With a rank's part of all
 work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
@@ -37,7 +39,7 @@ from hvd_hetero.telemetry.records import Run
 from hvd_hetero.telemetry.slowness import Slowness, beyond_s
 from hvd_hetero.telemetry.work import Floats
 
-__all__ = ["KINDS", "LEAST", "LEAST_TRANSFER", "Cause", "causes"]
+__all__ = ["KINDS", "LEAST", "LEAST_UNEXPLAINED", "Cause", "causes"]
 
 KINDS = {
     "throttled": "its container's limit",
@@ -59,15 +61,17 @@ KINDS = {
 LEAST = 0.10
 """Share of time by which a rank must be slow before a cause is looked for."""
 
-LEAST_TRANSFER = 0.20
-"""Share of the run that the transfer must take before the network is called slow."""
+LEAST_UNEXPLAINED = 0.20
+"""The same where no reading tells why: some scatter and some transfer there is in every run."""
 
 _EXPLAINS = 0.5  # of what a rank is slow by, at least
 _EVENED = 0.5  # of its lag, at least, that the split takes from its work
 _LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
 _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
-_STEADY = 0.12  # how far the lag of a slower processor may be from its middle, in the parts of a run (arbitrary)
 _PARTS = 8
+_MOST = 0.75  # of them
+_NEAR = 0.15  # how far the lag of a slower processor may be from the middle one in most parts (arbitrary) ...
+_NEAR_OF_LAG = 0.75  # ... and as a share of it, for a rank that is little slower
 
 _MORE_MEMORY = "Give it more memory, or a smaller batch, or fewer loader workers."
 _TEXTS = {
@@ -121,7 +125,7 @@ def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
     found = Slowness.of(run, told)
     if not len(found.run.round):
         return [None] * run.workers
-    if found.shares.kinds["transfer"] >= max(LEAST_TRANSFER, *found.slow):
+    if found.shares.kinds["transfer"] >= max(LEAST_UNEXPLAINED, *found.slow):
         return [_network(found, rank) for rank in range(run.workers)]
     too_large = _too_large(found)
     if not (found.slow >= LEAST).any():
@@ -188,7 +192,7 @@ def _candidates(found: Slowness) -> Iterator[_Candidate]:
     yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
 
 
-def _named(found: Slowness, rank: int, candidates: list[_Candidate], means: _Means) -> Cause:
+def _named(found: Slowness, rank: int, candidates: list[_Candidate], means: _Means) -> Cause | None:
     best = max(candidates, key=lambda candidate: candidate.explained[rank])
     if best.explained[rank] >= _EXPLAINS * found.slow[rank]:
         evidence, way_out = _TEXTS[best.kind]
@@ -215,7 +219,7 @@ def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | No
     return None
 
 
-def _without_evidence(found: Slowness, rank: int) -> Cause:
+def _without_evidence(found: Slowness, rank: int) -> Cause | None:
     lag, cost = found.lag[rank], found.shares.cost[rank]
     times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
     alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
@@ -232,6 +236,8 @@ def _without_evidence(found: Slowness, rank: int) -> Cause:
             if balances
             else "Give it less work (policy='lb-bsp'), or a faster machine.",
         )
+    if found.slow[rank] < LEAST_UNEXPLAINED:
+        return None
     return Cause(
         "unknown",
         f"It took {_times(times)} as long per sample as the fastest rank, and no reading explains that."
@@ -274,12 +280,14 @@ def _network(found: Slowness, rank: int) -> Cause:
 
 
 def _constant(found: Slowness, rank: int) -> bool:
-    """Return whether a rank is as much slower in all parts of the run."""
+    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow."""
     parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
         lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
-    return bool((np.abs(lags - np.median(lags)) <= _STEADY).all())
+    middle = float(np.median(lags))
+    near = np.abs(lags - middle) <= min(_NEAR, _NEAR_OF_LAG * middle)
+    return middle >= _EXPLAINS * float(found.slow[rank]) and bool(near.mean() >= _MOST)
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

@@ -1,9 +1,10 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-A loss is told if it takes at least `LEAST` of the time, and transfers if they take at least `LEAST_TRANSFER`: some of
-each kind there always is, and causes are looked for from there on, too. Of those, the largest is told. Waiting for late
-ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. Else its kinds are three: ranks
-wait for their own data, or do other work at different moments, or take turns in computing longest.
+A loss is told if it takes at least `LEAST` of the time, and one that equal ranks have, too, if it takes at least
+`LEAST_UNEXPLAINED`: transfers, ranks that compute longer in turns, and late ranks without a cause. The largest of those
+is told. Waiting for late ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. If not,
+its kinds are three: ranks wait for their own data, or do other work at different moments, or take turns in computing
+longest.
 
 A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
 slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. If there is neither a loss nor a cause,
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hvd_hetero.telemetry.attribution import kinds_of
-from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_TRANSFER
+from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_UNEXPLAINED
 from hvd_hetero.telemetry.report.figures import Figures
 
 if TYPE_CHECKING:
@@ -76,12 +77,13 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
     late, slow = late_ranks(found), _slow_ranks(found, own)
-    if late and found.ranks.cost[late].sum() < LEAST and not set(late) & set(slow):
+    if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
         late = []  # scatter, for all that is known
     losses = dict(found.kinds)
     if late:
         losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
-    told = [loss for loss, share in losses.items() if share >= (LEAST_TRANSFER if loss == "transfer" else LEAST)]
+    least = {"transfer": LEAST_UNEXPLAINED, "computing": LEAST_UNEXPLAINED}
+    told = [loss for loss, share in losses.items() if share >= least.get(loss, LEAST)]
     largest = max(told, key=losses.__getitem__, default="nothing")
     of_all = _OF_LOSS[largest](found) if largest in _OF_LOSS else None
     if network is not None and largest == "transfer":
@@ -122,7 +124,7 @@ def _nothing(found: Figures) -> Verdict:
     return Verdict(
         f"Nothing is wrong. The {_largest(found)}",
         f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
-        f"and transfers from {LEAST_TRANSFER:.0%} on.",
+        f"and transfers, or equal ranks that take turns in being last, from {LEAST_UNEXPLAINED:.0%} on.",
         "Nothing to do.",
         "nothing",
     )

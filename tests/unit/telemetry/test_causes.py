@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_hetero.telemetry import Run
-from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_TRANSFER, Cause, causes
+from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_UNEXPLAINED, Cause, causes
 from hvd_hetero.telemetry.report import figures
 from hvd_hetero.telemetry.slowness import Slowness
 
@@ -148,8 +148,8 @@ def test_the_start_and_a_last_round_without_waiting_are_left_out():
 def test_a_rank_is_told_the_cost_that_the_report_tells():
     """Not one that is computed anew from a part of the rounds."""
     own_s = np.full((80, 2), 0.05)
-    own_s[::4, 0] += 0.10
-    own_s[2::4, 1] += 0.10
+    own_s[::4, 0] += 0.20
+    own_s[2::4, 1] += 0.20
     run = run_of(own_s)
     told = replace(Slowness.of(run).shares, cost=np.array([0.36, 0.36]))
     assert "held all others up for 36% of the time" in causes(run, told)[0].evidence
@@ -219,6 +219,8 @@ def test_pauses_that_ranks_have_in_turns_explain_what_they_cost_although_all_hav
     own_s[::4, 0] += 0.10
     own_s[2::4, 1] += 0.10
     assert kinds(run_of(own_s, collecting=[0.3, 0.3])) == ["garbage", "garbage"]
+    assert kinds(run_of(own_s)) == ["", ""], "scatter, for all that is known: below a fifth"
+    own_s[::2] += (own_s[::2] > 0.05) * 0.10
     assert kinds(run_of(own_s)) == ["unknown", "unknown"]
 
 
@@ -290,6 +292,24 @@ def test_a_rank_that_is_slow_for_a_part_of_the_run_only_is_no_slower_processor()
     assert kinds(run_of(own_s)) == ["", "unknown"]
 
 
+@pytest.mark.parametrize("extra", [0.15, 0.5, 1.0])
+def test_a_slower_processor_on_a_machine_that_scatters(extra):
+    """For a tenth of the run the other rank is as slow, and for another it is twice as slow itself."""
+    own_s, part = steady(0.05, 0.05 * (1.0 + extra), rounds=160), np.arange(160) * 16 // 160
+    own_s[part == 4, 0] *= 1.0 + extra
+    own_s[part == 8, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "slower"]
+
+
+def test_a_rank_that_is_slow_by_a_seventh_now_and_then_is_scatter_and_one_by_a_third_is_unknown():
+    own_s, parts = steady(0.05, 0.05, rounds=160), np.arange(160) * 8 // 160
+    own_s[parts % 3 == 0, 1] *= 1.45
+    assert 0.10 < Slowness.of(run_of(own_s)).slow[1] < 0.20
+    assert kinds(run_of(own_s)) == ["", ""]
+    own_s[parts % 3 == 0, 1] *= 1.7
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
 def test_a_rank_many_times_slower_may_scatter_as_much_as_one_that_is_little_slower():
     """Its time per sample is between 4 and 6 times that of the other: three quarters and five sixths lost."""
     own_s = steady(0.01, 0.05, scatter=0.0)
@@ -307,7 +327,7 @@ def test_what_to_do_depends_on_whether_the_split_follows_speed():
 
 
 def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more():
-    slow_s = 0.05 * LEAST_TRANSFER / (1.0 - LEAST_TRANSFER) * 1.2
+    slow_s = 0.05 * LEAST_UNEXPLAINED / (1.0 - LEAST_UNEXPLAINED) * 1.2
     [first, second] = causes(run_of(steady(0.05, 0.05), transfer_s=slow_s, sent_mb_s=[12.0, 12.0]))
     assert first == second
     assert first is not None

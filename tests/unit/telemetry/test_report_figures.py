@@ -10,7 +10,7 @@ from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.telemetry.causes import Cause
+from hvd_hetero.telemetry.causes import LEAST, LEAST_UNEXPLAINED, Cause
 from hvd_hetero.telemetry.report import figures
 from hvd_hetero.telemetry.report.alternatives import Alternative, Alternatives
 from hvd_hetero.telemetry.report.made import report_of
@@ -214,6 +214,20 @@ def test_a_late_rank_that_has_a_cause_is_told_from_a_smaller_cost_on():
     assert said.verdict == "Rank 1 held all others up for 7.2% of the time."
     assert verdict(found, [None, None]).kind == "nothing"
     assert verdict(found, [Cause("garbage", "Python collected garbage.", "gc."), None]).verdict.startswith("Rank 0 is")
+
+
+def test_what_equal_ranks_lose_on_a_machine_that_scatters_is_told_from_a_fifth_of_the_time_on():
+    """Rank 1 costs 16 % by half as much time again in each third round; then two ranks cost 15 % each in turns."""
+    late = {"compute_s": [[1, 1], [1, 1], [1, 2]] * 20, "elapsed_s": [1.02, 1.02, 2.02] * 20}
+    late["wait_s"] = [[0.02, 0.02], [0.02, 0.02], [1.02, 0.02]] * 20
+    found = figures(steady(**late), replayed=False)
+    assert LEAST < found.ranks.cost[1] < LEAST_UNEXPLAINED
+    assert verdict(found, [None, None]).kind == "nothing"
+    turns = {"compute_s": [[1, 1.4], [1.4, 1]] * 30, "elapsed_s": [1.42] * 60}
+    turns["wait_s"] = [[0.42, 0.02], [0.02, 0.42]] * 30
+    found = figures(steady(**turns), replayed=False)
+    assert LEAST < found.kinds["computing"] < LEAST_UNEXPLAINED
+    assert verdict(found, [None, None]).kind == "nothing"
 
 
 def test_ways_out_of_different_causes_name_their_ranks():
