@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,12 @@ class Variation(ABC):
     """A distribution of time factors."""
 
     per: Per = "round"
+
+    def __post_init__(self) -> None:
+        if self.per not in get_args(Per):
+            raise ValueError(
+                f"per must be 'round', one factor in a round, or 'batch', one in each micro-batch; got {self.per!r}"
+            )
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
@@ -62,6 +68,7 @@ class SlowDown(Variation):
     probability: float = 1.0
 
     def __post_init__(self) -> None:
+        Variation.__post_init__(self)
         if not 1 <= self.most < float("inf"):
             raise ValueError(f"most must be at least 1 and finite, got {self.most}; 2 means up to twice as long")
         if not 0 <= self.probability <= 1:
@@ -80,6 +87,7 @@ class Jitter(Variation):
     sigma: float = 0.02
 
     def __post_init__(self) -> None:
+        Variation.__post_init__(self)
         if not 0 <= self.sigma < float("inf"):
             raise ValueError(f"sigma must be finite and not negative, got {self.sigma}; 0.02 is about 2 %")
 
@@ -95,6 +103,7 @@ class Recorded(Variation):
     factors: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
+        Variation.__post_init__(self)
         if not self.factors or not all(0 < f < float("inf") for f in self.factors):
             wrong = next((f for f in self.factors if not 0 < f < float("inf")), "none")
             raise ValueError(

@@ -141,6 +141,13 @@ def test_variations_have_the_means_that_they_claim():
         assert variation.draw(rng, 0, 40_000).mean() == pytest.approx(mean, rel=0.02)
 
 
+@pytest.mark.parametrize("kind", [Exponential, SlowDown, Jitter, Recorded])
+def test_a_variation_of_what_is_not_known_is_refused(kind):
+    """It changed nothing, and said nothing."""
+    with pytest.raises(ValueError, match="one in each micro-batch; got 'micro-batch'"):
+        kind("micro-batch")
+
+
 def test_a_recording_is_played_in_order_and_again():
     """Also over the border of a block."""
     recorded = Draws([(Recorded("round", (1.0, 2.0, 3.0)),)], 0, "round", 0)
