@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import mul
 from typing import Any, ClassVar
 
 from hvd_hetero.prediction.base import Predictor
@@ -154,7 +153,7 @@ def _log(cpu: float) -> float:
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(map(mul, a, b))
+    return sum(map(float.__mul__, a, b))
 
 
 def _solution(squares: Sequence[float], products: Sequence[float], pull: float) -> list[float]:
