@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from train_narx import TRACES, Series, fit, read, warm_start
 
 from hvd_hetero.prediction import (
@@ -79,14 +80,19 @@ def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
     return dict(zip(CONFIGURATION, [*singles, Mixture(), Mixture(drivers=True)], strict=True))
 
 
-def rmse(predictor: Predictor, series: Series) -> float:
-    """Return the RMSE of forecasting each round from earlier rounds and the drivers read before it."""
+def squared_errors(predictor: Predictor, series: Series) -> npt.NDArray[np.float64]:
+    """Return those of forecasting each round but the first from earlier rounds and the drivers read before it."""
     squares = []
     for k, (speed, cpu, memory) in enumerate(series):
         if k > 0:
             squares.append((predictor.predict(cpu, memory) - speed) ** 2)
         predictor.update(speed, cpu, memory)
-    return float(np.sqrt(np.mean(squares)))
+    return np.array(squares)
+
+
+def rmse(predictor: Predictor, series: Series) -> float:
+    """Return the root of the mean of the squared errors."""
+    return float(np.sqrt(squared_errors(predictor, series).mean()))
 
 
 def alibaba(folder: Path) -> dict[str, Series]:

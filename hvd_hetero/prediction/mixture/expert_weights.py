@@ -46,7 +46,9 @@ a change after it; one rate for all (mirror descent with a share), by which memb
 weight; many rates at once, shared like the experts (as Squint has them), slower and no better; weights by discounted
 squared errors, which follow every change and are led by chance; a second, quick mixture as an expert of the first; a
 share in proportion to the loss; no limit on a round, after which one that was 1000 times too slow costs 3 to 10 % for
-hundreds of rounds; ML-Poly (Gaillard, Stoltz and van Erven, 2014).
+hundreds of rounds; ML-Poly (Gaillard, Stoltz and van Erven, 2014); weights C_k^-8 by squared errors C_k, discounted by
+1/200 a round, which let one large round decide: better where large changes last, worse where they are bursts
+(`benchmarks/prediction_worlds.py` has the figures).
 
 Cost: O(K).
 """
@@ -55,6 +57,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import add, mul
 from typing import Any
 
 _RATE, _LIMIT, _FORGET, _FLOOR = 0.2, 1.5, 0.005, 0.01  # c, γ, δ, ρ
@@ -85,7 +88,7 @@ class ExpertWeights:
             columns = zip(self._prior, self._scales, self._log_e, strict=True)
             raw = [p / b * math.exp(e - top) for p, b, e in columns]
             total = sum(raw)
-            self._weights = tuple(x / total for x in raw)
+            self._weights = tuple([x / total for x in raw])
         return self._weights
 
     @property
@@ -97,7 +100,7 @@ class ExpertWeights:
     def log_potential(self) -> float:
         """``ln W``."""
         top = max(self._log_e)
-        return top + math.log(sum(p * math.exp(e - top) for p, e in zip(self._prior, self._log_e, strict=True)))
+        return top + math.log(sum([p * math.exp(e - top) for p, e in zip(self._prior, self._log_e, strict=True)]))
 
     @property
     def bound(self) -> tuple[float, ...]:
@@ -110,27 +113,25 @@ class ExpertWeights:
 
     def learn(self, forecasts: Sequence[float], outcome: float) -> None:
         """One round of the recurrences."""
-        q = sum(w * x for w, x in zip(self.weights, forecasts, strict=True))
-        advantage = [2.0 * (q - outcome) * (q - x) for x in forecasts]
+        q = sum(map(mul, self.weights, forecasts))
+        slope = 2.0 * (q - outcome)
+        advantage = [slope * (q - x) for x in forecasts]
         largest, known = max(map(abs, advantage)), max(self._scales)
         if known == 0.0 and largest < _NOTHING:
             return
         self.counted = 1.0 if known == 0.0 or largest <= _LIMIT * known else _LIMIT * known / largest
+        counted = [self.counted * r for r in advantage]
         least = max(_FLOOR * self.counted * largest, _NOTHING)
         price = -math.log1p(-self.share) / _RATE
-        rows = [
-            _step(self.counted * r, b, e, least) for r, b, e in zip(advantage, self._scales, self._log_e, strict=True)
-        ]
-        self._weights = None
-        self._scales = tuple(row[0] for row in rows)
-        self._spent = tuple(spent + row[2] + price * row[0] for spent, row in zip(self._spent, rows, strict=True))
-        self._regret = tuple(total + self.counted * r for total, r in zip(self._regret, advantage, strict=True))
-        self._log_e = tuple(row[1] for row in rows)
-        top = max(self._log_e)
-        given = self.share * math.exp(self.log_potential - top)
-        self._log_e = tuple(
-            top + math.log(max((1.0 - self.share) * math.exp(e - top) + given, 1e-300)) for e in self._log_e
-        )
+        rows = [_step(r, b, e, least) for r, b, e in zip(counted, self._scales, self._log_e, strict=True)]
+        scales, log_e, spent = zip(*rows, strict=True)
+        self._weights, self._scales = None, scales
+        self._spent = tuple([old + new + price * b for old, new, b in zip(self._spent, spent, scales, strict=True)])
+        self._regret = tuple(map(add, self._regret, counted))
+        top = max(log_e)
+        e = [math.exp(one - top) for one in log_e]
+        given = self.share * sum(map(mul, self._prior, e))
+        self._log_e = tuple([top + math.log(max((1.0 - self.share) * one + given, 1e-300)) for one in e])
 
     def state(self) -> dict[str, Any]:
         """Plain data."""

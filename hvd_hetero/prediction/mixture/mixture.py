@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Any, ClassVar
 
 from hvd_hetero.prediction.base import Predictor
@@ -85,8 +86,7 @@ class Mixture(Predictor):
         self._said = None
 
     def _forecast(self, cpu: float, memory: float) -> float:
-        pairs = zip(self.weights, self._logs(cpu, memory), strict=True)
-        return math.exp(sum(w * y for w, y in pairs if w > 0.0))
+        return math.exp(sum(map(mul, self.weights, self._logs(cpu, memory))))
 
     def _logs(self, cpu: float, memory: float) -> list[float]:
         """Logarithms of the members' forecasts: asked for twice a round, and the same where drivers do not matter."""

@@ -108,8 +108,33 @@ def test_worlds_are_the_same_for_the_same_seed_and_memory_runs_low_in_every_seco
 def test_worlds_that_miss_are_counted_and_the_worst_is_told():
     worlds = load("prediction_worlds", "benchmarks")
     good = {"Mixture": 1.0, "Mixture, drivers": 1.0}
-    assert worlds.judge([good] * 3)[1]
-    lines, met = worlds.judge([good, good | {"Mixture, drivers": 1.1}, good])
+
+    def found(**ratios):
+        return {str(n): worlds.Found(r, good) for n, r in enumerate([good, good | ratios, good])}
+
+    assert worlds.judge(found())[1]
+    lines, met = worlds.judge(found(**{"Mixture, drivers": 1.1}))
     assert not met
     assert "MISSED in 1 of 3 worlds" in lines[1]
     assert "number 1" in lines[1]
+    assert "met in 1 of these worlds" in lines[2]
+    assert not worlds.judge(found(Mixture=math.nan))[1]
+
+
+def test_a_miss_made_in_few_rounds_is_told_from_one_made_in_many():
+    worlds = load("prediction_worlds", "benchmarks")
+    best = np.ones(100)
+    few, many = best.copy(), best * 1.3
+    few[[3, 50, 70]] += 10.0
+    assert few.mean() == pytest.approx(many.mean())
+    assert worlds.without_costliest(few, best) == pytest.approx(1.0)
+    assert worlds.without_costliest(many, best) == pytest.approx(math.sqrt(1.291))
+
+
+def test_the_rule_for_comparison_follows_the_member_that_was_better_in_one_large_change():
+    worlds = load("prediction_worlds", "benchmarks")
+    speeds = np.array([10.0] * 20 + [30.0] * 20 + [10.0] * 20)
+    said = worlds.decided_by_few([worlds.Memoryless(), worlds.EMA()], speeds)
+    assert said[:20] == pytest.approx(10.0)
+    assert said[20] == pytest.approx(math.sqrt(30.0 * 14.0))  # both alike so far
+    assert said[40] == pytest.approx(10.0, rel=0.02)
