@@ -41,6 +41,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hvd_hetero.allocation.few_workers import FEW, deal
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
 from hvd_hetero.checks import FloatArray, IntArray
 
@@ -77,11 +78,17 @@ def minimax(
         TypeError: If `total`, `lower`, `upper` or `multiple_of` does not consist of integers.
     """
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
-    units, most = _deal_flat(instance)
-    if instance.units > int(units.sum()):
-        units = _fill(instance, units, most)
+    units = split(instance)
     finish_s = instance.finish_s(units)
     return Allocation(units * instance.step, finish_s, float(finish_s.max()))
+
+
+def split(p: Problem) -> IntArray:
+    """Return the units of each worker, of an instance that is known to be feasible."""
+    if p.lower.size <= FEW:
+        return np.array(deal(p), dtype=np.int64)
+    units, most = _deal_flat(p)
+    return _fill(p, units, most) if p.units > int(units.sum()) else units
 
 
 def _deal_flat(p: Problem) -> tuple[IntArray, IntArray]:
