@@ -50,9 +50,7 @@ def _by_time(left: int, workers: Sequence[tuple[int, int, int]], shares: list[in
     while room > _WRITTEN_OUT * n:
         aim = min(max(left + (n if turn else -n), 0), room)
         middle = early + (late - early) * aim // room if turn < 2 else (early + late) // 2
-        reached = [
-            min(max((middle - c) // m, x), y) for (m, c, _), x, y in zip(workers, before, after, strict=True)
-        ]
+        reached = [min(max((middle - c) // m, x), y) for (m, c, _), x, y in zip(workers, before, after, strict=True)]
         dealt = sum(reached) - sum(before)
         if dealt < left:
             early, before, left = middle, reached, left - dealt
