@@ -10,7 +10,7 @@ whose lower bound alone finishes later than theta decides.
 
 Bisection on T finds theta: once the bracket holds at most 4 n unit times, these are written out and the right one is
 selected. Cost O(n log(U / n)) for times of the same order; at most 63 halvings a grid for any times, and usually one
-grid.
+grid. Up to 16 workers `few_workers` finds the same split sooner.
 
 **Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Below theta there is no choice. Of
 the units that finish exactly at theta, workers of smaller slope get theirs first, then lower ranks. Among all optimal

@@ -101,9 +101,9 @@ class AffineCosts:
         """
         known, held = self._known, plan.shares
         rates = self._comparable_rates[known]
-        if len(rates) < 2:
-            return plan
         total = int(held[known].sum())
+        if len(rates) < 2 or total < self._minimum * len(rates) or total % self._step:  # of another minimum or multiple
+            return plan
         found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SOUGHT):
             heads = self._heads(found)
@@ -125,7 +125,7 @@ class AffineCosts:
         return best
 
     def _best(self, total: int, rates: Floats, heads: Floats, upper: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The shares of ranks with these u and h, which hold at least their minimum each; ``upper`` leaves it them."""
+        """The shares of ranks with these u and h, each of at least the minimum; it and ``upper`` must allow the total."""
         units, least = total // self._step, -(-self._minimum // self._step)
         lower = np.full(len(rates), least)
         upper = np.minimum(upper // self._step, units - least * (len(rates) - 1))
