@@ -125,7 +125,7 @@ class AffineCosts:
         return best
 
     def _best(self, total: int, rates: Floats, heads: Floats, upper: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The shares of ranks with these u and h, each of at least the minimum; it and ``upper`` must allow the total."""
+        """The shares of ranks with these u and h, each of at least the minimum; that and ``upper`` allow the total."""
         units, least = total // self._step, -(-self._minimum // self._step)
         lower = np.full(len(rates), least)
         upper = np.minimum(upper // self._step, units - least * (len(rates) - 1))
