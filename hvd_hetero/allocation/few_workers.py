@@ -26,13 +26,13 @@ _WRITTEN_OUT = 4  # unit times per worker
 
 def deal(p: Problem) -> list[int]:
     """Return each worker's units."""
-    slope, constant = _integers(p.slope_s.tolist(), (p.intercept_s + p.comm_s).tolist())
+    slope, intercept, comm = _integers(p.slope_s.tolist(), p.intercept_s.tolist(), p.comm_s.tolist())
     shares, upper = p.lower.tolist(), p.upper.tolist()
     left = p.units - sum(shares)
     workers = []
     for rank, m in enumerate(slope):
         if m and upper[rank] > shares[rank]:
-            workers.append((m * p.step, constant[rank], rank))
+            workers.append((m * p.step, intercept[rank] + comm[rank], rank))
         elif not m:
             taken = min(left, upper[rank] - shares[rank])
             shares[rank], left = shares[rank] + taken, left - taken
