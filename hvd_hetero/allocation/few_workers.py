@@ -8,7 +8,7 @@ Units are dealt by (time, slope, rank). A bracket of the time in which all are d
 matters, then by halves. Units that cost nothing come first, lower ranks first.
 
 Cost: O(n log U) steps of Python for times of the same order. For two workers it takes a tenth of what arrays take, for
-sixteen a third.
+sixteen half.
 """
 
 from __future__ import annotations
