@@ -27,7 +27,8 @@ _WRITTEN_OUT = 4  # unit times per worker
 def deal(p: Problem) -> list[int]:
     """Return each worker's units."""
     slope, intercept, comm = _integers(p.slope_s.tolist(), p.intercept_s.tolist(), p.comm_s.tolist())
-    shares, upper = p.lower.tolist(), p.upper.tolist()
+    shares: list[int] = p.lower.tolist()
+    upper: list[int] = p.upper.tolist()
     left = p.units - sum(shares)
     workers = []
     for rank, m in enumerate(slope):
