@@ -82,7 +82,8 @@ class Planner:
         believed = finished
         if self._plausibility is not None:
             short = self.is_short(finished.plan)
-            believed = replace(finished, table=self._plausibility(self.rounds, finished.table, short=short))
+            table = self._plausibility(self.rounds, finished.table, short=short)
+            believed = finished if table is finished.table else replace(finished, table=table)
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
         if self._changes is not None:

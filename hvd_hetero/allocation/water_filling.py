@@ -10,7 +10,7 @@ whose lower bound alone finishes later than theta decides.
 
 Bisection on T finds theta: once the bracket holds at most 4 n unit times, these are written out and the right one is
 selected. Cost O(n log(U / n)) for times of the same order; at most 63 halvings a grid for any times, and usually one
-grid.
+grid. Up to 16 workers `few_workers` finds the same split sooner.
 
 **Ties.** Units that cost nothing (slope zero) are dealt first, lower ranks first. Below theta there is no choice. Of
 the units that finish exactly at theta, workers of smaller slope get theirs first, then lower ranks. Among all optimal
@@ -41,6 +41,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hvd_hetero.allocation.few_workers import FEW, deal
 from hvd_hetero.allocation.problem import Allocation, Problem, problem
 from hvd_hetero.checks import FloatArray, IntArray
 
@@ -77,11 +78,17 @@ def minimax(
         TypeError: If `total`, `lower`, `upper` or `multiple_of` does not consist of integers.
     """
     instance = problem(slope, intercept, comm, total, lower, upper, multiple_of)
-    units, most = _deal_flat(instance)
-    if instance.units > int(units.sum()):
-        units = _fill(instance, units, most)
+    units = split(instance)
     finish_s = instance.finish_s(units)
     return Allocation(units * instance.step, finish_s, float(finish_s.max()))
+
+
+def split(p: Problem) -> IntArray:
+    """Return the units of each worker, of an instance that is known to be feasible."""
+    if p.lower.size <= FEW:
+        return np.array(deal(p), dtype=np.int64)
+    units, most = _deal_flat(p)
+    return _fill(p, units, most) if p.units > int(units.sum()) else units
 
 
 def _deal_flat(p: Problem) -> tuple[IntArray, IntArray]:

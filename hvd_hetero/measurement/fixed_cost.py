@@ -94,6 +94,7 @@ class FixedCost:
         self._size = reference  # of the latest round that teaches
         self._factor = 1.0  # c
         self._against = np.zeros(len(_SHARES))  # L
+        self._judged: npt.NDArray[np.float64] | None = None  # L and what the last two stretches say: β is by that
         self._noise = _FIRST_NOISE  # σ
         self._now: _Stretch | None = None
         self._before: _Stretch | None = None
@@ -139,8 +140,12 @@ class FixedCost:
 
     def _judge(self) -> None:
         """β by all that is known."""
-        evidence, kept = self._evidence()
-        against = kept * self._against + evidence + _UNLIKELY
+        evidence = self._evidence()
+        against = self._against if evidence is None else evidence[1] * self._against + evidence[0]
+        if against is self._judged:
+            return
+        self._judged = against
+        against = against + _UNLIKELY
         likely = np.exp(-0.5 * (against - against.min()))
         likely /= likely.sum()
         mean = float(likely @ _SHARES)
@@ -149,25 +154,25 @@ class FixedCost:
         self.samples = self._unit * share / (1.0 - share)
 
     def _keep_evidence(self) -> None:
-        evidence, kept = self._evidence()
-        self._against = kept * self._against + evidence
+        if self._judged is not None:
+            self._against = self._judged
 
-    def _evidence(self) -> tuple[npt.NDArray[np.float64] | float, float]:
-        """What the last two stretches say against each φ, and how much of the rest stays."""
+    def _evidence(self) -> tuple[npt.NDArray[np.float64], float] | None:
+        """What the last two stretches say against each φ, if anything, and how much of the rest stays."""
         before, now = self._before, self._now
         if before is None or now is None:
-            return 0.0, 1.0
+            return None
         if any(abs(b - a) >= _SAME_DRIVER for a, b in zip(before.drivers, now.drivers, strict=True)):
-            return 0.0, 1.0
+            return None
         changed, most = now.level - before.level, math.log(now.size / before.size)
         variance = self._noise**2 * (1.0 / now.counted + 1.0 / before.counted) + _MODEL**2
         drift = before.latest - before.level
         variance += 4.0 * max(drift * drift - 0.5 * self._noise**2, 0.0)
         if most * most < _TELLS * variance:
-            return 0.0, 1.0
+            return None
         beyond = max(changed - max(most, 0.0), min(most, 0.0) - changed)
         if beyond > _BEYOND * math.sqrt(variance):
-            return 0.0, 1.0
+            return None
         betas = self._unit * _ODDS
         error = changed - np.log((now.size + betas) / (before.size + betas))
         kept = 1.0 - _FORGETS * min(1.0, most * most / (_INFORMED * variance))
@@ -192,7 +197,7 @@ class FixedCost:
         for name, attribute in _SAVED.items():
             setattr(self, attribute, numbers[name])
         self._against = against
-        self._now = self._before = None
+        self._now = self._before = self._judged = None
 
 
 _SAVED = {"samples": "samples", "unit": "_unit", "size": "_size", "factor": "_factor", "noise": "_noise"}

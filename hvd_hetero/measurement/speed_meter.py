@@ -180,6 +180,7 @@ class SpeedMeter:
         if (known := self._unlearned) is not None:
             self._unlearned = None
             self._learn(known)
+            self.expected()  # what a predictor works out once for a forecast is there before the row has to leave
 
     def _learn(self, known: _Round) -> None:
         size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches

@@ -8,7 +8,7 @@ minimum, F, end together:
 
 F being what is left once no x_i falls below its minimum (at most n passes). A rank at its minimum may be later than T,
 and no split is sooner than the latest of them: that is what a plan is compared with. The plan itself is the integer
-optimum (``allocation.minimax``).
+optimum (``allocation.water_filling``).
 
 Every operation is correctly rounded and every sum exact, so all ranks find the same, whatever their processor.
 """
@@ -21,7 +21,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.allocation import minimax, proportional
+from hvd_hetero.allocation import proportional
+from hvd_hetero.allocation.largest_remainder import quantise
+from hvd_hetero.allocation.problem import Problem
+from hvd_hetero.allocation.water_filling import split
 from hvd_hetero.policies.base import comparable_speeds
 from hvd_hetero.rounds import RoundPlan
 
@@ -41,6 +44,7 @@ class AffineCosts:
         self._minimum, self._step = minimum, multiple_of
         self.all_known = bool(((speeds > 0.0) & (speeds < math.inf)).all())
         self._rates = speeds * (1.0 + fixed / typical_size)  # u
+        self._levels: dict[int, tuple[float, float]] = {}  # T of one micro-batch each, by the samples of a round
 
     def near_best(self, plan: RoundPlan, tolerance: float) -> bool:
         """Whether no split is sooner by more than ``tolerance``.
@@ -54,8 +58,7 @@ class AffineCosts:
         with_one_more_s = float(((work + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
-        level_s, clamped_s = self._level(plan.total, heads)
-        return max(level_s, clamped_s) >= latest_s
+        return max(self._level(plan.total, heads)) >= latest_s
 
     def starves(self, plan: RoundPlan, share: float) -> bool:
         """Whether a rank has less than this share of what the best split would give it."""
@@ -65,11 +68,18 @@ class AffineCosts:
 
     def _heads(self, plan: RoundPlan) -> Floats:
         """h, of the micro-batches that a plan has; one of a rank without samples."""
-        cuts = np.maximum(plan.cuts, 1)
-        return self._fixed if cuts.max() == 1 else self._fixed * cuts
+        cuts = plan.cuts
+        return self._fixed if cuts.max() <= 1 else self._fixed * np.maximum(cuts, 1)
 
     def _level(self, total: int, heads: Floats) -> tuple[float, float]:
         """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
+        if heads is not self._fixed:
+            return self._found_level(total, heads)
+        if total not in self._levels:  # several plans are compared with it
+            self._levels[total] = self._found_level(total, heads)
+        return self._levels[total]
+
+    def _found_level(self, total: int, heads: Floats) -> tuple[float, float]:
         rates, least = self._rates, self._minimum
         level_s = (total + (self._overhead if heads is self._fixed else _sum(heads))) / self._pace
         free = rates * level_s - heads >= least
@@ -89,48 +99,51 @@ class AffineCosts:
 
         Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).
         """
-        known, rates = self._known, self._comparable_rates
-        if int(known.sum()) < 2:
-            return plan
-        held = plan.shares
+        known, held = self._known, plan.shares
+        rates = self._comparable_rates[known]
         total = int(held[known].sum())
-        largest = np.minimum(
-            np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64), max_micro_batch or plan.total
-        )
+        if len(rates) < 2 or total < self._minimum * len(rates) or total % self._step:  # of another minimum or multiple
+            return plan
         found, best, upper = plan, plan, np.full(len(held), plan.total)
         for _ in range(_SOUGHT):
             heads = self._heads(found)
             shares = held.copy()
-            shares[known] = minimax(
-                1.0 / rates[known], heads[known] / rates[known], 0.0, total, self._minimum, upper[known], self._step
-            ).shares
+            shares[known] = self._best(total, rates, heads[known], upper[known])
             former, found = found, RoundPlan.of(shares, max_micro_batch).within(limits)
-            if best is plan or self.is_later(best, found):
+            if best is plan or self.latest_s(best) > self.latest_s(found):
                 best = found
+            if found.micro_batches == former.micro_batches:
+                break
             # From here on no rank gets a micro-batch more than was counted, which would have to be paid for.
+            largest = np.minimum(
+                np.where(np.asarray(limits) > 0, limits, plan.total).astype(np.int64), max_micro_batch or plan.total
+            )
             upper = np.maximum(found.cuts, 1) * largest // self._step * self._step
             room = upper[known]
-            if found.micro_batches == former.micro_batches or room.sum() < total or room.min() < self._minimum:
+            if room.sum() < total or room.min() < self._minimum:
                 break
         return best
 
-    def sooner(self, wanted: RoundPlan, held: RoundPlan, tolerance: float) -> bool:
-        """Whether the latest rank of known speed is sooner by more than ``tolerance``."""
-        wanted_s, held_s = (float(self._seconds(plan)[self._known].max(initial=0.0)) for plan in (wanted, held))
-        return wanted_s < held_s * (1.0 - tolerance)
+    def _best(self, total: int, rates: Floats, heads: Floats, upper: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The shares of ranks with these u and h, each of at least the minimum; that and ``upper`` allow the total."""
+        units, least = total // self._step, -(-self._minimum // self._step)
+        lower = np.full(len(rates), least)
+        upper = np.minimum(upper // self._step, units - least * (len(rates) - 1))
+        return self._step * split(
+            Problem(1.0 / rates, heads / rates, np.zeros(len(rates)), units, lower, upper, self._step)
+        )
 
-    def is_later(self, wanted: RoundPlan, held: RoundPlan) -> bool:
-        """Whether it would take longer."""
-        return float(self._seconds(wanted).max()) > float(self._seconds(held).max())
+    def latest_s(self, plan: RoundPlan) -> float:
+        """When the latest rank of known speed is done, in a unit of its own."""
+        return float(self._seconds(plan).max(initial=0.0))
 
-    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan) -> npt.NDArray[np.int64]:
-        """The shares of ``wanted``, or part of the way to them.
+    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan, gain: float) -> npt.NDArray[np.int64]:
+        """The shares of ``wanted``, or part of the way to them; ``gain`` is the share of a round that they save.
 
         Where fixed costs outweigh samples, times tell little of the best shares: noise of a hundredth would move all
         samples, and gain a hundredth. So shares change by so many times what the round gains, at most.
         """
         known, to, now = self._known, wanted.shares, held.shares
-        gain = 1.0 - float(self._seconds(wanted)[known].max() / self._seconds(held)[known].max())
         change = float((np.abs(to - now) / np.maximum(np.maximum(to, now), 1)).max())
         if change <= _CHANGE_PER_GAIN * gain:
             return to
@@ -151,11 +164,13 @@ class AffineCosts:
 
     @cached_property
     def _comparable(self) -> npt.NDArray[np.int64]:
-        return comparable_speeds(self._speeds)
+        return quantise(self._speeds) if self.all_known else comparable_speeds(self._speeds)
 
     @cached_property
-    def _known(self) -> npt.NDArray[np.bool_]:
-        return self._comparable > 0
+    def _known(self) -> npt.NDArray[np.bool_] | slice:
+        """Which ranks' speeds are known, as an index."""
+        known = self._comparable > 0
+        return slice(None) if np.count_nonzero(known) == len(known) else known
 
     @cached_property
     def _comparable_rates(self) -> Floats:
@@ -163,11 +178,9 @@ class AffineCosts:
         return self._comparable * (1.0 + self._fixed / self._typical_size)
 
     def _seconds(self, plan: RoundPlan) -> Floats:
-        """t, in a unit of its own."""
-        work: Floats = plan.shares + self._heads(plan)
-        seconds = np.zeros(len(work))
-        np.divide(work, self._comparable_rates, out=seconds, where=self._known)
-        return seconds
+        """The time t of each rank that is known, in a unit of its own."""
+        known = self._known
+        return (plan.shares + self._heads(plan))[known] / self._comparable_rates[known]
 
 
 def _sum(figures: Floats) -> float:

@@ -147,13 +147,14 @@ class LBBSP(Policy):
             if not starved and costs.near_best(plan, self.tolerance):
                 return plan
         wanted = costs.divided(plan, self.max_micro_batch, limits)
+        wanted_s, held_s = costs.latest_s(wanted), costs.latest_s(plan)
         if starved:
-            return plan if costs.is_later(wanted, plan) else wanted
-        if not costs.sooner(wanted, plan, self.tolerance):
+            return plan if wanted_s > held_s else wanted
+        if wanted_s >= held_s * (1.0 - self.tolerance):
             return plan
         if self.tolerance == 0.0:
             return wanted
-        shares = costs.as_far_as_it_gains(wanted, plan)
+        shares = costs.as_far_as_it_gains(wanted, plan, 1.0 - wanted_s / held_s)
         return wanted if shares is wanted.shares else RoundPlan.of(shares, self.max_micro_batch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_a_table_is_a_copy_and_tells_whether_all_rows_have_the_same_fingerprint(
     assert table.unanimous == (apart is None)
     assert table.total == sum(range(ranks))
     assert not table.replaced("fingerprint", [math.nan, *[7.0] * (ranks - 1)]).unanimous
+    assert table.replaced("fingerprint", [math.nan] * ranks).unanimous  # as NaN agrees with NaN
     assert table.replaced("cpu", [2.0] * ranks).figures("cpu") == [2.0] * ranks
     table.column("cpu")[1] = summed[:] = 0.0
     assert table.figures("cpu")[1] == 0.5

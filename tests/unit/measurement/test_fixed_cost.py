@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from hvd_hetero.measurement import fixed_cost
 from hvd_hetero.measurement.fixed_cost import FixedCost
 from hvd_hetero.measurement.fixed_costs import FixedCosts
 
@@ -123,3 +124,19 @@ def test_the_fixed_costs_of_many_ranks_at_once_are_those_of_each(seed):
         told = [one.speed(3.0) for one in alone]
         np.testing.assert_allclose(together.speeds(np.full(ranks, 3.0)), told, rtol=1e-10)
     assert np.array(known).max() > 10.0, "some have found a fixed cost"
+
+
+def test_it_is_judged_again_only_where_something_new_speaks_for_it(monkeypatch):
+    """Two sizes whose times tell something, then one size that goes on, then changes too small to tell anything."""
+    found, judged = FixedCost(64.0), []
+    exp = np.exp
+    monkeypatch.setattr(fixed_cost.np, "exp", lambda x: judged.append(1) or exp(x))
+    for size in [64.0] * 8 + [32.0] * 8:
+        found.learn(size, 1e-3 * (size + 30.0), teaches=True)
+    told, samples = len(judged), found.samples
+    assert told >= 8
+    assert samples > 0
+    for size in [32.0] * 20 + [31.9, 32.0] * 20:
+        found.learn(size, 1e-3 * (size + 30.0), teaches=True)
+    assert len(judged) == told
+    assert found.samples == samples

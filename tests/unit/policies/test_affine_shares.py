@@ -50,6 +50,15 @@ def test_a_second_micro_batch_pays_the_fixed_cost_again():
     assert found.near_best(RoundPlan((20, 20), (1, 1)), 0.0)
 
 
+@pytest.mark.parametrize(("minimum", "step"), [(20, 1), (1, 4)])
+def test_ranks_that_cannot_divide_what_they_hold_keep_it(minimum, step):
+    """Of a resumed plan with another minimum or multiple, where a rank does not know its speed."""
+    found = AffineCosts(np.array([1.0, 3.0, math.nan]), np.zeros(3), SIZE, minimum, step)
+    plan = RoundPlan((10, 5, 85), (1, 1, 1))
+    assert found.divided(plan, None) is plan
+    assert costs([1.0, 3.0], [0.0, 0.0]).divided(RoundPlan((10, 6), (1, 1)), None).samples == (4, 12)
+
+
 def simulated(slopes, fixed, passing=(), rounds=200, noise=0.02, total=128, seed=0):
     """Shares by round. ``passing``: by how much the last rank is slower, round by round."""
     workers = []
