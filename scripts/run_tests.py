@@ -33,8 +33,6 @@ OF_KERAS = "tests/unit/keras_callbacks"
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
 # What runs beside which tests, that leave a processor alone at times: mypy uses one alone.
 BESIDE = {"types": "unit", "gates": "distributed", "wheel": "distributed"}
-# These run in PyTorch's half, which without them would end long before Keras's.
-IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_ray.py", "test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
@@ -141,7 +139,7 @@ def distributed(only: str) -> list[Count]:
     """
     idle, keras, others = [], [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
+        of_keras = file.name.startswith("test_keras")
         part = idle if file.name in IDLE else keras if of_keras else others
         part.append(str(file.relative_to(ROOT)))
     with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:
