@@ -22,7 +22,7 @@ from tests.distributed.workers.exactness_cases import (  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 TIMEOUT_S = 300.0  # for a machine with other things to do
-ROUNDS = 20  # of nine an epoch: two epochs, and the beginning of a third one
+ROUNDS = 27  # three epochs of nine rounds
 ROUNDS_THAT_END_EARLY = 40  # two epochs, whatever is left undone and returns to the queue
 PAUSE_S = 1e-3
 
