@@ -264,14 +264,14 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
 
     def apply(grads: Iterable[Any], trainable_variables: Any = None) -> Any:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
-        return receive(list(grads), variables, lambda reduced: update(reduced, variables))
+        own = as_keras_would(update)
+        return receive(list(grads), variables, lambda reduced: own(reduced, variables))
 
     def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **options: Any) -> Any:
-        pairs = list(grads_and_vars)
-        variables = [v for _, v in pairs]
-        gradients = [g for g, _ in pairs]
+        pairs, own = list(grads_and_vars), as_keras_would(update)
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         return receive(
-            gradients, variables, lambda reduced: update(list(zip(reduced, variables, strict=True)), *args, **options)
+            gradients, variables, lambda reduced: own(list(zip(reduced, variables, strict=True)), *args, **options)
         )
 
     def undo() -> None:
@@ -280,7 +280,8 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
             optimizer.__dict__.update(former)
 
     former = {name: optimizer.__dict__[name]} if name in optimizer.__dict__ else {}
-    mine: Any = apply if keras_3 else apply_gradients
+    # A step of the user's own is converted by tf_keras, and so would be all of this package that it calls: 2 s a rank.
+    mine: Any = as_it_is(apply if keras_3 else apply_gradients)
     mine.wrapped_by = wrapped_by
     object.__setattr__(optimizer, name, mine)
     return undo
@@ -292,8 +293,8 @@ def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def as_keras_would(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's train step, with its ``if`` and ``for`` converted where Keras would have done so (tf_keras does)."""
+def as_keras_would(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function, with its ``if`` and ``for`` converted where Keras would have done so (tf_keras does)."""
     autograph = tf.__internal__.autograph
-    converted: Callable[..., Any] = autograph.tf_convert(step, autograph.control_status_ctx())
+    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
     return converted

@@ -31,10 +31,8 @@ LIMIT_S = 80 * 60.0
 # all of its tests need, so Keras's have one. Of the others there is one more than processors, since some tests wait.
 OF_KERAS = "tests/unit/keras_callbacks"
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
-# These run beside the distributed tests, which leave a processor alone at times.
-BESIDE = ("gates", "wheel")
-# These run in PyTorch's half, which without them would end long before Keras's.
-IN_PYTORCHS_HALF = ("test_keras_elastic.py",)
+# What runs beside which tests, that leave a processor alone at times: mypy uses one alone.
+BESIDE = {"types": "unit", "gates": "distributed", "wheel": "distributed"}
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_ray.py", "test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
@@ -80,13 +78,15 @@ def main() -> int:
         parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {', '.join(stages)}")
 
     chosen = [name for name in stages if name in args.stages or not args.stages]
-    later = [name for name in chosen if name in BESIDE and "distributed" in chosen]
-    results = {name: stage(name, stages[name], args.k) for name in chosen if name not in (*later, "distributed")}
-    with ExitStack() as stack:
-        ends = {name: stack.enter_context(beside(stage, name, stages[name], args.k)) for name in later}
-        if "distributed" in chosen:
-            results["distributed"] = stage("distributed", distributed, args.k)
-        results |= {name: ends[name]() for name in later}
+    results: dict[str, Count] = {}
+    for name in chosen:
+        if BESIDE.get(name) in chosen:
+            continue
+        others = [other for other in chosen if BESIDE.get(other) == name]
+        with ExitStack() as stack:
+            ends = {other: stack.enter_context(beside(stage, other, stages[other], args.k)) for other in others}
+            results[name] = stage(name, stages[name], args.k)
+            results |= {other: end() for other, end in ends.items()}
     counts = {name: results[name] for name in chosen}
     overall = total(counts.values())
     if overall.failed:
@@ -139,7 +139,7 @@ def distributed(only: str) -> list[Count]:
     """
     idle, keras, others = [], [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        of_keras = file.name.startswith("test_keras") and file.name not in IN_PYTORCHS_HALF
+        of_keras = file.name.startswith("test_keras")
         part = idle if file.name in IDLE else keras if of_keras else others
         part.append(str(file.relative_to(ROOT)))
     with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:

@@ -41,16 +41,15 @@ WAIT = "HOROVOD_WAIT_SLEEP_US"
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", CYCLE: "5",
 }  # fmt: skip
+# The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank. And the
+# examples learn scikit-learn's digits: another one.
+TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets"), {CYCLE: "2", WAIT: "200"}
 FRAMEWORKS = {
-    # The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank.
-    "torch": Framework(("horovod.torch", "torch_hooks", "torch._dynamo"), {CYCLE: "2", WAIT: "200"}),
-    "torch.distributed": Framework(
-        ("horovod.torch", "torch_hooks", "torch._dynamo"),
-        {CYCLE: "2", WAIT: "200"},
-        {"HVD_HETERO_TEST_WIRE": "torch.distributed"},
+    "torch": Framework(*TORCH),
+    "torch.distributed": Framework(*TORCH, {"HVD_HETERO_TEST_WIRE": "torch.distributed"}),
+    "Keras 3": Framework(
+        ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}
     ),
-    "trainers": Framework(("torch_hooks", "torch._dynamo", "accelerate", "pytorch_lightning", "transformers"), {}),
-    "Keras 3": Framework(("horovod.tensorflow", "keras_callbacks"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}),
     "tf_keras": Framework(
         ("horovod.tensorflow", "keras_callbacks", "tests.distributed.workers.plain_graphs"),
         {"TF_USE_LEGACY_KERAS": "1", **QUIET},

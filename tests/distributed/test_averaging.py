@@ -20,12 +20,8 @@ NEIGHBOURS = [case for case in CASES if "psgd" in case or "matcha" in case]
 LOOSER = {"elastic-bsp, local, adam": 1e-6}
 
 
-JOBS = {
-    "two": (2, "torch"),
-    "three": (3, "torch"),
-    "four": (4, "torch"),
-    "over torch.distributed": (3, "torch.distributed"),
-}
+# Two ranks, which are each other's only neighbours: on threads, in tests/unit/torch_hooks.
+JOBS = {"four": (4, "torch"), "three of torch.distributed": (3, "torch.distributed")}
 
 
 @pytest.fixture(scope="module", params=list(JOBS))

@@ -20,6 +20,7 @@ from hvd_hetero.cli.installation.two_ranks import two_ranks
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import torchrun
 from hvd_hetero.testing.hosts import host_name
+from hvd_hetero.testing.rank import PRELOADED
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -96,7 +97,7 @@ def test_a_rank_that_is_killed_costs_no_sample_under_torchrun(launch, tmp_path):
     ("example", "samples"), [("torch_lightning.py", 128), ("torch_accelerate.py", 128), ("torch_transformers.py", 32)]
 )
 def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank_less(launch, example, samples):
-    told = learnt(launch, example, "trainers", "--epochs", 3)
+    told = learnt(launch, example, "torch", "--epochs", 3)
     assert len(told) == 3
     assert told[-1][0] > 0.6  # chance is 0.1
     assert sum(told[-1][1:]) == samples
@@ -149,14 +150,15 @@ def test_hosts_of_another_user_are_refused(tmp_path, given):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def demos(request, tmp_path_factory):
+def demos(request, tmp_path_factory, preloaded):
     """They wait for a slowed rank most of the time, so they begin with this file's first test."""
 
     def demo(framework, out):
+        imported = preloaded("Keras 3" if framework == "keras" else framework).address
         options = ["--framework", framework, "--rounds", "20", "--global-batch", "32", "--slow", "6"]
         command = [sys.executable, str(EXAMPLES / "demo.py"), *options, "--out", str(out)]
         # A rank that yields while it waits for the slow one would use as much of a processor as one that computes.
-        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "200", "HOROVOD_CYCLE_TIME": "5"}
+        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "200", "HOROVOD_CYCLE_TIME": "5", PRELOADED: imported}
         return out, subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, env=env, check=False)
 
     made = {framework: tmp_path_factory.mktemp(framework) for framework in ("torch", "keras")}  # not by two threads

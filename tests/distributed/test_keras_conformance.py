@@ -20,6 +20,10 @@ def ranks(request, pool):
         yield ranks
 
 
+# What is of this package far more than of Keras.
+once = pytest.mark.parametrize("ranks", ["Keras 3"], indirect=True)
+
+
 def test_learning_rates_warm_up_step_by_step(ranks):
     for outcome in ranks.ask("learning rates"):
         initial, steps = outcome["initial"], outcome["warm-up"]
@@ -40,12 +44,19 @@ def test_metrics_are_the_same_on_all_ranks(ranks):
         assert outcome["loss spread"] == 0.0
 
 
+@once
 @pytest.mark.parametrize("name", ["SGD", "micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
 def test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name):
     for outcome in ranks.ask(f"embeddings, {name}"):
         assert outcome["sparse"], "their gradients are tf.IndexedSlices"
         assert outcome["difference"] < 1e-5 * outcome["moved"]
         assert outcome["spread"] == 0.0
+
+
+@pytest.mark.parametrize("ranks", ["tf_keras"], indirect=True)
+@pytest.mark.parametrize("name", ["micro-batches", "Adam", "Adam, clipped", "AdamW"])
+def test_embeddings_are_trained_by_tf_keras_as_it_does_in_one_process(ranks, name):
+    test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name)
 
 
 def test_an_infinite_gradient_is_gone_with_its_round(ranks):
@@ -130,6 +141,7 @@ def test_after_failures_a_sample_is_committed_once_where_nobody_knows_the_rounds
         assert outcome["visits"] == sorted([*range(44)] * 3)
 
 
+@once
 def test_after_failures_a_dataset_makes_up_for_the_rounds_that_are_left(ranks):
     for outcome in ranks.ask("elastic, dataset"):
         assert outcome["fits"] == [[0, 0], [0, 4], [1, 0], [1, 4]]

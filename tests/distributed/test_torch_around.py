@@ -18,18 +18,12 @@ def ranks(pool):
 
 
 @pytest.fixture(scope="module")
-def three(pool):
-    with pool("torch_around.py", 3, "torch") as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def over_torch(pool):
     with pool("torch_around.py", 3, "torch.distributed") as ranks:
         yield ranks
 
 
-@pytest.fixture(params=["ranks", "three", "over_torch"], ids=["2 ranks", "3 ranks", "3 ranks of torch.distributed"])
+@pytest.fixture(params=["ranks", "over_torch"], ids=["2 ranks", "3 ranks of torch.distributed"])
 def either(request):
     return request.getfixturevalue(request.param)
 

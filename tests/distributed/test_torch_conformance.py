@@ -13,7 +13,7 @@ pytestmark = pytest.mark.distributed
 
 
 OVER_TORCH = "3 ranks of torch.distributed"
-JOBS = {"2 ranks": (2, "torch"), "3 ranks": (3, "torch"), OVER_TORCH: (3, "torch.distributed")}
+JOBS = {"2 ranks": (2, "torch"), OVER_TORCH: (3, "torch.distributed")}
 
 
 @pytest.fixture(scope="module", params=list(JOBS))

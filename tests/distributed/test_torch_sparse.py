@@ -23,7 +23,7 @@ EXACT = [
 
 
 OVER_TORCH = "3 ranks of torch.distributed"
-JOBS = {"2 ranks": (2, "torch"), "3 ranks": (3, "torch"), OVER_TORCH: (3, "torch.distributed")}
+JOBS = {"3 ranks": (3, "torch"), OVER_TORCH: (3, "torch.distributed")}
 # What rows do has nothing to do with the wire; but these differ in who has rows when, and in what order.
 EXACT_OVER_TORCH = ["bsp", "static, one rank without data", "every round another", "sparse adam, as dense"]
 
@@ -41,7 +41,7 @@ class Exactness:
         assert outcome[case]["between_ranks"] == 0.0
 
 
-@pytest.mark.parametrize("outcome", ["2 ranks", "3 ranks"], indirect=True, scope="module")
+@pytest.mark.parametrize("outcome", ["3 ranks"], indirect=True, scope="module")
 @pytest.mark.parametrize("case", EXACT)
 class TestOverHorovod(Exactness):
     pass

@@ -10,9 +10,9 @@ pytestmark = pytest.mark.distributed
 SAMPLES = 131
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["2 ranks", "3 ranks"])
-def ranks(request, pool):
-    with pool("torch_streams.py", request.param, "torch") as ranks:
+@pytest.fixture(scope="module")
+def ranks(pool):
+    with pool("torch_streams.py", 3, "torch") as ranks:
         yield ranks
 
 

@@ -9,12 +9,16 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 
 class EveryRoundAnother(Policy):
-    """Splits that change every round, and now and then a rank without data; in up to ``most`` micro-batches."""
+    """Splits that change every round, and now and then a rank without data; in up to ``most`` micro-batches.
+
+    In the first ``idle`` rounds the last rank has all.
+    """
 
     name = "every-round-another"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, idle: int = 0) -> None:
         self.most = most
+        self.idle = idle
         self.max_micro_batch = None if most == 1 else 1
         self.round = 0
 
@@ -27,7 +31,7 @@ class EveryRoundAnother(Policy):
 
     def _plan(self, workers: int, total: int) -> RoundPlan:
         rng = np.random.default_rng(self.round)
-        cuts = np.sort(rng.integers(0, total + 1, workers - 1))
+        cuts = np.sort(rng.integers(0, total + 1, workers - 1)) * (self.round >= self.idle)
         samples = np.diff(cuts, prepend=0, append=total)
         return RoundPlan(
             tuple(int(x) for x in samples),

@@ -57,7 +57,6 @@ class Net(keras.Model):
 # Epsilon is raised: with the default, Adam divides gradients that are nearly zero by themselves, which makes a
 # last bit of the sum an update of full size.
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=1e-3),
     "adam": lambda: keras.optimizers.Adam(0.01, epsilon=1e-4),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, epsilon=1e-4),
@@ -175,11 +174,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "bsp": lambda: case(BSP, built=False),
     "bsp in micro-batches": lambda: case(lambda: BSP(max_micro_batch=2), prefetch=1),
     "lb-bsp": lambda: case(LBBSP, prefetch=2),
-    "static": lambda: case(lambda: StaticAllocation([3, 1, 2][: hvd.size()])),
     "static, one rank without data": lambda: case(lambda: StaticAllocation([0, 3, 1][: hvd.size()]), prefetch=1),
     "every round another": lambda: case(one, prefetch=2),
     "every round another, in micro-batches": lambda: case(several, built=False),
-    "every round another, sgd": lambda: case(one, "sgd", prefetch=1),
     "every round another, adam": lambda: case(one, "adam", prefetch=2),
     "every round another, in micro-batches, adamw": lambda: case(several, "adamw"),
     "every round another, adamw, float32": lambda: case(one, "adamw", "float32", prefetch=1),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +13,15 @@ import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_fits import BATCH, FEATURES, SAMPLES, UNEQUAL, alone, data, network, on_rank_0, spread
 
-from hvd_hetero.policies import StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
 
 keras = tf.keras
 EPOCHS, SEED = 2, 4
+PER_EPOCH = -(-SAMPLES // BATCH)
 POLICIES = {
     "micro-batches": lambda: UNEQUAL,
-    "another in every round": lambda: EveryRoundAnother(1),
-    "one rank idle": lambda: StaticAllocation([0, 1]),
+    "one rank idle for an epoch, then another in every round": lambda: EveryRoundAnother(1, idle=PER_EPOCH),
 }
-if os.environ["TF_USE_LEGACY_KERAS"] == "1":  # what a plan is, no version of Keras knows
-    POLICIES = {name: POLICIES[name] for name in ("micro-batches", "one rank idle")}
 
 
 def compared(make: Callable[[], Any], arrays: Any) -> dict:

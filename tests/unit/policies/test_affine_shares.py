@@ -73,7 +73,7 @@ def simulated(slopes, fixed, passing=(), rounds=200, noise=0.02, total=128, seed
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 10.0, 100.0])
 def test_equal_ranks_stay_equal_whatever_part_of_a_step_is_fixed(ratio):
-    for seed in range(3):
+    for seed in range(2):
         shares = simulated([1e-3] * 2, [64e-3 * ratio] * 2, rounds=150, seed=seed)
         assert shares.min() >= 32
         assert np.abs(np.median(shares, axis=0) - 64).max() <= 3

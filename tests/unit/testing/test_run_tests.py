@@ -28,8 +28,8 @@ def test_the_output_of_the_tests_that_ran_beside_is_told_though_the_run_is_ended
         raise AssertionError("the interruption got lost")
 
 
-def test_stages_that_run_beside_the_distributed_tests_are_told_and_counted_after_them(monkeypatch, capsys):
-    """Also one that fails; and alone, where the distributed tests are not asked for."""
+def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatch, capsys):
+    """Also one that fails; and alone, where those tests are not asked for."""
     ran = []
 
     def checked(program, *arguments):
@@ -37,13 +37,17 @@ def test_stages_that_run_beside_the_distributed_tests_are_told_and_counted_after
         return run_tests.Count(failed=1) if "built_wheel" in ran[-1] else run_tests.Count(passed=1)
 
     monkeypatch.setattr(run_tests, "checked", checked)
+    monkeypatch.setattr(run_tests, "unit", lambda only: [run_tests.Count(passed=9)])
     monkeypatch.setattr(run_tests, "distributed", lambda only: [run_tests.Count(passed=7)])
-    monkeypatch.setattr("sys.argv", ["run_tests.py", "wheel", "gates", "distributed"])
+    monkeypatch.setattr("sys.argv", ["run_tests.py", "types", "unit", "wheel", "gates", "distributed"])
     assert run_tests.main() == 1
     said = capsys.readouterr().out
     assert said.index("--- distributed: 7 passed, 0 failed") < said.index("--- wheel: 0 passed, 1 failed")
+    assert (
+        said.index("--- unit: 9 passed, 0 failed") < said.index("--- types: 1 passed") < said.index("--- distributed")
+    )
     assert "--- gates: 5 passed, 0 failed" in said
-    assert said.endswith("\nfailed: wheel\n\n12 passed, 1 failed\n")
+    assert said.endswith("\nfailed: wheel\n\n22 passed, 1 failed\n")
     monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
     assert run_tests.main() == 0
     assert capsys.readouterr().out.endswith("\n5 passed, 0 failed\n")

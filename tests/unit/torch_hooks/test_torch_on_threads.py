@@ -167,13 +167,14 @@ def test_a_gradient_scaler_skips_a_step_on_all_ranks_alike():
     assert torch.equal(*parameters)
 
 
+@pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("sync", ["d-psgd", "matcha"])
 @pytest.mark.parametrize("policy", [BSP, lambda: LBNonBlocking(micro_batches=2)], ids=["bsp", "lb-non-blocking"])
-def test_ranks_mix_with_their_neighbours_and_then_step(policy, sync):
-    model, n = dense(), 4
+def test_ranks_mix_with_their_neighbours_and_then_step(policy, sync, n):
+    model = dense()
 
     def case(rank):
-        balance = LoadBalance(policy(), global_batch=2 * BATCH, sync=sync)
+        balance = LoadBalance(policy(), global_batch=BATCH * n // 2, sync=sync)
         mine = copy.deepcopy(model)
         _, seen = train(mine, balance)
         return flat(mine), seen
