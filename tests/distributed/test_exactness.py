@@ -1,7 +1,6 @@
 """The gradient is exact: whatever the split, training is that of one process on the same global batches.
 
-Other numbers of ranks, optimizers, types and orders of calls, which are not about processes: on threads, in
-tests/unit/torch_hooks.
+Other optimizers, types and orders of calls, which are not about processes: on threads, in tests/unit/torch_hooks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ OF_ONE_SIZE = ["bsp", "bsp in micro-batches", "lb-bsp", "static", "every round a
 POLICIES = [*OF_ONE_SIZE, "static, one rank without data", "non-blocking", "lb-non-blocking", "elastic-bsp"]
 
 
-JOBS = {"3 ranks": (3, "torch"), "3 ranks of torch.distributed": (3, "torch.distributed")}
+JOBS = {f"{ranks} ranks": (ranks, "torch") for ranks in (2, 3, 4)}
+JOBS["3 ranks of torch.distributed"] = 3, "torch.distributed"
 
 
 @pytest.fixture(scope="module", params=list(JOBS))
