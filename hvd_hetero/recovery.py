@@ -74,7 +74,7 @@ class RecoveryClock:
         self._noticed_at = self._noticed_s = math.nan
 
     def notice(self, since_round_s: float = math.nan) -> None:
-        """This rank has noticed a failure, or heard of other hosts, so long after its last round (NaN: it had none)."""
+        """Begin: a failure was noticed, or other hosts heard of, so long after the last round (NaN: there was none)."""
         if self._began is None:
             self._began = self._latest = self._clock()
             self._noticed_at, self._noticed_s = self._now(), since_round_s
@@ -83,9 +83,9 @@ class RecoveryClock:
         self._at_hand = "leave"
 
     def arrive(self) -> None:
-        """This rank is about to hear from the others. If that is its first time, its recovery began with its process.
+        """Begin with the process, if this is its first membership; the others are about to tell where they are.
 
-        Whether there is any to recover from, it does not know yet: if not, ``stop`` follows.
+        Whether this is a recovery, a new process does not know yet. If not, ``stop`` follows.
         """
         if self._is_new and self._began is None and math.isfinite(age_s := self._age_s()):
             self._latest = self._clock()
@@ -127,7 +127,8 @@ class RecoveryClock:
             self.stop()
             session.note_recovery(record_of(ranks, first_round_s))
 
-        balancer.next_round_over = first_round_is_over
+        if self.running:
+            balancer.next_round_over = first_round_is_over
 
     def _tell(self, rank: int, workers: int, round: int) -> None:
         """Say in the log how long it took to go on, from this round."""
