@@ -136,10 +136,9 @@ def rate(state):
 def test_after_failures_training_is_what_it_would_have_been_without(caplog):
     with caplog.at_level(logging.INFO, "hvd_hetero.recovery"):
         _, undisturbed = trained()
-        assert not caplog.records
+        assert not caplog.messages
         steps, state = trained((1, 3, 6, 7, 11))
-    # A failure in the last round of an epoch is noticed after its commit: no round of that membership is done again.
-    said = [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records if record.name == "hvd_hetero.recovery"]
     assert [text.partition(",")[0] for text in said] == [
         f"rank 0 of 1 goes on from round {begins}" for begins, _, _ in steps[1:]
     ]
