@@ -30,6 +30,7 @@ class Plan:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.directory = job, Path(job["directory"])
         self._begins = self.directory / "begins"
+        self._marked: set[str] = set()
 
     def begin(self) -> None:
         """Measure from now on, unless that has begun."""
@@ -49,21 +50,31 @@ class Plan:
         if begins_at is None:
             return
         since_s = time.time() - begins_at - job["calm_s"]
-        number = int(since_s // job["every"])
-        if since_s < 0 or number >= int(job["seconds"] // job["every"]):
-            return
-        due_s = since_s - number * job["every"] - job["every"] / 2
-        if due_s > job["after_s"] and self._first("host", number):
-            add_host(os.environ[HOSTS])
-        if due_s > 0 and random.Random(number).randrange(job["ranks"]) % size == rank and self._first("fault", number):
+        # Faults come in the middle of each interval. One that finds a rank still missing waits, or is left out.
+        due = min(int(since_s / job["every"] + 0.5), int(job["seconds"] // job["every"]))
+        for number in range(due):
+            if self._struck_s(number) > job["after_s"] and self._first("host", number):
+                add_host(os.environ[HOSTS])
+        chosen = random.Random(due).randrange(job["ranks"])
+        if due > 0 and rank == chosen and size == job["ranks"] and self._first("fault", due - 1):
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _struck_s(self, number: int) -> float:
+        """Return the seconds since that fault; 0 if it has not struck."""
+        mark = self.directory / f"fault.{number}"
+        if f"host.{number}" in self._marked or not mark.exists() or not (words := mark.read_text().split()):
+            return 0.0
+        return time.time() - float(words[0])
 
     def _begins_at(self) -> float | None:
         return float(self._begins.read_text()) if self._begins.exists() else None
 
     def _first(self, what: str, number: int) -> bool:
+        if (name := f"{what}.{number}") in self._marked:
+            return False
+        self._marked.add(name)
         try:
-            with open(self.directory / f"{what}.{number}", "x") as mark:
+            with open(self.directory / name, "x") as mark:
                 mark.write(f"{time.time()} {os.getpid()} kill\n")
         except FileExistsError:
             return False
