@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _recoveries import Change, changes
+
 
 @dataclass(frozen=True)
 class Record:
@@ -33,6 +35,10 @@ class Record:
     """Beginning of each rank of each membership, in order of rank."""
     ends: list[dict[str, Any]]
     """Outcome of each process that came to the end."""
+    changes: list[Change]
+    """Changes of the ranks, with the steps of each recovery."""
+    first_rounds: dict[int, dict[int, float]]
+    """When each rank of a membership had finished its first round, in seconds since 1970."""
 
     @property
     def needs_s(self) -> list[list[float]]:
@@ -76,6 +82,7 @@ def read(directory: Path) -> Record:
     assert [each["membership"] for each in begins] == sorted({each["membership"] for each in begins})
     numbers = [each["membership"] for each in begins]
     ends = [each["begins"] for each in begins[1:]] + [max(event["ends"] for event in events if "ends" in event)]
+    sizes = {each["membership"]: each["size"] for each in begins}
     counts = {
         number: range(each["begins"], end) for number, each, end in zip(numbers, begins, ends, strict=True)
     }  # fmt: skip
@@ -115,7 +122,19 @@ def read(directory: Path) -> Record:
             for number in numbers
         ],
         ends=[event for event in events if "parameters" in event],
+        changes=changes(directory, sizes),
+        first_rounds={number: _first_rounds(events, number) for number in numbers},
     )
+
+
+def _first_rounds(events: list[dict[str, Any]], membership: int) -> dict[int, float]:
+    found = [event for event in events if event.get("membership") == membership]
+    ranks = {event["process"]: event["rank"] for event in found if "begins" in event}
+    first: dict[int, float] = {}
+    for event in found:
+        if "finished" in event:
+            first.setdefault(ranks[event["process"]], event["now_s"])
+    return first
 
 
 def faults_of(record: Record, samples: int, epochs: int) -> str | None:

@@ -7,6 +7,7 @@ time (milliseconds) hardly counts. So plans follow the faults, not the machine's
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation, resolve_policy
+from hvd_hetero.rounds import FinishedRound
 from hvd_hetero.testing import Faults
 
 SEED, FEATURES = 5, 6
@@ -57,6 +60,17 @@ class Clock:
         self.now_s += seconds
 
 
+def told() -> None:
+    """Say in the log how long each recovery took."""
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("hvd_hetero.recovery").setLevel(logging.INFO)
+
+
+def telemetry(job: dict[str, Any], membership: int) -> str:
+    """Return the file of a membership's records, which have the steps of its recovery."""
+    return str(Path(job["directory"]) / f"run.{membership}.telemetry")
+
+
 class Log:
     """A log of one line per event, written at once, so that a killed rank leaves its events."""
 
@@ -66,6 +80,20 @@ class Log:
     def __call__(self, **event: Any) -> None:
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
+
+    def rounds(self, balancer: Balancer, **always: Any) -> None:
+        """Write down each round of a membership when it is finished; who observes rounds already still does."""
+        observer = balancer.observer
+
+        def finished(found: FinishedRound) -> None:
+            self(
+                **always, finished=found.round, plan=found.plan.samples, at_s=time.monotonic(), now_s=time.time(),
+                told=found.table.figures("samples_per_s"),
+            )  # fmt: skip
+            if observer is not None:
+                observer(found)
+
+        balancer.observer = finished
 
 
 def meet(directory: Path) -> None:

@@ -22,6 +22,8 @@ from _reliability_job import (
     meet,
     policy_of,
     seconds_per_sample,
+    telemetry,
+    told,
 )  # fmt: skip
 from torch.utils.data import Dataset, IterableDataset
 
@@ -62,6 +64,7 @@ class Stream(IterableDataset):
 
 
 def main() -> None:
+    told()
     job = json.loads(sys.argv[1])
     meet(Path(job["directory"]))
     hvd.init()
@@ -80,7 +83,7 @@ def main() -> None:
     def train(state: TorchState) -> None:
         balance = LoadBalance(
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
-            sync=job.get("sync", "allreduce"),
+            sync=job.get("sync", "allreduce"), telemetry=telemetry(job, state.resets),
         )  # fmt: skip
         balance._session.balancer._clock = balance._session.balancer.meter._clock = clock
         if job.get("stream"):
@@ -96,10 +99,7 @@ def main() -> None:
             membership=state.resets, begins=balance.rounds, rank=hvd.rank(), size=hvd.size(), plan=balance.plan,
             needs_s=needs_s, rate=rate, prefix=balance._session.prefix, at_s=time.monotonic(), seen=len(state.seen),
         )  # fmt: skip
-        balance._session.balancer.observer = lambda finished: log(
-            membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
-            told=finished.table.figures("samples_per_s"),
-        )  # fmt: skip
+        log.rounds(balance._session.balancer, membership=state.resets)
         loader.stop_at = end(job, state.resets, balance.rounds)
         for epoch in range(loader.epoch_at_hand, job["epochs"]):
             for x, y, index in loader:

@@ -26,6 +26,8 @@ from _reliability_job import (
     meet,
     policy_of,
     seconds_per_sample,
+    telemetry,
+    told,
 )  # fmt: skip
 
 from keras_callbacks import LoadBalance, resize_batches
@@ -61,6 +63,7 @@ class StopAt(keras.callbacks.Callback):
 
 
 def main() -> None:
+    told()
     job = json.loads(sys.argv[1])
     meet(Path(job["directory"]))
     hvd.init()
@@ -76,7 +79,7 @@ def main() -> None:
     def train(state: KerasState) -> None:
         balance = LoadBalance(
             policy_of(job["policy"], hvd.size()), global_batch=global_batch(job, hvd.size()),
-            sync=job.get("sync", "allreduce"),
+            sync=job.get("sync", "allreduce"), telemetry=telemetry(job, state.resets),
         )  # fmt: skip
         session = balance._session
         balancer = session.balancer
@@ -101,9 +104,7 @@ def main() -> None:
             )  # fmt: skip
 
         Watched.watch = staticmethod(watch)
-        balancer.observer = lambda finished: log(
-            membership=state.resets, finished=finished.round, plan=finished.plan.samples, at_s=time.monotonic(),
-        )  # fmt: skip
+        log.rounds(balancer, membership=state.resets)
         model.fit(
             resize_batches(line(job["samples"]), balance, shuffle=True, seed=SEED),
             initial_epoch=state.epoch, epochs=job["epochs"], verbose=0, shuffle=False,

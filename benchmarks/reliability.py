@@ -1,6 +1,7 @@
-"""Random faults, and whether anything was lost: N elastic jobs of 2 and 3 real ranks, each with its own schedule.
+"""Random faults, and whether anything was lost: N elastic jobs of 2 to 4 real ranks, each with its own schedule.
 
     python benchmarks/reliability.py [--schedules 50] [--first 0] [--jobs 3] [--write]
+    python benchmarks/reliability_throughput.py             (what a fault every half minute costs)
 
 A schedule's number is its seed. It draws the number of ranks, how often to commit, and one to four faults in random
 rounds; policies take turns. Ranks are killed when a round begins or with their gradients on the way (also two at once,
@@ -14,9 +15,11 @@ also rank 0), frozen for half a second, slowed down, made to report absurd speed
                                 the one process's under local updates and D-PSGD, whose steps are others by design
 
 Recovery lasts from the last round of a membership until the next one is ready for its first: noticing, meeting again
-(with the start of a rank that joins), restoring. It is real time, on a machine that may have other work. Most of it is
-Horovod's: a rank may wait for a lost one until HOROVOD_GLOO_TIMEOUT_SECONDS are over (--patience). The others wait as
-long for a rank that joins, so this must be longer than a start.
+(with the start of a rank that joins), restoring. It is real time, on a machine that may have other work: launch with
+--jobs 1 on an idle one. A second table has it step by step, from the telemetry of the jobs, until the first round is
+over. There, `notice` is from the kill on, and so is the total. A rank may wait for a lost one until
+HOROVOD_GLOO_TIMEOUT_SECONDS are over (--patience). The others wait as long for a rank that joins, so this must be
+longer than a start.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ def schedule(number: int) -> dict[str, Any]:
     """Return the job of that number."""
     chance = random.Random(number)
     name = [*EXACT, *OTHER][number % (len(EXACT) + len(OTHER))]
-    ranks = chance.choice([2, 3])
+    ranks = chance.choice([2, 3, 4])
     left, faults = ranks, []
     for at in sorted(chance.choices(range(FIRST, LAST), k=chance.randint(1, 4))):
         kind = chance.choice(["kill", "kill", "freeze", "slow", "report", "join"])
@@ -89,7 +92,7 @@ def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, An
 
     from hvd_hetero.testing import Elastic, LaunchError, launch
 
-    outcome: dict[str, Any] = {"wrong": [], "recovery_s": [], "lost": 0, "difference": 0.0, "visited": 0}
+    outcome: dict[str, Any] = {"wrong": [], "recovery_s": [], "lost": 0, "changes": [], "difference": 0.0, "visited": 0}
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-reliability-") as directory:
         job = plan["job"] | {"directory": directory}
         try:
@@ -106,7 +109,7 @@ def run(plan: dict[str, Any], timeout_s: float, patience_s: int) -> dict[str, An
     outcome["struck"] = Counter(
         kind for i, (kind, _) in enumerate(job["faults"]) if kind == "report" or i in struck
     )  # a slow rank may be dead by the time of another fault of its
-    outcome["recovery_s"], outcome["lost"] = record.recovery_s, record.lost
+    outcome["recovery_s"], outcome["lost"], outcome["changes"] = record.recovery_s, record.lost, record.changes
     outcome["visited"] = sum(len(samples) for _, samples in record.rounds)
     if (wrong := faults_of(record, SAMPLES, job["epochs"])) is not None:
         outcome["wrong"].append(wrong)
@@ -158,6 +161,7 @@ def table(done: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
 
 
 def main() -> int:
+    import _recoveries
     from _report import write_result
     from rich.progress import Progress
 
@@ -181,8 +185,9 @@ def main() -> int:
                 progress.console.print(f"schedule {plan['number']}: {json.dumps(plan['job'])}\n{wrong}", markup=False)
             progress.advance(task)
     wrong = sum(bool(outcome["wrong"]) for _, outcome in done)
-    verdict = f"{len(done)} schedules, {wrong} with something wrong."
-    text = f"{verdict}\n\n{table(done)}\n\n" + (
+    verdict = f"{len(done)} schedules, {options.first} to {plans[-1]['number']}, {wrong} with something wrong."
+    by_step = _recoveries.table(change for _, outcome in done for change in outcome["changes"])
+    text = f"{verdict}\n\n{table(done)}\n\nRecovery by step, median and longest s:\n\n{by_step}\n\n" + (
         "Done again: samples computed in rounds that were lost, between the last commit and the failure. "
         "How each figure comes about: the docstring of `benchmarks/reliability.py`."
     )

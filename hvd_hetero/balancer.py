@@ -92,6 +92,8 @@ class Balancer:
         self.signals: Signals | None = None
         """needed by policies whose rounds end when the first rank is done"""
         self.observer = observer
+        self.next_round_over: Callable[[], None] | None = None
+        """called once, when the next round is agreed"""
         self.ways_out = WaysOut()
         """for errors: what users of the framework at hand can do"""
         self.finished: FinishedRound | None = None
@@ -111,6 +113,11 @@ class Balancer:
     def rounds(self) -> int:
         """Rounds agreed so far."""
         return self._planner.rounds
+
+    @property
+    def since_round_s(self) -> float:
+        """Seconds since the latest round was agreed; NaN before the first one."""
+        return float("nan") if self.finished is None else self._clock() - self._agreed_at
 
     @property
     def lead(self) -> int:
@@ -304,6 +311,9 @@ class Balancer:
         self._planner.learn(finished)
         self.finished = finished
         self._finishes = True
+        if self.next_round_over is not None:
+            call, self.next_round_over = self.next_round_over, None
+            call()
         if self.observer is not None:
             self.observer(finished)
         self._agreed_at = now

@@ -16,12 +16,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Wire
+from hvd_hetero.recovery import RecoveryClock
 from hvd_hetero.session import Session
 
 __all__ = ["Member", "Survival"]
@@ -146,7 +148,6 @@ class Survival:
 class Member:
     """What elastic states have in common, whatever the framework; the base before Horovod's ``ObjectState``.
 
-
     Differences from Horovod's: every change of hosts is followed by ``sync()``, for ranks may be ahead in the data by
     different numbers of rounds, or hold different models (D-PSGD); values are copied, so that what changes in place
     does not change in the commit.
@@ -162,6 +163,9 @@ class Member:
     _scale_rates: Callable[[float], None]
     _place: Callable[[], Mapping[str, Any] | None]
     _let_go: Callable[[Any], None]
+    # The error of a collective whose ranks are not all there any more, and how to close this process's connections.
+    _failure: type[Exception]
+    _hang_up: Callable[[], None]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         self._survival = Survival()
@@ -169,6 +173,8 @@ class Member:
         """the adapter's, of the training that is followed"""
         self._former: Callable[[], Any] = lambda: None
         """what gives the LoadBalance of before, while it exists"""
+        self._recovery = RecoveryClock()
+        self._tells = False  # of a recovery, when its ranks agree: the same on all of them
         super().__init__(*args, **values)
         self._save_values()
 
@@ -192,16 +198,26 @@ class Member:
 
     def restore(self) -> None:
         """Everything as at the last commit."""
+        failed = isinstance(sys.exception(), self._failure)
+        if failed:
+            self._notice()
         self._leave()
-        self._load_parts()
-        super().restore()  # type: ignore[misc]
-        self._save_values()
+        if failed:
+            self._hang_up()  # before all else: other ranks may wait for this one until then
+        self._go_back()
+        self._recovery.over("leave")
 
     def reset(self) -> None:
         """The membership has changed (Horovod's way of saying so, on survivors)."""
-        # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
-        # done again, for the place in the data is that of the commit.
-        self.restore()
+        gone_back = self._recovery.has_left
+        if not self._recovery.running:
+            self._notice()
+        self._recovery.over("rendezvous")
+        if not gone_back:
+            # Nothing has failed, and hosts were asked for without a commit: what was done since the last one is done
+            # again, for the place in the data is that of the commit.
+            self._leave()
+            self._go_back()
         self._survival.resets += 1
         Session.goes_on = True
 
@@ -212,7 +228,32 @@ class Member:
         except Exception as interrupt:
             if hasattr(interrupt, "skip_sync"):  # HostsUpdatedInterrupt, of a package that is not imported here
                 interrupt.skip_sync = False
+                self._notice()
             raise
+
+    def _notice(self) -> None:
+        self._recovery.notice(math.nan if self._session is None else self._session.balancer.since_round_s)
+
+    def _go_back(self) -> None:
+        self._load_parts()
+        super().restore()  # type: ignore[misc]
+        self._save_values()
+
+    def _hear(self, wire: Wire) -> Shared:
+        """What rank 0 has; the first collective call of a membership."""
+        self._leave()
+        self._recovery.arrive()
+        return self._survival.share(wire)
+
+    def _have_heard(self, shared: Shared) -> None:
+        """All that rank 0 has is here now."""
+        self._survival.accept(shared)
+        self._save_parts()
+        self._save_values()
+        self._tells = shared.resets > 0
+        if not self._tells:  # all ranks have begun together
+            self._recovery.stop()
+        self._recovery.over("broadcast")
 
     def _leave(self) -> None:
         session, self._session = self._session, None
@@ -232,7 +273,11 @@ class Member:
         self._leave()
         self._session = session  # from here on it is to be let go of, whatever fails
         self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
-        return self._survival.take_up(session.balancer, session.wire, session.prefix)
+        same = self._survival.take_up(session.balancer, session.wire, session.prefix)
+        if self._tells:
+            self._tells = False
+            self._recovery.agreed(session)
+        return same
 
     def _save_values(self) -> None:
         self._saved_state = copy.deepcopy(self._saved_state)

@@ -20,7 +20,7 @@ from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy, resolve_policy
 from hvd_hetero.telemetry import Recorder, Telemetry, TelemetryWriter
 from hvd_hetero.telemetry.live import LiveView
-from hvd_hetero.telemetry.records import Listener
+from hvd_hetero.telemetry.records import Listener, Record
 from hvd_hetero.topology.mixing import Mixing, resolve_mixing
 from hvd_hetero.watchdog import Patience, Watchdog
 
@@ -149,6 +149,11 @@ class Session:
         if self.balancer.rank == 0:
             self._recorder.add(function, every)
             self._record()
+
+    def note_recovery(self, recovery: Record) -> None:
+        """The round that ends is the first one after a change of ranks, whose steps go into its record."""
+        if self.balancer.observer is not None:
+            self._recorder.recovery = recovery
 
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""

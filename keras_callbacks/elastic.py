@@ -32,6 +32,8 @@ from typing import Any
 
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
+from horovod.common.exceptions import HorovodInternalError
+from horovod.tensorflow import shutdown
 
 from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member
@@ -83,6 +85,8 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
     epoch: int
     batch: int
+    _failure = HorovodInternalError
+    _hang_up = staticmethod(shutdown)
 
     def __init__(self, model: Any, optimizer: Any = None, *, scale_learning_rate: bool = False, **values: Any) -> None:
         is_keras_3(model)  # or of tf_keras, where that is what tf.keras is
@@ -114,21 +118,18 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
     def sync(self) -> None:
         """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
-        self._leave()
         own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
         with failures_told():
-            shared = self._survival.share(self._wire)
+            shared = self._hear(self._wire)
             if shared.mixes:
                 counts = self._survival.has_taken_part
                 average(trained_variables(self.model), self._wire, "elastic", counts=counts)
             weights, state = tf_variables(self.model.weights), optimizer_variables(self.optimizer)
             start_alike(weights, state, self._wire, "elastic")
             super().sync()
-        self._survival.accept(shared)
         for variable, value in own:
             variable.assign(value)
-        self._save_parts()
-        self._save_values()
+        self._have_heard(shared)
 
     def follow(self, balance: LoadBalance) -> None:
         """Go on where the state stands, with a new ``LoadBalance`` and its data, and keep their state with each commit.

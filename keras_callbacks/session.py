@@ -49,6 +49,7 @@ class FitSession:
         self.mixing = core.mixing
         self.close = core.close
         self.on_round = core.on_round
+        self.note_recovery = core.note_recovery
         self.trains_here = core.trains_here
         self.wire = wire
         self.local_layers = local_layers

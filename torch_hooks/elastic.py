@@ -49,6 +49,7 @@ _INSTEAD = (
 )
 try:
     from horovod.common.elastic import ObjectState
+    from horovod.common.exceptions import HorovodInternalError
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"torch_hooks.elastic is for elastic jobs of Horovod, which is not installed; {_INSTEAD}", name=error.name
@@ -88,6 +89,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         Further objects, which become attributes. What has ``state_dict`` and ``load_state_dict`` (a schedule, a
         ``GradScaler``) is kept by them, anything else as it is.
     """
+
+    _failure = HorovodInternalError
 
     def __init__(
         self,
@@ -166,9 +169,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
 
         No ``LoadBalance`` exists yet, so it travels by Horovod, or between ranks that are threads.
         """
-        self._leave()
         wire = wire_here()
-        shared = self._survival.share(wire)
+        shared = self._hear(wire)
         if shared.mixes:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             average_everywhere(wire, parameters, "elastic", counts=self._survival.has_taken_part)
@@ -176,9 +178,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             broadcast_state(wire, part, f"elastic.{name}")
         self._forget_gradients()
         super().sync()
-        self._survival.accept(shared)
-        self._save_parts()
-        self._save_values()
+        self._have_heard(shared)
 
     def _commit_if_due(self) -> None:
         done = self._session.balancer.rounds - self._survival.rounds
@@ -192,6 +192,11 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
 
     def _place(self) -> Mapping[str, Any] | None:
         return None if self._batches is None else self._batches.state_dict()
+
+    def _hang_up(self) -> None:
+        from horovod.torch import shutdown
+
+        shutdown()
 
     def _let_go(self, session: TorchSession) -> None:
         if self._batches is not None:

@@ -63,6 +63,7 @@ class TorchSession:
         self.balancer.ways_out = _WAYS_OUT
         self.meter = core.meter
         self.on_round = core.on_round
+        self.note_recovery = core.note_recovery
         self.prefix = core.prefix
         self.mixing = core.mixing
         self.body = Body(wire, wanted=check_body and wire.size > 1)

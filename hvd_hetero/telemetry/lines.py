@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
+from hvd_hetero.telemetry.recoveries import Recovery, read_recovery
 
 __all__ = ["LONGEST_LINE", "MOST_FIGURES", "Part", "read_lines"]
 
@@ -45,6 +46,8 @@ class Part(NamedTuple):
     """(rounds,) of each key of a round, (rounds, ranks) of each key of the ranks"""
     cut_short: bool
     """The file ends within a line, which is left out."""
+    recoveries: list[Recovery]
+    """of the rounds that were the first ones after a change of ranks"""
 
 
 def read_lines(
@@ -68,6 +71,7 @@ def read_lines(
     workers: int = header["workers"]
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
     rounds, before, cut_short = 0, -1, False
+    recoveries: list[Recovery] = []
     for number, line in enumerate(lines, start=2):
         if not line.endswith(b"\n"):
             cut_short = True
@@ -86,6 +90,8 @@ def read_lines(
                 "the first line; remove lines that are there twice"
             )
         before = columns["round"][-1]
+        if "recovery" in row:
+            recoveries.append(read_recovery(row["recovery"], before, workers, f"{source}: recovery"))
         for name, kind in per_rank.items():
             if name not in row and name in optional:
                 columns[name].frombytes(bytes(8 * workers))
@@ -100,7 +106,7 @@ def read_lines(
             columns[name].extend(_number(value, kind, f"{source}: {name}", null=True) for value in values)
     arrays = {n: np.frombuffer(c, dtype=c.typecode) if c else np.empty(0, c.typecode) for n, c in columns.items()}
     shaped = {n: a.reshape(rounds, workers) if n in per_rank else a for n, a in arrays.items()}
-    return Part(header, shaped, cut_short)
+    return Part(header, shaped, cut_short, recoveries)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

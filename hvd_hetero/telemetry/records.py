@@ -20,6 +20,7 @@ from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.lines import read_lines
 from hvd_hetero.telemetry.parts import joined, parts_of
+from hvd_hetero.telemetry.recoveries import Recovery
 
 __all__ = ["MANY", "SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 
@@ -85,6 +86,8 @@ class Recorder:
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
+        self.recovery: Record | None = None
+        """For the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
         if file is not None:
             self.add(file, every, ours=True)
@@ -101,7 +104,8 @@ class Recorder:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
             self._release(_known(finished.table.figures("wait_s")))
-        if all(finished.round % each.every for each in self._listeners):  # also if there are none
+        recovery, self.recovery = self.recovery, None
+        if recovery is None and all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
         self._held = {
             "round": finished.round,
@@ -110,6 +114,8 @@ class Recorder:
             "plan": list(finished.plan.samples),
             **_figures(finished.table),
         }
+        if recovery is not None:
+            self._held["recovery"] = recovery
 
     def close(self) -> None:
         """Hand out the last round, whose waiting is not known, and close who can be closed. Again: nothing happens."""
@@ -129,7 +135,7 @@ class Recorder:
         record, self._held = {**self._held, "wait_s": wait_s}, None
         number = record["round"]
         for each in tuple(self._listeners):
-            if number % each.every:
+            if number % each.every and "recovery" not in record:
                 continue
             given = record if each.ours else _copy(record)
             if not _went_well(each.listener, each.listener, given):
@@ -139,7 +145,8 @@ class Recorder:
 
 def _copy(record: Record) -> Record:
     """Return a record of one listener's own, which may change it: others get what was measured."""
-    return {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
+    own = {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
+    return own | {"recovery": _copy(record["recovery"])} if "recovery" in record else own
 
 
 def _close(listener: Listener) -> None:
@@ -218,6 +225,8 @@ class Run:
     """What it was read from, in order."""
     cut_short: tuple[Path, ...] = ()
     """Those of its files that end within a line, which is left out."""
+    recoveries: tuple[Recovery, ...] = ()
+    """How long changes of ranks took, step by step."""
 
     def after(self, rounds: int) -> Run:
         """Return the run without its first ``rounds``, recorded or not."""
@@ -225,7 +234,8 @@ class Run:
 
     def take(self, rounds: slice | npt.NDArray[np.bool_]) -> Run:
         """Return the run with these rounds only."""
-        return replace(self, **{n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)})
+        kept = {n: getattr(self, n)[rounds] for n in (*_PER_ROUND, *_PER_RANK)}
+        return replace(self, **kept, recoveries=tuple(r for r in self.recoveries if r.round in kept["round"]))
 
     @property
     def left_out(self) -> str:
@@ -285,4 +295,5 @@ def read_run(path: str | Path) -> Run:
         first_round=int(columns["round"][0]) if len(columns["round"]) else 0,
         files=tuple(found.paths),
         cut_short=tuple(path for path, part in zip(found.paths, read, strict=True) if part.cut_short),
+        recoveries=tuple(recovery for part in read for recovery in part.recoveries),
     )

@@ -161,7 +161,7 @@ class Faults:
         """Return True if this fault has not struck before, and mark it."""
         try:
             with open(self._marks / f"fault.{fault.number}", "x") as mark:
-                mark.write(f"{time.time()} {os.getpid()}\n")
+                mark.write(f"{time.time()} {os.getpid()} {fault.kind}\n")
         except FileExistsError:
             return False
         return True

@@ -16,6 +16,8 @@ __all__ = ["HOSTS", "Elastic", "add_host", "host_name"]
 HOSTS = "HVD_HETERO_HOSTS"
 """Environment variable that names the file of hosts to a rank."""
 
+_MOST_ZEROS = 50
+
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
@@ -44,8 +46,9 @@ class Elastic:
 
 
 def host_name(number: int) -> str:
-    """Return the ``number``-th name of this machine."""
-    return f"127.0.0.{'0' * number}1"
+    """Return the ``number``-th name of this machine; there are some hundred, since a part has 63 characters at most."""
+    last = min(number, _MOST_ZEROS)
+    return f"127.0.{'0' * (number - last)}0.{'0' * last}1"
 
 
 def add_host(hosts: str | os.PathLike[str]) -> str:

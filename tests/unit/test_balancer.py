@@ -547,3 +547,17 @@ def test_a_state_whose_predictor_is_refused_leaves_the_plans_as_they_were():
     with pytest.raises(ValueError, match="start without a state"):
         fresh.load_state_dict(state | {"pace": pace})
     assert (fresh.rounds, fresh.plan()) == (0, plan)
+
+
+def test_the_end_of_the_next_round_is_told_once_and_before_the_round_is_observed():
+    job = Job(BSP(), [200.0, 100.0], 100)
+    balancer = job.balancers[0]
+    told = []
+    balancer.observer = lambda finished: told.append(finished.round)
+    assert np.isnan(balancer.since_round_s)
+    balancer.next_round_over = lambda: told.append("over")
+    job.round()
+    job.round()
+    assert told == ["over", 0, 1]
+    job.clocks[0].now += 7.0
+    assert balancer.since_round_s == pytest.approx(7.0)

@@ -9,6 +9,7 @@ from hvd_hetero.horovod_build.edits.compilers import COMPILER_EDITS
 from hvd_hetero.horovod_build.edits.connections import CONNECTION_EDITS
 from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
+from hvd_hetero.horovod_build.edits.locks import LOCK_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
 from hvd_hetero.horovod_build.edits.speed import SPEED_EDITS
@@ -16,5 +17,7 @@ from hvd_hetero.horovod_build.edits.waiting import WAITING_EDITS
 
 __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 
-SOURCE_EDITS: tuple[Edit, ...] = (*COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *WAITING_EDITS)
+SOURCE_EDITS: tuple[Edit, ...] = (
+    *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS
+)  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (*QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *RAY_EDITS)

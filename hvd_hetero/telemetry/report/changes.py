@@ -1,4 +1,4 @@
-r"""Rounds in which something changed, and what: the split, a rank's speed, a memory limit, a known fixed cost.
+r"""Rounds in which something changed, and what: ranks, the split, a rank's speed, a memory limit, a known fixed cost.
 
 **A split** changes where the shares of a whole round differ from those of the whole round before. Changes within a few
 rounds of each other are told as one, because a balancer that learns moves in steps. Short last rounds of epochs are not
@@ -44,15 +44,26 @@ class Change:
 
     round: int
     kind: str
-    """"split", "speed", "memory" or "fixed cost"."""
+    """"ranks", "split", "speed", "memory" or "fixed cost"."""
     text: str
 
 
 def changes(run: Run, speed: Floats) -> tuple[list[Change], int]:
     """Return what changed, in order of time, and how many smaller changes are left out."""
-    found = [*_splits(run), *_speeds(run, speed), *_limits(run), *_fixed_costs(run)]
+    found = [*_ranks_changed(run), *_splits(run), *_speeds(run, speed), *_limits(run), *_fixed_costs(run)]
     kept = sorted(found, key=lambda each: -each[0])[:MOST_TOLD]
     return sorted((change for _, change in kept), key=lambda change: change.round), len(found) - len(kept)
+
+
+def _ranks_changed(run: Run) -> list[tuple[float, Change]]:
+    found = []
+    for recovery in run.recoveries:
+        new = np.flatnonzero(recovery.joined).tolist()
+        known = recovery.total_s[~recovery.joined & np.isfinite(recovery.total_s)]
+        took = f"; the first round was over {known.max():.1f} s after that was noticed" if len(known) else ""
+        who = f"{_ranks(new)} joined" if new else "a rank was lost, or left"
+        found.append((3.0, Change(recovery.round, "ranks", f"{who}, and {run.workers} ranks went on{took}")))
+    return found
 
 
 def _splits(run: Run) -> list[tuple[float, Change]]:

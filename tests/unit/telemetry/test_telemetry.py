@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import recovery_of
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import VERSION, Telemetry, TelemetryWriter, read_run
@@ -106,8 +107,14 @@ def test_the_start_counts_in_no_figure_of_a_run_nor_in_a_picture(tmp_path):
 
 
 def test_every_key_of_the_documented_schema_is_written_and_no_other(tmp_path, request):
-    write(Telemetry(tmp_path / "run.jsonl", rotate_bytes=100_000), 4, device=True)
-    header, *_, line = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
+    writer = TelemetryWriter(
+        Telemetry(tmp_path / "run.jsonl", rotate_bytes=100_000), policy="bsp", workers=WORKERS, global_batch=30
+    )
+    writer.recovery = recovery_of(2)
+    writer(finished(2, device=True))
+    writer.close()
+    header, line = (json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines())
+    line |= {f"recovery.{key}": seconds for key, seconds in line["recovery"].items()}
     document = (request.config.rootpath / "docs" / "telemetry.md").read_text()
     documented = {row.split("`")[1] for row in document.splitlines() if row.startswith("| `")}
     assert set(header) | set(line) == documented

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,13 @@ def test_a_join_adds_a_host_of_this_machine(job, monkeypatch):
     job.rounds(3)
     assert hosts.read_text().splitlines() == ["127.0.0.1:1", "127.0.0.01:1", "127.0.0.001:1"]
     assert add_host(hosts) == host_name(3)
+
+
+def test_a_job_may_lose_and_gain_a_hundred_hosts():
+    names = [host_name(number) for number in range(101)]
+    assert len(set(names)) == 101
+    assert {socket.gethostbyname(name) for name in names} == {"127.0.0.1"}
+    assert [len(name) for name in names] == list(range(9, 110)), "by which some jobs number them"
 
 
 def test_a_join_outside_an_elastic_launch_says_what_is_missing(job, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 
@@ -12,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
 from hvd_hetero.errors import RoundStateError  # noqa: E402
+from hvd_hetero.telemetry.recoveries import STEPS  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.elastic import TorchState  # noqa: E402
@@ -279,6 +281,68 @@ def test_ranks_that_are_threads_go_on_where_the_commit_stood():
     for ([whole], expected), ([before, after], parameters) in zip(undisturbed, others, strict=True):
         assert (before, after) == (whole[:3], whole[2:])  # the last commit was after two rounds
         assert parameters == expected == undisturbed[0][1]
+
+
+def test_a_failed_rank_hangs_up_before_it_goes_back_to_the_commit_and_does_that_once(monkeypatch):
+    """Others may wait for it until then, and a large model takes its time."""
+    state = made(rounds_per_commit=2)
+    done = []
+    monkeypatch.setattr(state, "_hang_up", lambda: done.append("hang up"))
+    load = state._load_parts
+    monkeypatch.setattr(state, "_load_parts", lambda: (done.append("go back"), load()))
+    train(state, 1, (3,))
+    assert done == ["hang up", "go back"]
+    state.restore()
+    assert done == ["hang up", "go back", "go back"], "without a failure the others are still there"
+
+
+def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
+    """A failure on one rank, other hosts on the next one, and one that is new; the first membership tells nothing."""
+    plain = torch.nn.Linear(3, 1).double()
+    kept = []
+
+    def case(rank):
+        state = TorchState((model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1))
+        for membership in range(2):
+            if membership and rank == 0:
+                try:
+                    raise HorovodInternalError
+                except HorovodInternalError:
+                    state._hang_up = lambda: None
+                    state.restore()
+                state.reset()
+            elif membership and rank == 1:
+                state.reset()
+            elif membership:
+                state = TorchState((model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1))
+            state.sync()
+            balance, loader, optimizer = begun(state)
+            balance.on_round(kept.append)
+            loader.stop_at = 2
+            for x, y, _ in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(state.model(x), y).backward()
+                optimizer.step()
+            balance.close()
+
+    with caplog.at_level(logging.INFO, "hvd_hetero.recovery"):
+        run_on_threads(case, 3)
+    assert ["recovery" in record for record in kept] == [False, False, True, False]
+    told = kept[2]["recovery"]
+    known = {key: [value is not None for value in values] for key, values in told.items()}
+    assert known == {
+        "noticed_at": [True, True, False], "noticed_s": [True, True, False], "start_s": [False, False, True],
+        "leave_s": [True, False, False], "rendezvous_s": [True, True, False], "broadcast_s": [True] * 3,
+        "set_up_s": [True] * 3, "first_round_s": [True] * 3, "total_s": [True] * 3,
+    }  # fmt: skip
+    for rank in range(3):
+        steps = [told[f"{step}_s"][rank] or 0.0 for step in STEPS]
+        assert sum(steps) == pytest.approx(told["total_s"][rank], abs=1e-4)
+    said = sorted(record.getMessage().split(",")[0].split(":")[0] for record in caplog.records)
+    assert said == [
+        "rank 0 of 3 goes on from round 0", "rank 1 of 3 goes on from round 0",
+        "rank 2 of 3 has joined from round 0 on",
+    ]  # fmt: skip
 
 
 def test_hooks_of_the_former_membership_are_gone():
