@@ -197,27 +197,25 @@ class Member:
         self._save_values()
 
     def restore(self) -> None:
-        """Everything as at the last commit."""
-        failed = isinstance(sys.exception(), self._failure)
-        if failed:
-            self._notice()
-        self._leave()
-        if failed:
-            self._hang_up()  # before all else: other ranks may wait for this one until then
-        self._go_back()
-        self._recovery.over("leave")
+        """Everything as at the last commit; after a failure, as soon as Horovod is up again (``reset``)."""
+        if isinstance(sys.exception(), self._failure):
+            self._notice(failed=True)
+            self._leave()
+            self._hang_up()  # before all else, for other ranks may wait for this one; values may ask Horovod, so later
+            self._recovery.over("leave")
+        else:
+            self._leave()
+            self._go_back()
 
     def reset(self) -> None:
         """The membership has changed (Horovod's way of saying so, on survivors)."""
-        gone_back = self._recovery.has_left
         if not self._recovery.running:
-            self._notice()
+            self._notice(failed=False)
         self._recovery.over("rendezvous")
-        if not gone_back:
-            # Nothing has failed, and hosts were asked for without a commit: what was done since the last one is done
-            # again, for the place in the data is that of the commit.
-            self._leave()
-            self._go_back()
+        # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
+        # done again, for the place in the data is that of the commit.
+        self._leave()
+        self._go_back()
         self._survival.resets += 1
         Session.goes_on = True
 
@@ -228,11 +226,12 @@ class Member:
         except Exception as interrupt:
             if hasattr(interrupt, "skip_sync"):  # HostsUpdatedInterrupt, of a package that is not imported here
                 interrupt.skip_sync = False
-                self._notice()
+                self._notice(failed=False)
             raise
 
-    def _notice(self) -> None:
-        self._recovery.notice(math.nan if self._session is None else self._session.balancer.since_round_s)
+    def _notice(self, *, failed: bool) -> None:
+        since_round_s = math.nan if self._session is None else self._session.balancer.since_round_s
+        self._recovery.notice(since_round_s, failed=failed)
 
     def _go_back(self) -> None:
         self._load_parts()

@@ -60,11 +60,6 @@ class RecoveryClock:
         """Whether ranks are changing, and the first round after that is not over."""
         return self._began is not None
 
-    @property
-    def has_left(self) -> bool:
-        """Whether this rank has gone back to its commit after the latest failure."""
-        return self.running and self._at_hand == "rendezvous"
-
     def stop(self) -> None:
         """Forget this recovery: it is over, or there was none."""
         self._began: float | None = None
@@ -73,14 +68,14 @@ class RecoveryClock:
         self._seconds: dict[str, float] = {}
         self._noticed_at = self._noticed_s = math.nan
 
-    def notice(self, since_round_s: float = math.nan) -> None:
+    def notice(self, since_round_s: float = math.nan, *, failed: bool = True) -> None:
         """Begin: a failure was noticed, or other hosts heard of, so long after the last round (NaN: there was none)."""
         if self._began is None:
             self._began = self._latest = self._clock()
             self._noticed_at, self._noticed_s = self._now(), since_round_s
         else:
             self.over(self._at_hand)
-        self._at_hand = "leave"
+        self._at_hand = "leave" if failed else "rendezvous"
 
     def arrive(self) -> None:
         """Begin with the process, if this is its first membership; the others are about to tell where they are.
@@ -113,11 +108,12 @@ class RecoveryClock:
         return {key: round(value, 6) if math.isfinite(value) else None for key, value in found.items()}
 
     def agreed(self, session: Any) -> None:
-        """All ranks have agreed on the next plan: exchange the steps so far, a collective call.
+        """All ranks are about to begin the first round: meet, and exchange the steps so far, collective calls.
 
         The rest follows by itself when the first round is over: a line in the log, and the record on rank 0.
         """
         balancer = session.balancer
+        session.wire.allgather_object(None, name=f"{session.prefix}.recovered")  # the round begins for all at once
         self.over("set_up")
         ranks = session.wire.allgather_object(self.so_far, name=f"{session.prefix}.recovery")
 

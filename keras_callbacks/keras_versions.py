@@ -296,5 +296,8 @@ def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 def as_keras_would(function: Callable[..., Any]) -> Callable[..., Any]:
     """The user's function, with its ``if`` and ``for`` converted where Keras would have done so (tf_keras does)."""
     autograph = tf.__internal__.autograph
-    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
+    here = autograph.control_status_ctx()
+    if here.status.name != "ENABLED":  # in an eager step it is not specified, and Keras converts nothing
+        return function
+    converted: Callable[..., Any] = autograph.tf_convert(function, here)
     return converted

@@ -31,7 +31,7 @@ LIMIT_S = 80 * 60.0
 # all of its tests need, so Keras's have one. Of the others there is one more than processors, since some tests wait.
 OF_KERAS = "tests/unit/keras_callbacks"
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
-# What runs beside which tests, that leave a processor alone at times: mypy uses one alone.
+# What runs beside which tests: those leave a processor alone at times, and these need but one.
 BESIDE = {"types": "unit", "gates": "distributed", "wheel": "distributed"}
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_ray.py", "test_strangers.py", "test_watchdog.py")

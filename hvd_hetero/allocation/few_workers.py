@@ -3,12 +3,12 @@
 A float is an integer times a power of two. On a power that all workers have in common, each finishing time
 t_i(x) = c_i + m_i x is an integer without rounding: no grid is needed, and every rank gets the same bits.
 
-Units are dealt by (time, slope, rank). A bracket of the time in which all are dealt is narrowed until it holds at most
-4 n units, which are written out and sorted: twice as if N(T) were a line between its ends, as it is where no bound
-matters, then by halves. Units that cost nothing come first, lower ranks first.
+Units are dealt by (time, slope, rank). With N(T) the units that are done by time T, a bracket of the T at which all are
+dealt is narrowed until it holds at most 4 n units, which are written out and sorted: twice as if N were a line between
+its ends, as it is where no bound matters, then by halves. Units that cost nothing come first, lower ranks first.
 
-Cost: O(n log U) steps of Python for times of the same order. For two workers it takes a tenth of what arrays take, for
-sixteen half.
+Cost: O(n log U) steps of Python for times of the same order. For two workers it takes a tenth to a sixth of what arrays
+take, for sixteen half. Where times are so far apart that the arrays' grid must round, this split is the exact one.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _EVENED = 0.5  # of its lag, at least, that the split takes from its work
 _LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
 _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
 _PARTS = 8
-_MOST = 0.75  # of them
+_MOST, _END = 0.75, 2  # of them, and how many are the beginning, or the end
 _NEAR = 0.15  # how far the lag of a slower processor may be from the middle one in most parts (arbitrary) ...
 _NEAR_OF_LAG = 0.75  # ... and as a share of it, for a rank that is little slower
 
@@ -228,7 +228,7 @@ def _without_evidence(found: Slowness, rank: int) -> Cause | None:
     if alone and _constant(found, rank):
         return Cause(
             "slower",
-            f"It took {_times(times)} as long per sample as the fastest rank, through all of the run, and "
+            f"It took {_times(times)} as long per sample as the fastest rank, through most of the run, and "
             "no reading shows that anything was taken from it.",
             "The split gives it less work already; a faster machine would help."
             if evened
@@ -280,14 +280,21 @@ def _network(found: Slowness, rank: int) -> Cause:
 
 
 def _constant(found: Slowness, rank: int) -> bool:
-    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow."""
+    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow.
+
+    Also at the beginning and at the end: else something began, or is over.
+    """
     parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
         pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
         lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
-    middle = float(np.median(lags))
+    lags = lags[np.isfinite(lags)]  # in the other parts it has done nothing
+    if not lags.size:
+        return False
+    middle, ends = float(np.median(lags)), min(lags[:_END].mean(), lags[-_END:].mean())
     near = np.abs(lags - middle) <= min(_NEAR, _NEAR_OF_LAG * middle)
-    return middle >= _EXPLAINS * float(found.slow[rank]) and bool(near.mean() >= _MOST)
+    explains = middle >= _EXPLAINS * float(found.slow[rank])
+    return explains and bool(near.mean() >= _MOST) and ends >= _EXPLAINS * middle
 
 
 def _share(part: Floats, whole: Floats) -> Floats:

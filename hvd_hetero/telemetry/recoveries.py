@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hvd_hetero.telemetry.strict import number, refuse
 
 __all__ = ["STEPS", "Recovery", "read_recovery"]
 
@@ -66,20 +68,15 @@ class Recovery:
 def read_recovery(written: Any, round: int, workers: int, source: str) -> Recovery:
     """Return the recovery that a line holds; ``source`` names the line in errors."""
     if not isinstance(written, Mapping):
-        _refuse(source, "an object", written)
+        refuse(source, "an object", written)
     columns = {key: _column(written.get(key), workers, f"{source}.{key}") for key in _KEYS}
     return Recovery(round=round, **columns)
 
 
 def _column(values: Any, workers: int, source: str) -> Floats:
-    rule = f"a list of {workers} numbers, or null for an unknown one, one for each rank"
     if not isinstance(values, list) or len(values) != workers:
-        _refuse(source, rule, values)
-    if not all(value is None or type(value) in (int, float) for value in values):
-        _refuse(source, rule, values)
-    return np.array([np.nan if value is None else float(value) for value in values])
-
-
-def _refuse(source: str, rule: str, value: Any) -> NoReturn:
-    got = "nothing" if value is None else ascii(value)[:60]
-    raise ValueError(f"{source} must hold {rule}, got {got}; mend that line, or cut the file before it")
+        refuse(source, f"a list of {workers} numbers, or null for an unknown one, one for each rank", values)
+    seconds = np.array([number(value, np.float64, source, null=True) for value in values])
+    if (seconds < 0.0).any():
+        refuse(source, "numbers, 0 or more, or null for an unknown one", values)
+    return seconds

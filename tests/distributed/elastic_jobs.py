@@ -75,7 +75,7 @@ def require_steps_of_the_recovery(record: Any, said: str) -> None:
     # By other clocks, in each rank's own log. Rank 0's time of the first round stands for that of rank 1.
     first_rounds = record.first_rounds[change.membership]
     off_s = told.noticed_at + told.total_s - [first_rounds[0], first_rounds[1]]
-    assert (abs(off_s) < [0.25, 0.5]).all(), "on a busy machine"
+    assert (abs(off_s) < 3.0).all(), "another moment altogether"
     assert said.count("s after it noticed a change of ranks: leaving") == 2
 
 

@@ -1,7 +1,6 @@
 """Every kind of round trains in Keras as its recurrence says, and visits every sample once.
 
-Self-adaptive rounds are compared with one process in test_keras_elastic.py. What shares of an unequal size are to
-non-blocking ones, no framework knows: on threads, in tests/unit/torch_hooks.
+Self-adaptive rounds are compared with one process in test_keras_elastic.py.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.distributed
 NEIGHBOURS = ("d-psgd", "d-psgd, every round another", "non-blocking, matcha")
 FEWER = ("fewer samples than planned", "fewer samples than planned, d-psgd")
-TOGETHER = ("non-blocking", "elastic-bsp", "elastic-bsp, local")
+TOGETHER = ("non-blocking", "lb-non-blocking", "elastic-bsp", "elastic-bsp, local")
 # On tf_keras one of each way in which ranks average.
 OF_TF_KERAS = ("non-blocking", "elastic-bsp, local", "d-psgd, every round another")
 

@@ -1,33 +1,88 @@
 """Edits by which a rank that gives up does not stop for ever.
 
-When a collective fails, Horovod's thread lets go of all tensors that still wait to be sent, and holds the lock of its
-process sets meanwhile. To let go of a tensor that Python knows, PyTorch (2.13 at least) takes Python's lock. A thread
-that sends the next bucket of gradients holds that one, and waits for the lock of the process sets: both wait for ever,
-and with them every rank. So another thread lets go of the tensors, which holds no lock of Horovod's.
+When a collective fails, Horovod's thread lets go of all tensors that still wait to be sent, and holds the locks of
+their queue and of its process sets meanwhile. To let go of a tensor that Python knows, PyTorch (2.13 at least) takes
+Python's lock. A thread that sends the next bucket of gradients holds that one, and waits for Horovod's: both wait for
+ever, and with them every rank. So the tensors are put aside, and the same thread lets go of them before it ends, when
+it holds no lock of Horovod's.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit
 
 __all__ = ["LOCK_EDITS"]
 
+_QUEUE, _HEADER = "horovod/common/tensor_queue.cc", "horovod/common/tensor_queue.h"
+_REASON = "a thread that holds Python's lock may wait for one that is held here, which waits for Python's"
+
 LOCK_EDITS = (
     Edit(
-        "horovod/common/tensor_queue.cc",
+        _QUEUE,
         """    e.second.FinishWithCallback(status);
   }
   tensor_table_.clear();
 """,
         """    e.second.FinishWithCallback(status);
   }
-  std::thread([entries = std::move(tensor_table_)]() mutable { entries.clear(); }).detach();
+  if (!tensor_table_.empty()) {
+    std::lock_guard<std::mutex> guard_put_aside(put_aside_mutex);
+    put_aside.emplace_back(std::move(tensor_table_));
+  }
   tensor_table_.clear();
 """,
-        "a thread that holds Python's lock may wait for one that is held here, which waits for Python's",
+        _REASON,
     ),
     Edit(
-        "horovod/common/tensor_queue.cc",
-        "#include <assert.h>\n",
-        "#include <assert.h>\n#include <thread>\n#include <utility>\n",
-        "for the thread",
+        _QUEUE,
+        """// Execute callback for each tensor and clear tensor queue
+""",
+        """namespace {
+std::mutex put_aside_mutex;
+std::vector<std::unordered_map<std::string, TensorTableEntry>> put_aside;
+} // namespace
+
+void LetGoOfTensors() {
+  std::vector<std::unordered_map<std::string, TensorTableEntry>> tables;
+  {
+    std::lock_guard<std::mutex> guard(put_aside_mutex);
+    tables.swap(put_aside);
+  }
+}
+
+// Execute callback for each tensor, put them aside, and clear tensor queue
+""",
+        _REASON,
+    ),
+    Edit(_QUEUE, "#include <assert.h>\n", "#include <assert.h>\n#include <utility>\n#include <vector>\n", _REASON),
+    Edit(
+        _HEADER,
+        """} // namespace common
+} // namespace horovod
+""",
+        """// Lets go of the tensors that finalized queues have put aside. Do not hold a lock meanwhile.
+void LetGoOfTensors();
+
+} // namespace common
+} // namespace horovod
+""",
+        _REASON,
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        """                                              SHUT_DOWN_ERROR);
+  }
+#endif // HAVE_GLOO
+
+#if HAVE_GPU
+  gpu_context.Finalize();
+""",
+        """                                              SHUT_DOWN_ERROR);
+  }
+#endif // HAVE_GLOO
+  LetGoOfTensors();
+
+#if HAVE_GPU
+  gpu_context.Finalize();
+""",
+        _REASON,
     ),
 )

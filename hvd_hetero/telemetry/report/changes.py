@@ -60,9 +60,10 @@ def _ranks_changed(run: Run) -> list[tuple[float, Change]]:
     for recovery in run.recoveries:
         new = np.flatnonzero(recovery.joined).tolist()
         known = recovery.total_s[~recovery.joined & np.isfinite(recovery.total_s)]
-        took = f"; the first round was over {known.max():.1f} s after that was noticed" if len(known) else ""
-        who = f"{_ranks(new)} joined" if new else "a rank was lost, or left"
-        found.append((3.0, Change(recovery.round, "ranks", f"{who}, and {run.workers} ranks went on{took}")))
+        took = f"; the first round was over {known.max():.1f} s after a change was noticed" if len(known) else ""
+        who = f", {_ranks(new)} of them new" if 0 < len(new) < run.workers else ""
+        ranks = f"{run.workers} ranks go" if run.workers > 1 else "1 rank goes"
+        found.append((3.0, Change(recovery.round, "ranks", f"the ranks met anew: {ranks} on{who}{took}")))
     return found
 
 

@@ -76,9 +76,9 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     """Say what cost this run the most."""
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
-    late, slow = late_ranks(found), _slow_ranks(found, own)
+    late, slow, scatter = late_ranks(found), _slow_ranks(found, own), []
     if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
-        late = []  # scatter, for all that is known
+        late, scatter = [], late  # for all that is known
     losses = dict(found.kinds)
     if late:
         losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
@@ -92,7 +92,7 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
         return _late(found, late, own, of_all)
     if slow:
         return _slow(found, slow, own, of_all)
-    return of_all or _nothing(found)
+    return of_all or _nothing(found, scatter)
 
 
 def late_ranks(found: Figures) -> list[int]:
@@ -119,12 +119,18 @@ def _largest(found: Figures, of_all: Verdict | None = None) -> str:
     return f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
 
 
-def _nothing(found: Figures) -> Verdict:
+def _nothing(found: Figures, scatter: list[int]) -> Verdict:
     who = "The rank computes" if found.workers == 1 else "The ranks compute"
+    cost = float(found.ranks.cost[scatter].sum())
+    why = f"{_named(scatter)} held all others up for {_percent(cost)} of the time, and no reading explains that. "
     return Verdict(
-        f"Nothing is wrong. The {_largest(found)}",
-        f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
-        f"and transfers, or equal ranks that take turns in being last, from {LEAST_UNEXPLAINED:.0%} on.",
+        f"Nothing is known to be wrong. The {_largest(found)}"
+        if cost >= LEAST
+        else f"Nothing is wrong. The {_largest(found)}",
+        (why if cost >= LEAST else "")
+        + f"{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
+        f"and what equal ranks lose, too, from {LEAST_UNEXPLAINED:.0%} on: transfers, turns in being last, late ranks "
+        "for which no cause is found.",
         "Nothing to do.",
         "nothing",
     )

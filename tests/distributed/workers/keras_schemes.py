@@ -21,7 +21,7 @@ from every_round import EveryRoundAnother
 from keras_exactness import SAMPLES, Net, samples
 from pool import serve
 
-from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, Policy
+from hvd_hetero.policies import BSP, ElasticBSP, LBNonBlocking, NonBlocking, Policy
 from hvd_hetero.prediction import EMA
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
@@ -180,6 +180,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "elastic-bsp, local": lambda: case(lambda: supersteps(updates="local"), kind="local"),
     "d-psgd": lambda: case(BSP, "d-psgd"),
     "d-psgd, every round another": lambda: case(lambda: EveryRoundAnother(4), "d-psgd"),
+    "lb-non-blocking": lambda: case(lambda: LBNonBlocking(micro_batches=3)),
     "non-blocking, matcha": lambda: case(lambda: NonBlocking(3), "matcha"),
     "fewer samples than planned": lambda: case(BSP, fewer=1),
     "fewer samples than planned, d-psgd": lambda: case(BSP, "d-psgd", fewer=1),

@@ -44,11 +44,10 @@ class Samples(Dataset):
 
 
 def policies() -> dict[str, Callable[[], Policy]]:
-    uneven = [5, 1] if hvd.size() == 2 else [3, 1, 2]
     return {
         "bsp": BSP,
         "micro-batches": lambda: BSP(max_micro_batch=3),
-        "static": lambda: StaticAllocation(uneven),
+        "static": lambda: StaticAllocation([3, 1, 2]),
         "lb-bsp": LBBSP,
         "non-blocking": lambda: NonBlocking(2),
         "elastic-bsp": lambda: ElasticBSP(lookahead=3),

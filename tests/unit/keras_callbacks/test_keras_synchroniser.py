@@ -401,3 +401,17 @@ def test_autograph_converts_the_users_step_and_what_it_calls_but_nothing_of_this
     step = tf.function(lambda gradient: optimizer.apply([gradient], variables))
     assert [float(step(tf.constant(gradient))) for gradient in (-1.0, 1.0)] == [1.0, 2.0]
     assert set(called_from) == {keras_versions.__file__}
+
+
+def test_in_an_eager_step_the_users_optimizer_runs_as_it_is_written():
+    """So that a debugger stops in it, and it takes no longer."""
+    frames = []
+
+    class Own(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            frames.append(inspect.currentframe().f_code.co_filename)
+
+    optimizer = Own()
+    gradients_pass_through(optimizer, lambda gradients, variables, update: update(gradients), None)
+    optimizer.apply([tf.constant(1.0)], [tf.Variable(1.0)])
+    assert frames == [__file__]

@@ -292,6 +292,20 @@ def test_a_rank_that_is_slow_for_a_part_of_the_run_only_is_no_slower_processor()
     assert kinds(run_of(own_s)) == ["", "unknown"]
 
 
+@pytest.mark.parametrize("slow", [slice(40, None), slice(None, 120)])
+def test_what_began_or_is_over_is_no_slower_processor(slow):
+    """For three quarters of the run."""
+    own_s = steady(0.05, 0.05, rounds=160)
+    own_s[slow, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
+def test_a_part_in_which_a_rank_did_nothing_says_nothing_of_its_processor():
+    own_s, samples = steady(0.05, 0.10, rounds=160), np.full((160, 2), 10)
+    own_s[60:80, 1], samples[60:80, 1] = 0.0, 0
+    assert kinds(run_of(own_s, samples=samples)) == ["", "slower"]
+
+
 @pytest.mark.parametrize("extra", [0.15, 0.5, 1.0])
 def test_a_slower_processor_on_a_machine_that_scatters(extra):
     """For a tenth of the run the other rank is as slow, and for another it is twice as slow itself."""

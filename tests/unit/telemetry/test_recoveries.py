@@ -77,8 +77,10 @@ def test_a_listener_may_change_its_record_of_a_recovery(tmp_path):
     [
         (lambda told: 3, r"line 2: recovery must hold an object, got 3; mend that line"),
         (lambda told: {**told, "leave_s": [0.5]}, r"recovery\.leave_s must hold a list of 2 numbers.*got \[0.5\]"),
-        (lambda told: {**told, "leave_s": [0.5, "1"]}, r"recovery\.leave_s must hold a list of 2 numbers"),
-        (lambda told: {**told, "total_s": [0.5, True]}, r"recovery\.total_s must hold a list of 2 numbers"),
+        (lambda told: {**told, "leave_s": [0.5, "1"]}, r"recovery\.leave_s must hold numbers, or null"),
+        (lambda told: {**told, "total_s": [0.5, True]}, r"recovery\.total_s must hold numbers, or null.*got True"),
+        (lambda told: {**told, "total_s": [0.5, -5]}, r"recovery\.total_s must hold numbers, 0 or more"),
+        (lambda told: {**told, "total_s": [0.5, 10**400]}, "line 2"),
         (lambda told: {k: v for k, v in told.items() if k != "start_s"}, r"recovery\.start_s .*got nothing"),
     ],
 )
@@ -98,4 +100,7 @@ def test_a_report_tells_of_a_change_of_ranks(tmp_path):
     run = read_run(tmp_path / "run.jsonl")
     told, _ = changes(run, run.samples_per_s)
     assert [(change.round, change.kind) for change in told] == [(1, "ranks")]
-    assert told[0].text == ("rank 2 joined, and 3 ranks went on; the first round was over 9.9 s after that was noticed")
+    assert told[0].text == (
+        "the ranks met anew: 3 ranks go on, rank 2 of them new; "
+        "the first round was over 9.9 s after a change was noticed"
+    )

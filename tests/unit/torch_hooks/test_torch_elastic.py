@@ -284,7 +284,7 @@ def test_ranks_that_are_threads_go_on_where_the_commit_stood():
 
 
 def test_a_failed_rank_hangs_up_before_it_goes_back_to_the_commit_and_does_that_once(monkeypatch):
-    """Others may wait for it until then, and a large model takes its time."""
+    """Others may wait for it until then, a large model takes its time, and what is loaded may ask Horovod."""
     state = made(rounds_per_commit=2)
     done = []
     monkeypatch.setattr(state, "_hang_up", lambda: done.append("hang up"))
@@ -294,6 +294,33 @@ def test_a_failed_rank_hangs_up_before_it_goes_back_to_the_commit_and_does_that_
     assert done == ["hang up", "go back"]
     state.restore()
     assert done == ["hang up", "go back", "go back"], "without a failure the others are still there"
+
+
+class AsksHorovod:
+    """A value of the user's own that divides data by rank, as Horovod's ElasticSampler does."""
+
+    ranks = 0
+
+    def state_dict(self):
+        return {"epoch": 3}
+
+    def load_state_dict(self, state):
+        self.ranks = hvd.size()
+
+
+def test_a_value_that_asks_horovod_is_loaded_when_horovod_is_up_again():
+    """Rank 0 too, which no broadcast reaches."""
+    own = AsksHorovod()
+    state = made(own=own)
+    try:
+        raise HorovodInternalError
+    except HorovodInternalError:
+        state.restore()
+    assert not hvd.is_initialized()
+    hvd.init()
+    state.on_reset()
+    assert own.ranks == 1
+    state.sync()
 
 
 def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
