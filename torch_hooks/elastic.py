@@ -31,6 +31,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer imports it, else after hvd.init(), where all ranks wait for one that joins
 
 from hvd_hetero.checks import integer
 from hvd_hetero.elastic import Member

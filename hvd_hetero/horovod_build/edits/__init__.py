@@ -9,6 +9,7 @@ from hvd_hetero.horovod_build.edits.compilers import COMPILER_EDITS
 from hvd_hetero.horovod_build.edits.connections import CONNECTION_EDITS
 from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
+from hvd_hetero.horovod_build.edits.joining import JOINING_EDITS
 from hvd_hetero.horovod_build.edits.locks import LOCK_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
@@ -20,4 +21,6 @@ __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 SOURCE_EDITS: tuple[Edit, ...] = (
     *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS
 )  # fmt: skip
-PACKAGE_EDITS: tuple[Edit, ...] = (*QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *RAY_EDITS)
+PACKAGE_EDITS: tuple[Edit, ...] = (
+    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *RAY_EDITS
+)  # fmt: skip
