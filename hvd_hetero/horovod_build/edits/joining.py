@@ -48,7 +48,7 @@ JOINING_EDITS = (
             self._ahead_changed.notify_all()
 
     def await_place(self, host, local_rank):
-        \"\"\"Return the slot of a rank that was started ahead and has come to hvd.init(), once the others have stopped.\"\"\"
+        \"\"\"Return the slot of a rank that has come to hvd.init(), once the others have stopped.\"\"\"
         key = (host, local_rank)
         with self._ahead_changed:
             if key in self._ahead:
@@ -60,7 +60,7 @@ JOINING_EDITS = (
             return self.get_slot_info(host, local_rank)
 
     def _start_ahead(self, current_hosts):
-        \"\"\"Start the ranks of new hosts, and return whether there are any that the others need not be told of yet.\"\"\"
+        \"\"\"Start the ranks of new hosts. Return whether there are any: the others are told later.\"\"\"
         coordinator = self.get_coordinator_info()
         if not coordinator or not self.get_worker_client(coordinator):
             return False  # the job has hardly begun
@@ -166,7 +166,7 @@ def _slot_info_to_command_fn""",
 
 """,
         """        if os.environ.pop('HOROVOD_STARTED_AHEAD', None):
-            # The others have trained on while this rank started. They are told now; when they have stopped, it has a place.
+            # The others are told now that this rank is ready; when they have stopped, it has a place
             from horovod.runner.http.http_client import read_data_from_kvstore
             place = read_data_from_kvstore(
                 os.environ['HOROVOD_GLOO_RENDEZVOUS_ADDR'], os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'],

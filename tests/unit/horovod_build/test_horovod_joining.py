@@ -27,7 +27,8 @@ class Job:
 
     def __init__(self, monkeypatch, most=4):
         monkeypatch.setattr(module, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.02)
-        monkeypatch.setattr(module, "WorkerNotificationClient", lambda *of: SimpleNamespace(notify_hosts_updated=self.tell))
+        client = SimpleNamespace(notify_hosts_updated=lambda timestamp, what: self.told.put(what))
+        monkeypatch.setattr(module, "WorkerNotificationClient", lambda *of: client)
         self.started, self.told, self.ended = queue.Queue(), queue.Queue(), {}
         self.hosts = Hosts("a", "b")
         rendezvous = SimpleNamespace(init=lambda plan: None, stop=lambda: None)
@@ -48,9 +49,6 @@ class Job:
             except queue.Empty:
                 continue
         return 1, 0.0
-
-    def tell(self, timestamp, what):
-        self.told.put(what)
 
     def stop_training(self, *hosts):
         """These ranks come to the launcher for their new places."""
