@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.recoveries import Recovery, read_recovery
-from hvd_hetero.telemetry.strict import LARGEST, refuse, short
+from hvd_hetero.telemetry.strict import LARGEST, number, refuse, short
 
 __all__ = ["LONGEST_LINE", "MOST_FIGURES", "Part", "read_lines"]
 
@@ -64,11 +64,11 @@ def read_lines(
     columns = {n: array("q" if t is np.int64 else "d") for n, t in {**per_round, **per_rank}.items()}
     rounds, before, cut_short = 0, -1, False
     recoveries: list[Recovery] = []
-    for number, line in enumerate(lines, start=2):
+    for at, line in enumerate(lines, start=2):
         if not line.endswith(b"\n"):
             cut_short = True
             break
-        source = f"{path}, line {number}"
+        source = f"{path}, line {at}"
         rounds += 1
         if rounds * workers > MOST_FIGURES:
             raise ValueError(f"{source}: rounds times ranks must be at most {MOST_FIGURES}; take a part of the file")
@@ -158,10 +158,6 @@ def _parser() -> _Parser:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
-def _nonumber(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
