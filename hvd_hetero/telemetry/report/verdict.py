@@ -122,15 +122,19 @@ def _largest(found: Figures, of_all: Verdict | None = None) -> str:
 def _nothing(found: Figures, scatter: list[int]) -> Verdict:
     who = "The rank computes" if found.workers == 1 else "The ranks compute"
     cost = float(found.ranks.cost[scatter].sum())
-    known, why = "", ""
+    known, why, equal = "", "", ""
+    if found.workers > 1:
+        equal = (
+            f", and what equal ranks lose, too, from {LEAST_UNEXPLAINED:.0%} on: transfers, turns in being last, late "
+            "ranks for which no cause is found"
+        )
     if cost >= LEAST:
         known = "known to be "
         why = f"{_named(scatter)} held all others up for {_percent(cost)} of the time, and no reading explains that. "
     return Verdict(
         f"Nothing is {known}wrong. The {_largest(found)}",
-        f"{why}{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} on, "
-        f"and what equal ranks lose, too, from {LEAST_UNEXPLAINED:.0%} on: transfers, turns in being last, late ranks "
-        "for which no cause is found.",
+        f"{why}{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} "
+        f"on{equal}.",
         "Nothing to do.",
         "nothing",
     )
