@@ -158,7 +158,8 @@ def test_the_signal_of_a_non_blocking_round_ends_it_early_between_ranks_of_ray(o
 
 def test_a_rank_that_is_late_is_named_and_one_that_is_killed_ends_the_job_but_not_the_next_one(of_fixed_size):
     assert re.search(r"rank 0 has waited for \d+ s .* for rank 1, which is at ray_jobs\.py", of_fixed_size["said"])
-    assert of_fixed_size["lost"].startswith("ActorDiedError: "), of_fixed_size["lost"]
+    # Ray tells what it hears of first: that the rank is gone, or what the other rank says of it.
+    assert re.match(r"ActorDiedError: |RayTaskError\(HorovodInternalError\): ", of_fixed_size["lost"])
     assert of_fixed_size["took_s"] < TORCH_S / 4
 
 

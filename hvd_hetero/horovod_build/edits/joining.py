@@ -162,8 +162,7 @@ def _slot_info_to_command_fn""",
     ),
     Edit(
         "horovod/common/basics.py",
-        """        atexit.register(self.shutdown)
-
+        """        initialization_ok = True
 """,
         """        if os.environ.pop('HOROVOD_STARTED_AHEAD', None):
             # The others are told now that this rank is ready; when they have stopped, it has a place
@@ -177,8 +176,7 @@ def _slot_info_to_command_fn""",
             names = ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE', 'CROSS_RANK', 'CROSS_SIZE')
             os.environ.update(('HOROVOD_' + name, number) for name, number in zip(names, place.split(',')))
 
-        atexit.register(self.shutdown)
-
+        initialization_ok = True
 """,
         _REASON,
     ),
