@@ -13,7 +13,7 @@ rounds, are known for each round, and count by what they take beyond those of th
 **Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
 read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
-none of it, a rank that lags behind the fast ranks alike through all of the run is "slower": of parts of the run, most
+none of it, a rank that lags behind the fast ranks alike through most of the run is "slower": of parts of the run, most
 have a lag near the middle one, and this explains at least half of ``slow_i``. Any other is "unknown".
 
 **No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
