@@ -8,6 +8,9 @@ with stock Horovod (``hvd.DistributedOptimizer`` compiled in, equal batches), wi
 rank's batch set by hand from speeds measured beforehand), and with LB-BSP (the callback). A block is one call of
 ``fit``; its first steps do not count. Each block gives one ratio to the blocks of the same cycle; the table has medians
 and quartiles. No absolute time is a result.
+
+The oracle's split is measured by single steps before training, in which a quota throttles a rank otherwise than in
+training. So LB-BSP may come out a little above it. A split tuned in passes of such steps was farther off.
 """
 
 from __future__ import annotations
