@@ -96,10 +96,13 @@ class Log:
         balancer.observer = finished
 
 
-def meet(directory: Path) -> None:
+def meet(job: dict[str, Any]) -> None:
     """Wait for the other ranks of the start without Horovod, whose timeout is the time in which it notices a death."""
+    directory = Path(job["directory"])
     (directory / f"here.{os.environ['HOROVOD_HOSTNAME']}").touch()
-    while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]):
+    if "HOROVOD_STARTED_AHEAD" in os.environ:
+        return  # a spare or a newcomer: Horovod will wait
+    while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]) + job.get("spares", 0):
         time.sleep(0.02)
 
 

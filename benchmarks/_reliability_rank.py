@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -66,7 +65,7 @@ class Stream(IterableDataset):
 def main() -> None:
     told()
     job = json.loads(sys.argv[1])
-    meet(Path(job["directory"]))
+    meet(job)
     hvd.init()
     torch.set_num_threads(1)
     clock, log = Clock(), Log(job["directory"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -65,7 +64,7 @@ class StopAt(keras.callbacks.Callback):
 def main() -> None:
     told()
     job = json.loads(sys.argv[1])
-    meet(Path(job["directory"]))
+    meet(job)
     hvd.init()
     keras.backend.set_floatx("float64")
     clock, log = Clock(), Log(job["directory"])

@@ -84,7 +84,7 @@ class Plan:
 def main() -> None:
     told()
     job = json.loads(sys.argv[1])
-    meet(Path(job["directory"]))
+    meet(job)
     hvd.init()
     torch.set_num_threads(1)
     torch.manual_seed(1)

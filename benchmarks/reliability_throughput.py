@@ -1,11 +1,12 @@
 """The share of throughput that is left where a rank is killed every half minute, and another one comes for it.
 
-    python benchmarks/reliability_throughput.py [--ranks 2 3 4] [--seconds 1800] [--every 30] [--write]
+    python benchmarks/reliability_throughput.py [--ranks 2 3 4] [--spares 1] [--seconds 1800] [--every 30] [--write]
 
 For each number of ranks, one launch trains without faults for --calm seconds, then with faults for --seconds, then
 again without for --calm seconds. Every --every seconds a rank is killed, drawn by the number of the fault, also rank 0.
 --after seconds later the launcher finds a new host, as where a lost machine is replaced, and starts a rank there,
-imports included. Once it takes part there are as many as before.
+imports included. Without spares there are as many as before once it takes part; with --spares, a rank that was ready
+has taken the lost one's place, and this one becomes the next spare.
 
     share kept    samples per second with faults, over those without, before and after, of the same launch
 
@@ -38,6 +39,7 @@ class Outcome:
     """What one launch has shown."""
 
     ranks: int
+    spares: int
     faults: int
     before: float
     """Samples per second before the first fault."""
@@ -63,7 +65,7 @@ def rates(events: list[dict[str, Any]], ends_at: list[float]) -> list[float]:
     return found
 
 
-def run(ranks: int, options: argparse.Namespace) -> Outcome:
+def run(ranks: int, spares: int, options: argparse.Namespace) -> Outcome:
     """Launch one job, and measure it."""
     from hvd_hetero.testing import Elastic, launch
 
@@ -74,11 +76,11 @@ def run(ranks: int, options: argparse.Namespace) -> Outcome:
             "directory": name, "ranks": ranks, "policy": options.policy, "global_batch": 32 * ranks,
             "sample_s": options.sample_ms / 1e3, "parameters": options.parameters, "rounds_per_commit": options.commit,
             "rounds_per_epoch": 10, "calm_s": options.calm, "seconds": options.seconds, "every": options.every,
-            "after_s": options.after,
+            "after_s": options.after, "spares": spares,
         }  # fmt: skip
         launch(
             RANK, ranks, [json.dumps(job)], timeout_s=options.seconds + 2 * options.calm + 180,
-            elastic=Elastic(least=1, most=ranks, resets=4 * faults + 4),
+            elastic=Elastic(least=1, most=ranks, resets=4 * faults + 4, spares=spares),
             env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(options.patience)},
         )  # fmt: skip
         events = [json.loads(line) for file in directory.glob("*.jsonl") for line in file.read_text().splitlines()]
@@ -88,17 +90,18 @@ def run(ranks: int, options: argparse.Namespace) -> Outcome:
         changes = _recoveries.changes(directory, sizes)
     ends_at = [begin, begin + options.calm, begin + options.calm + options.seconds]
     before, during, after = rates(events, [*ends_at, ends_at[-1] + options.calm])
-    return Outcome(ranks, struck, before, during, after, changes)
+    return Outcome(ranks, spares, struck, before, during, after, changes)
 
 
 def table(done: list[Outcome]) -> str:
     """Return the shares."""
     lines = [
-        "| ranks | killed | samples/s without faults, before and after | with faults | share kept |",
-        "|---:|---:|---:|---:|---:|",
+        "| ranks | spares | killed | samples/s without faults, before and after | with faults | share kept |",
+        "|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {each.ranks} | {each.faults} | {each.before:.0f}, {each.after:.0f} | {each.during:.0f} | {each.kept:.3f} |"
+        f"| {each.ranks} | {each.spares} | {each.faults} | {each.before:.0f}, {each.after:.0f} | {each.during:.0f} "
+        f"| {each.kept:.3f} |"
         for each in done
     ]
     return "\n".join(lines)
@@ -109,6 +112,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--spares", type=int, nargs="+", default=[1], help="further ranks that are ready (default 1)")
     parser.add_argument("--seconds", type=float, default=1800.0, help="with faults (default 1800)")
     parser.add_argument("--every", type=float, default=30.0, help="seconds from fault to fault (default 30)")
     parser.add_argument("--after", type=float, default=2.0, help="seconds until a new host is there (default 2)")
@@ -123,8 +127,8 @@ def main() -> int:
     if not 0 < options.after < options.every / 2 <= options.seconds / 2:
         parser.error("--after must be above 0 and below half of --every, which must be at most --seconds")
     done = []
-    for ranks in options.ranks:
-        done.append(run(ranks, options))
+    for ranks, spares in itertools.product(options.ranks, options.spares):
+        done.append(run(ranks, spares, options))
         print(table(done[-1:]), flush=True)
     by_step = _recoveries.table(change for each in done for change in each.changes)
     text = (

@@ -26,19 +26,26 @@ class Elastic:
     least: int = 1
     """Ranks below which the job waits for others to join."""
     most: int | None = None
-    """Ranks above which the job uses no more hosts; None: four more than at the start."""
+    """Ranks above which the job uses no more hosts; None: four more than at the start, or none with ``spares``."""
     resets: int = 20
     """Changes of the ranks after which the job ends, because an error on all ranks would reset it for ever."""
+    spares: int = 0
+    """Further hosts, each with a rank that is ready to take the place of a lost one."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the launcher finds in its environment, beside its options."""
+        return {"HOROVOD_ELASTIC_SPARES": str(self.spares)} if self.spares else {}
 
     def options(self, directory: Path, ranks: int) -> list[str]:
         """Write the script and the file of hosts to the directory, and return the options of horovodrun."""
         if not 1 <= self.least <= ranks:
             raise ValueError(f"least must be from 1 to the {ranks} ranks of the start, got {self.least!r}")
         hosts, script = directory / "hosts", directory / "discover_hosts.sh"
-        hosts.write_text("".join(f"{host_name(i)}:1\n" for i in range(ranks)))
+        hosts.write_text("".join(f"{host_name(i)}:1\n" for i in range(ranks + self.spares)))
         script.write_text(f"#!/bin/sh\ncat '{hosts}'\n")
         script.chmod(0o755)
-        most = ranks + 4 if self.most is None else self.most
+        most = self.most or (ranks if self.spares else ranks + 4)
         return [
             "--host-discovery-script", str(script), "--min-np", str(self.least), "--max-np", str(most),
             "--reset-limit", str(self.resets),

@@ -124,7 +124,7 @@ def launch(
         run_dir = Path(directory)
         if elastic is not None:
             horovodrun += elastic.options(run_dir, ranks)
-            env = {HOSTS: str(run_dir / "hosts"), **(env or {})}
+            env = {HOSTS: str(run_dir / "hosts"), **elastic.environment, **(env or {})}
         environment = bootstrap.environment(env)
         environment |= {bootstrap.RUN_DIR: str(run_dir), bootstrap.LAUNCHER_PID: str(os.getpid())}
         if preloaded is not None:

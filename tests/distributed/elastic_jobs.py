@@ -31,6 +31,7 @@ JOIN = {
 def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: float, **options: Any) -> Any:
     """Run one job. Returns what its ranks reported, what they wrote down, and what they said."""
     ranks, patience_s = options.pop("ranks", 3), options.pop("patience_s", NOTICED_S)
+    spares = options.get("spares", 0)
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-elastic-") as directory:
         default = {
             "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "rounds_per_commit": 2,
@@ -39,7 +40,7 @@ def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: f
         spec = default | options
         result = launch(
             BENCHMARKS / script, ranks, [json.dumps(spec)], timeout_s=timeout_s, framework=framework,
-            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1),
+            env={"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}, elastic=Elastic(least=1, spares=spares),
         )  # fmt: skip
         struck = len(list(Path(directory).glob("fault.*")))
         assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"

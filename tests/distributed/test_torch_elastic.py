@@ -40,7 +40,8 @@ FREEZE = {
     "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "seconds_per_sample": [0.5, 1.0], "slept_s": 16,
     "faults": [["freeze", {"rank": 1, "at": 15, "seconds": 5}], *LIES], "samples": 240, "epochs": 7,
 }  # fmt: skip
-JOBS = {"join": JOIN, "freeze": FREEZE} | {
+SPARE = {"spares": 1, "policy": "lb-bsp", "faults": [["kill", {"rank": 0, "at": 9, "late": True}]]}
+JOBS = {"join": JOIN, "freeze": FREEZE, "spare": SPARE} | {
     name: {"faults": [["kill", kill]], **job} for name, (kill, job) in KILLS.items()
 }
 
@@ -62,6 +63,11 @@ def killed(request, jobs):
 
 @pytest.fixture(params=["join"])
 def joined(request, jobs):
+    return jobs[request.param].result()
+
+
+@pytest.fixture(params=["spare"])
+def replaced(request, jobs):
     return jobs[request.param].result()
 
 
@@ -107,6 +113,18 @@ def test_names_on_the_wire_agree_after_a_reset_and_differ_from_those_before(kill
 def test_ten_rounds_after_a_join_the_allocation_is_within_5_per_cent_of_the_best(joined):
     _, record, _ = joined
     assert elastic_jobs.late_after_a_join(record) <= 0.05
+
+
+def test_a_spare_takes_the_place_of_a_killed_rank_and_no_sample_is_lost(replaced, reliability):
+    reports, record, _ = replaced
+    sizes = [each["size"] for each in record.memberships]
+    assert sizes in ([3, 3], [3, 2, 3]), "the latter where the rank was killed before the spare had come to hvd.init()"
+    assert record.changes[-1].recovery.joined.sum() == 1
+    assert reliability.faults_of(record, SAMPLES, elastic_jobs.EPOCHS) is None
+    assert len(reports) == 3
+    assert len({tuple(report["parameters"]) for report in reports}) == 1
+    expected = reliability.replayed(record.rounds, record.rates(), MOMENTUM, SAMPLES)
+    np.testing.assert_allclose(reports[0]["parameters"], expected, rtol=1e-9)
 
 
 def test_a_join_loses_no_work_and_repeats_no_sample(joined):

@@ -1,4 +1,4 @@
-"""The launcher of elastic jobs starts ranks on a new host before it tells the others of it."""
+"""The launcher of elastic jobs starts ranks on a new host before it tells the others of it, and keeps spares ready."""
 
 import queue
 import threading
@@ -25,18 +25,20 @@ class Hosts(HostDiscovery):
 class Job:
     """Two ranks on hosts ``a`` and ``b``, none of which is a process: what the launcher starts and tells is noted."""
 
-    def __init__(self, monkeypatch, most=4):
+    def __init__(self, monkeypatch, least=1, most=4, spares=0, idle=()):
+        monkeypatch.setenv("HOROVOD_ELASTIC_SPARES", str(spares))
         monkeypatch.setattr(module, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.02)
         client = SimpleNamespace(notify_hosts_updated=lambda timestamp, what: self.told.put(what))
         monkeypatch.setattr(module, "WorkerNotificationClient", lambda *of: client)
         self.started, self.told, self.ended = queue.Queue(), queue.Queue(), {}
-        self.hosts = Hosts("a", "b")
+        self.hosts = Hosts("a", "b", *idle)
         rendezvous = SimpleNamespace(init=lambda plan: None, stop=lambda: None)
-        self.driver = module.ElasticDriver(rendezvous, self.hosts, 1, most)
+        self.driver = module.ElasticDriver(rendezvous, self.hosts, least, most)
         self.driver.wait_for_available_slots(2)
         self.driver.start(2, self.rank)
-        assert sorted(self.started.get(timeout=SOON_S).hostname for _ in range(2)) == ["a", "b"]
-        for host in "ab":
+        members = {slot.hostname for slots in self.driver.host_assignments.values() for slot in slots}
+        assert {self.started.get(timeout=SOON_S).hostname for _ in members} == members
+        for host in members:
             self.driver.register_worker_server(host, 0, {}, b"")
 
     def rank(self, slot, events):
@@ -56,10 +58,14 @@ class Job:
         for thread in threads:
             thread.start()
 
-    def comes_to_init(self, host):
+    def loses(self, host):
+        """The rank of this host fails."""
+        self.ended[host].put(1)
+
+    def comes_to_init(self, host, patience_s=SOON_S):
         """A rank that was started ahead asks for its place; its answer is put into the queue that this returns."""
         answer = queue.Queue()
-        ask = lambda: answer.put(self.driver.await_place(host, 0))  # noqa: E731
+        ask = lambda: answer.put(self.driver.await_place(host, 0, patience_s))  # noqa: E731
         threading.Thread(target=ask, daemon=True).start()
         return answer
 
@@ -114,14 +120,102 @@ def test_a_new_rank_that_ends_before_it_comes_costs_its_host_and_nobody_is_told(
     assert eventually(lambda: job.driver.get_slot_info("a", 0).size == 2)
 
 
-def test_others_that_stop_before_the_new_rank_is_there_wait_for_it_as_in_a_released_horovod(job):
+def test_others_that_stop_before_the_new_rank_is_there_go_on_without_it(job):
     job.hosts.slots["c"] = 1
     job.started.get(timeout=SOON_S)
     job.stop_training("a", "b")
-    assert eventually(lambda: job.driver.world_size() == 3)
     assert nothing_comes(job.started), "it is not started twice"
-    assert job.comes_to_init("c").get(timeout=SOON_S).rank == 2
+    assert job.driver.world_size() == 2
+    place = job.comes_to_init("c")
+    assert job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).size == 3
+
+
+def test_too_few_others_wait_for_the_new_rank_as_in_a_released_horovod(monkeypatch):
+    job = Job(monkeypatch, least=2)
+    job.hosts.slots["c"] = 1
+    job.started.get(timeout=SOON_S)
+    job.loses("b")
+    job.stop_training("a")
+    assert eventually(lambda: "c" in job.driver.host_assignments)
+    assert job.comes_to_init("c").get(timeout=SOON_S).rank == 1
     assert nothing_comes(job.told), "there is nothing new any more"
+    job.driver.stop()
+
+
+def test_who_asks_again_no_longer_waits_for_a_slower_one(job):
+    job.hosts.slots |= {"c": 1, "d": 1}
+    assert {job.started.get(timeout=SOON_S).hostname for _ in range(2)} == {"c", "d"}
+    assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S) is None
+    assert nothing_comes(job.told)
+    place = job.comes_to_init("c")
+    assert job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).size == 3, "d has not come"
+
+
+def test_a_host_that_came_first_keeps_its_place_when_one_that_was_found_first_comes(job):
+    job.hosts.slots["c"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "c"
+    job.hosts.slots["d"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "d"
+    assert job.comes_to_init("d", patience_s=0.05).get(timeout=SOON_S) is None
+    place = job.comes_to_init("d")
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).rank == 2
+    place = job.comes_to_init("c")
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b", "d")
+    assert (place.get(timeout=SOON_S).rank, job.driver.get_slot_info("d", 0).rank) == (3, 2)
+
+
+def test_a_spare_takes_the_place_of_a_lost_rank_and_another_one_gets_ready(monkeypatch):
+    job = Job(monkeypatch, most=2, spares=1, idle=["c", "d"])
+    spare = job.started.get(timeout=SOON_S)
+    assert module_env(spare)["HOROVOD_STARTED_AHEAD"] == "1"
+    assert nothing_comes(job.started), "one spare was asked for"
+    lost = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 1)
+    stays = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 0)
+    assert job.comes_to_init(spare.hostname, patience_s=0.05).get(timeout=SOON_S) is None, "nobody is lost"
+    place = job.comes_to_init(spare.hostname)
+    assert nothing_comes(place)
+    job.loses(lost)
+    job.stop_training(stays)
+    assert (place.get(timeout=SOON_S).rank, job.driver.world_size()) == (1, 2)
+    assert job.started.get(timeout=SOON_S).hostname not in {lost, stays, spare.hostname}
+    assert nothing_comes(job.told)
+    job.driver.stop()
+
+
+def test_a_spare_that_is_not_ready_is_not_waited_for(monkeypatch):
+    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+    spare = job.started.get(timeout=SOON_S).hostname
+    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    job.loses(lost)
+    job.stop_training(stays)
+    assert eventually(lambda: job.driver.world_size() == 1)
+    place = job.comes_to_init(spare)
+    assert job.told.get(timeout=SOON_S), "it is one of those who are to take part now"
+    job.stop_training(stays)
+    assert place.get(timeout=SOON_S).rank == 1
+    job.driver.stop()
+
+
+def test_a_spare_that_ends_costs_its_host_and_the_next_idle_one_has_a_spare(monkeypatch):
+    job = Job(monkeypatch, most=2, spares=1, idle=["c", "d"])
+    spare = job.started.get(timeout=SOON_S).hostname
+    job.ended[spare].put(1)
+    assert job.started.get(timeout=SOON_S).hostname != spare
+    assert job.host_is_given_up(spare)
+    assert nothing_comes(job.told)
+    job.driver.stop()
+
+
+def test_an_impossible_number_of_spares_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="HOROVOD_ELASTIC_SPARES must be 0 or more, got -1"):
+        Job(monkeypatch, spares=-1)
 
 
 def test_a_host_that_goes_away_again_is_neither_waited_for_nor_given_up(job):
