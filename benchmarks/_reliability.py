@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _reliability_job
+import numpy as np
+import numpy.typing as npt
 from _recoveries import Change, changes
 
 
@@ -150,26 +153,47 @@ def faults_of(record: Record, samples: int, epochs: int) -> str | None:
     return None
 
 
-def replayed(rounds: Sequence[tuple[int, list[int]]], rates: Sequence[float], momentum: float, samples: int) -> Any:
-    """Return the parameters of one process without faults that takes the same samples in the same rounds."""
-    import torch
-    from _reliability_rank import data, network
+def replayed(
+    rounds: Sequence[tuple[int, list[int]]],
+    rates: Sequence[float],
+    momentum: float,
+    samples: int,
+    framework: str = "PyTorch",
+) -> npt.NDArray[np.float64]:
+    """Return the parameters of one process without faults that takes the same samples in the same rounds.
 
-    x, y = data(samples)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rates[0], momentum=momentum)
+    Least squares by stochastic gradient descent, written out; frameworks differ in where the rate comes in:
+
+        PyTorch:  v <- momentum v + gradient,        p <- p - rate v
+        Keras:    v <- momentum v - rate gradient,   p <- p + v
+    """
+    x, y, parameters = problem(samples, framework)
+    velocity = np.zeros_like(parameters)
     for (_, indices), rate in zip(rounds, rates, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x[indices]), y[indices]).backward()
-        optimizer.step()
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+        gradient = 2 * x[indices].T @ (x[indices] @ parameters - y[indices]) / len(indices)
+        if framework == "PyTorch":
+            velocity = momentum * velocity + gradient
+            parameters = parameters - rate * velocity
+        else:
+            velocity = momentum * velocity - rate * gradient
+            parameters = parameters + velocity
+    return parameters
 
 
-def loss(parameters: Sequence[float], samples: int) -> float:
-    import torch
-    from _reliability_rank import data
+def loss(parameters: npt.ArrayLike, samples: int, framework: str = "PyTorch") -> float:
+    """Return the mean squared error."""
+    x, y, _ = problem(samples, framework)
+    return float(np.mean((x @ np.asarray(parameters) - y) ** 2))
 
-    x, y = data(samples)
-    flat = torch.tensor(parameters, dtype=torch.float64)
-    return float(torch.nn.functional.mse_loss(x @ flat[:-1, None] + flat[-1], y))
+
+def problem(samples: int, framework: str) -> tuple[npt.NDArray[np.float64], ...]:
+    """Return features with a column of ones, targets, and the parameters at the beginning."""
+    if framework == "Keras":
+        features, targets = _reliability_job.line(samples)
+        begins = np.zeros(features.shape[1] + 1)
+    else:
+        import _reliability_rank
+
+        features, targets = (tensor.numpy() for tensor in _reliability_rank.data(samples))
+        begins = np.concatenate([p.detach().numpy().ravel() for p in _reliability_rank.network().parameters()])
+    return np.hstack([features, np.ones((samples, 1))]), targets[:, 0], begins
