@@ -140,6 +140,8 @@ if __name__ == "__main__":
     [
         ("echo one:2", "{'one': 2}"),
         ("echo one:2; sleep 1000", "was not done after 3 s, and was ended"),
+        ("echo one:2; sleep 1000 &", "{'one': 2}"),  # what it leaves behind is ended, and not waited for
+        ("echo one:2; exit 3", "Exit code: 3"),
     ],
 )
 def test_a_discovery_script_that_hangs_is_ended(content: str, said: str, tmp_path: Path) -> None:
