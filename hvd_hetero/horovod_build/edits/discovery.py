@@ -16,8 +16,8 @@ DISCOVERY_EDITS = (
     Edit(
         _FILE,
         "import io\nimport logging\nimport random\nimport threading\nimport time\n",
-        "import contextlib\nimport logging\nimport os\nimport random\nimport signal\nimport subprocess\nimport tempfile\n"
-        "import threading\nimport time\n",
+        "import contextlib\nimport logging\nimport os\nimport random\nimport signal\nimport subprocess\n"
+        "import tempfile\nimport threading\nimport time\n",
         _COSTS,
     ),
     Edit(
@@ -44,7 +44,7 @@ class HostState(object):
             self._discovery_script, stdout=stdout)
         if exit_code != 0:
 """,
-        """        # What the script leaves behind would keep a pipe open, but not a file; and it is ended, as of one session
+        """        # What the script leaves behind would keep a pipe open; and it is ended, as one session
         with tempfile.TemporaryFile('w+') as output:
             script = subprocess.Popen(self._discovery_script, shell=True, stdin=subprocess.DEVNULL, stdout=output,
                                       start_new_session=True)
@@ -52,8 +52,9 @@ class HostState(object):
                 exit_code = script.wait(DISCOVERY_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 raise RuntimeError(
-                    'Discovery script {} was not done after {:g} s, and was ended. Let it print what it knows in time, or '
-                    'set HOROVOD_DISCOVERY_TIMEOUT_SECONDS.'.format(self._discovery_script, DISCOVERY_TIMEOUT_SECONDS))
+                    'Discovery script {} was not done after {:g} s, and was ended. Let it print what it knows in '
+                    'time, or set HOROVOD_DISCOVERY_TIMEOUT_SECONDS.'
+                    .format(self._discovery_script, DISCOVERY_TIMEOUT_SECONDS))
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(script.pid, signal.SIGKILL)
