@@ -41,6 +41,7 @@ from torch_hooks.load_balance import LoadBalance
 from torch_hooks.loader import BalancedLoader
 from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_state, suitable
+from torch_hooks.parameters.keeping import copied
 from torch_hooks.session import TorchSession
 from torch_hooks.wires.choice import over_process_groups, wire_here
 
@@ -130,6 +131,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             setattr(self, name, value)
         self._batches: MicroBatches | None = None
         self._inside = False
+        self._saved_parts: dict[str, Any] = {}
         self._save_parts()
         plain = {name: value for name, value in values.items() if name not in own}
         super().__init__(_of_rank_0, lambda: wire_here().rank, **plain)
@@ -229,9 +231,10 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._forget_gradients()
 
     def _save_parts(self) -> None:
-        self._saved_parts: Mapping[str, Any] = {
-            name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
-        }
+        former = self._saved_parts
+        self._saved_parts = {
+            name: copied(part.state_dict(), former.get(name)) for name, part in self._parts.items()
+        }  # fmt: skip
 
 
 def _of_rank_0(value: Any) -> Any:
