@@ -13,6 +13,7 @@ from hvd_hetero.horovod_build.edits.joining import JOINING_EDITS
 from hvd_hetero.horovod_build.edits.locks import LOCK_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
+from hvd_hetero.horovod_build.edits.silence import SILENCE_EDITS
 from hvd_hetero.horovod_build.edits.speed import SPEED_EDITS
 from hvd_hetero.horovod_build.edits.waiting import WAITING_EDITS
 
@@ -22,5 +23,5 @@ SOURCE_EDITS: tuple[Edit, ...] = (
     *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS
 )  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (
-    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *RAY_EDITS
+    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *SILENCE_EDITS, *RAY_EDITS
 )  # fmt: skip

@@ -1,76 +1,8 @@
 """The launcher of elastic jobs starts ranks on a new host before it tells the others of it, and keeps spares ready."""
 
-import queue
-import threading
-from types import SimpleNamespace
-
 import pytest
-
-pytest.importorskip("horovod")
-
-from horovod.runner.elastic import driver as module
-from horovod.runner.elastic.discovery import HostDiscovery
-
-SOON_S = 20.0
-
-
-class Hosts(HostDiscovery):
-    def __init__(self, *names):
-        self.slots = dict.fromkeys(names, 1)
-
-    def find_available_hosts_and_slots(self):
-        return dict(self.slots)
-
-
-class Job:
-    """Two ranks on hosts ``a`` and ``b``, none of which is a process: what the launcher starts and tells is noted."""
-
-    def __init__(self, monkeypatch, least=1, most=4, spares=0, idle=()):
-        monkeypatch.setenv("HOROVOD_ELASTIC_SPARES", str(spares))
-        monkeypatch.setattr(module, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.02)
-        client = SimpleNamespace(notify_hosts_updated=lambda timestamp, what: self.told.put(what))
-        monkeypatch.setattr(module, "WorkerNotificationClient", lambda *of: client)
-        self.started, self.told, self.ended = queue.Queue(), queue.Queue(), {}
-        self.hosts = Hosts("a", "b", *idle)
-        rendezvous = SimpleNamespace(init=lambda plan: None, stop=lambda: None)
-        self.driver = module.ElasticDriver(rendezvous, self.hosts, least, most)
-        self.driver.wait_for_available_slots(2)
-        self.driver.start(2, self.rank)
-        members = {slot.hostname for slots in self.driver.host_assignments.values() for slot in slots}
-        assert {self.started.get(timeout=SOON_S).hostname for _ in members} == members
-        for host in members:
-            self.driver.register_worker_server(host, 0, {}, b"")
-
-    def rank(self, slot, events):
-        """Run until the test says how it ended, or the launcher ends it."""
-        code = self.ended[slot.hostname] = queue.Queue()
-        self.started.put(slot)
-        while not any(event.is_set() for event in events):
-            try:
-                return code.get(timeout=0.02), 0.0
-            except queue.Empty:
-                continue
-        return 1, 0.0
-
-    def stop_training(self, *hosts):
-        """These ranks come to the launcher for their new places."""
-        threads = [threading.Thread(target=self.driver.record_ready, args=(host, 0), daemon=True) for host in hosts]
-        for thread in threads:
-            thread.start()
-
-    def loses(self, host):
-        """The rank of this host fails."""
-        self.ended[host].put(1)
-
-    def comes_to_init(self, host, patience_s=SOON_S):
-        """A rank that was started ahead asks for its place; its answer is put into the queue that this returns."""
-        answer = queue.Queue()
-        ask = lambda: answer.put(self.driver.await_place(host, 0, patience_s))  # noqa: E731
-        threading.Thread(target=ask, daemon=True).start()
-        return answer
-
-    def host_is_given_up(self, host):
-        return self.driver._host_manager.is_blacklisted(host)
+from horovod.runner.gloo_run import create_slot_env_vars
+from launcher_of_elastic_jobs import SOON_S, Job, eventually, nothing_comes
 
 
 @pytest.fixture
@@ -80,16 +12,10 @@ def job(monkeypatch):
     job.driver.stop()
 
 
-def nothing_comes(from_queue):
-    with pytest.raises(queue.Empty):
-        from_queue.get(timeout=0.2)
-    return True
-
-
 def test_others_are_told_when_the_new_rank_is_there_and_it_has_its_place_when_they_have_stopped(job):
     job.hosts.slots["c"] = 1
     slot = job.started.get(timeout=SOON_S)
-    assert module_env(slot)["HOROVOD_STARTED_AHEAD"] == "1"
+    assert create_slot_env_vars(slot)["HOROVOD_STARTED_AHEAD"] == "1"
     assert nothing_comes(job.told), "it has not come to hvd.init() yet"
     place = job.comes_to_init("c")
     assert job.told.get(timeout=SOON_S)
@@ -174,7 +100,7 @@ def test_a_host_that_came_first_keeps_its_place_when_one_that_was_found_first_co
 def test_a_spare_takes_the_place_of_a_lost_rank_and_another_one_gets_ready(monkeypatch):
     job = Job(monkeypatch, most=2, spares=1, idle=["c", "d"])
     spare = job.started.get(timeout=SOON_S)
-    assert module_env(spare)["HOROVOD_STARTED_AHEAD"] == "1"
+    assert create_slot_env_vars(spare)["HOROVOD_STARTED_AHEAD"] == "1"
     assert nothing_comes(job.started), "one spare was asked for"
     lost = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 1)
     stays = next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 0)
@@ -249,17 +175,3 @@ def test_a_job_that_ends_meanwhile_has_no_place_for_it(job):
     place = job.comes_to_init("c")
     job.driver.stop()
     assert place.get(timeout=SOON_S).rank == -1
-
-
-def module_env(slot):
-    from horovod.runner.gloo_run import create_slot_env_vars
-
-    return create_slot_env_vars(slot)
-
-
-def eventually(holds):
-    for _ in range(int(SOON_S / 0.02)):
-        if holds():
-            return True
-        threading.Event().wait(0.02)
-    return False

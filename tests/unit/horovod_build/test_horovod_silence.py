@@ -1,0 +1,86 @@
+"""The launcher of elastic jobs gives up a rank that does not answer while others wait for it."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from horovod.runner.elastic import registration
+from launcher_of_elastic_jobs import Job, eventually
+
+SILENCE_S = 0.3
+
+
+class Asked:
+    """A rank's thread that answers, or does not: ``silent`` says how often it will not from now on."""
+
+    def __init__(self, silent=0):
+        self.silent, self.questions = silent, threading.Semaphore(0)
+
+    def answers(self):
+        self.questions.release()
+        self.silent -= 1
+        return self.silent < 0
+
+    def was_asked(self, times):
+        return all(self.questions.acquire(timeout=20.0) for _ in range(times))
+
+
+@pytest.fixture
+def job(monkeypatch):
+    monkeypatch.setattr(registration, "SILENCE_SECONDS", SILENCE_S)
+    monkeypatch.setattr(registration, "QUESTION_SECONDS", 0.02)
+    job = Job(monkeypatch)
+    yield job
+    job.driver.stop()
+
+
+def with_the_other(job, rank):
+    """``a`` has stopped, and ``b`` has not."""
+    job.driver._worker_clients["b", 0] = rank
+    job.stop_training("a")
+    return rank
+
+
+def test_a_rank_that_is_frozen_is_given_up_and_the_others_go_on(job, caplog):
+    with_the_other(job, Asked(silent=10**9))
+    assert eventually(lambda: job.driver.world_size() == 1)
+    assert job.host_is_given_up("b")
+    assert "b[0] has not answered for 0.3 s, while others wait for it; it is given up." in caplog.text
+    assert job.driver.get_slot_info("b", 0).rank == -1, "what it hears if it wakes up and asks for its place"
+
+
+def test_a_busy_rank_is_waited_for_as_long_as_it_takes(job):
+    rank = with_the_other(job, Asked())
+    assert rank.was_asked(int(3 * SILENCE_S / 0.02))
+    assert job.driver.world_size() == 2
+    assert not job.host_is_given_up("b")
+    job.stop_training("b")
+    assert eventually(lambda: job.driver._worker_registry.last_rendezvous() == 2)
+    assert job.driver.world_size() == 2
+
+
+def test_a_rank_that_answers_again_in_time_is_not_given_up(job):
+    rank = with_the_other(job, Asked(silent=4))
+    assert rank.was_asked(int(3 * SILENCE_S / 0.02))
+    assert not job.host_is_given_up("b")
+
+
+def test_a_rank_that_has_not_told_its_address_yet_is_waited_for(job):
+    del job.driver._worker_clients["b", 0]
+    job.stop_training("a")
+    assert not eventually(lambda: job.host_is_given_up("b"), within_s=3 * SILENCE_S)
+
+
+def test_nobody_is_asked_once_all_have_stopped(job):
+    rank = with_the_other(job, Asked(silent=10**9))
+    assert rank.was_asked(1)
+    job.stop_training("b")
+    assert eventually(lambda: job.driver._worker_registry.last_rendezvous() == 2)
+    assert not eventually(lambda: job.host_is_given_up("b"), within_s=2 * SILENCE_S)
+
+
+def test_a_new_process_is_not_asked_at_the_address_of_a_former_one(job):
+    job.driver._worker_clients["c", 0] = SimpleNamespace(answers=lambda: False)
+    job.hosts.slots["c"] = 1
+    assert job.started.get(timeout=20.0).hostname == "c"
+    assert job.driver.those_without_an_answer([("c", 0)]) == []
