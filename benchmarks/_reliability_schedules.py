@@ -23,7 +23,8 @@ LOADERS: dict[str, dict[str, Any]] = {
 }
 TRAININGS = [("PyTorch", name) for name in (*EXACT, *LOADERS, *CONVERGING)]
 TRAININGS += [("Keras", name) for name in (*EXACT, *CONVERGING)]
-KINDS = ("kill", "join", "freeze", "slow", "report", "cut")
+KINDS = ("kill", "join", "freeze", "slow", "report", "cut", "gone")
+FOR_GOOD_S = 1000.0  # longer than a job: the rank is given up
 LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 
 
@@ -62,6 +63,9 @@ def schedule(number: int, links: bool = True) -> Schedule:
     if spares:
         kinds.remove("join")  # a new host would be one for a spare
     left, faults, cuts = ranks, [], []
+    gone = chance.random() < (0.3 if network else 0.05)  # one of them, for good: frozen, or its host cut off
+    if network and gone:
+        kinds.remove("kill")  # else it might have been the last one
     for at in sorted(chance.choices(range(FIRST, LAST), k=chance.randint(1, 4))):
         what = chance.choice(kinds)
         if what == "kill" and left == 1:
@@ -73,6 +77,12 @@ def schedule(number: int, links: bool = True) -> Schedule:
         else:
             left -= what == "kill"
             faults.append([what, _options(what, chance, left + (what == "kill"), at)])
+    if gone and left > 1:
+        if network:
+            cuts.append((chance.randrange(1, ranks), LAST, FOR_GOOD_S))  # not the first host, where the launcher is
+        else:
+            faults.append(["freeze", {"rank": chance.randrange(left), "at": LAST, "seconds": FOR_GOOD_S}])
+        left -= 1
     job = {
         "policy": name, "samples": SAMPLES, "epochs": EPOCHS, "global_batch": GLOBAL_BATCH, "spares": spares,
         "rounds_per_commit": chance.choice([1, 2, 3, 7]), "faults": faults,

@@ -7,7 +7,8 @@ A schedule's number is its seed. It draws the number of ranks, how often to comm
 rounds; trainings of both frameworks take turns. Ranks are killed when a round begins or with their gradients on the way
 (also two at once, also rank 0), frozen for half a second, slowed down, made to report absurd speeds, or join; in a
 third of the jobs a spare waits to take a lost rank's place. In one of seven, each rank is on a host of its own (a
-network namespace, where they can be made), and links are cut for up to four seconds. Each job is checked:
+network namespace, where they can be made), and links are cut for up to four seconds. In a few, a rank is gone without
+having ended: its process is stopped, or its link cut, for good. Each job is checked:
 
     it ends                     within the watchdog's limit, with the ranks that should be left
     every sample once           the samples of each epoch, written down from the batches themselves
@@ -39,7 +40,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from _reliability_schedules import KINDS, SAMPLES, TRAININGS, Schedule, schedule
+from _reliability_schedules import FOR_GOOD_S, KINDS, SAMPLES, TRAININGS, Schedule, schedule
 
 from hvd_hetero.testing import Elastic, Hosts, LaunchError, Preloaded, hosts_available, launch
 
@@ -78,19 +79,19 @@ def cut(hosts: Hosts, cuts: list[tuple[int, int, float]], directory: Path) -> It
         thread.join()
 
 
-def started(plan: Schedule, directory: Path, preloaded: Preloaded, timeout_s: float, patience_s: int) -> int:
-    """Launch a job, and wait for its end. Returns how many links were cut."""
+def started(plan: Schedule, directory: Path, preloaded: Preloaded, timeout_s: float, patience_s: int) -> set[int]:
+    """Launch a job, and wait for its end. Returns which cuts of links were made."""
     job = json.dumps(plan.job | {"directory": str(directory)})
     common: dict[str, Any] = {
         "timeout_s": timeout_s, "preloaded": preloaded, "env": {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}
     }  # fmt: skip
     if not plan.cuts:
         launch(RANKS[plan.framework], plan.ranks, [job], elastic=Elastic(spares=plan.spares), **common)
-        return 0
+        return set()
     with Hosts(plan.ranks, delay_s=0.0005) as hosts, cut(hosts, plan.cuts, directory) as done:
         starter = hosts.horovodrun(options=["--min-np", "1", "--max-np", str(plan.ranks), "--reset-limit", "20"])
         launch(RANKS[plan.framework], plan.ranks, [job], starter=starter, **common)
-    return len(done)
+    return done
 
 
 def run(plan: Schedule, preloaded: Preloaded, timeout_s: float, patience_s: int) -> dict[str, Any]:
@@ -110,9 +111,11 @@ def run(plan: Schedule, preloaded: Preloaded, timeout_s: float, patience_s: int)
         reports = record.ends
         struck = {int(file.suffix[1:]) for file in directory.glob("fault.*")}
     outcome["struck"] = Counter(
-        kind for i, (kind, _) in enumerate(job["faults"]) if kind == "report" or i in struck
-    )  # a slow rank may be dead by the time of another fault of its
-    outcome["struck"]["cut"] = cuts
+        "gone" if options.get("seconds") == FOR_GOOD_S else kind
+        for i, (kind, options) in enumerate(job["faults"])
+        if kind == "report" or i in struck  # a slow rank may be dead by the time of another fault of its
+    )
+    outcome["struck"].update("gone" if plan.cuts[i][2] == FOR_GOOD_S else "cut" for i in cuts)
     outcome["recovery_s"], outcome["lost"] = record.recovery_s, record.lost
     outcome["visited"] = sum(len(samples) for _, samples in record.rounds)
     if (wrong := faults_of(record, SAMPLES, job["epochs"])) is not None:
