@@ -27,9 +27,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from horovod.common.elastic import ObjectState
 from horovod.common.exceptions import HorovodInternalError
@@ -112,6 +114,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         build_optimizer(self.optimizer, model.trainable_variables)
         self._wire = TensorFlowWire()
         self._own: list[tf.Variable] = []
+        self._saved: list[npt.NDArray[Any]] = []
         self._save_parts()
         broadcast = functools.partial(self._wire.broadcast_object, root_rank=0, name="elastic_state")
         super().__init__(broadcast, lambda: self._wire.rank, **{"epoch": 0, "batch": 0, **values})
@@ -172,7 +175,30 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             variable.assign(value)
 
     def _save_parts(self) -> None:
-        self._saved = [variable.numpy() for variable in self._variables()]
+        self._saved = copied(self._variables(), self._saved)
+
+
+def copied(variables: Sequence[tf.Variable], former: Sequence[npt.NDArray[Any]] = ()) -> list[npt.NDArray[Any]]:
+    """Return copies of the values, in the memory of the former ones where they fit, which are given up by that.
+
+    A copy into new memory takes several times as long: the system has yet to give its pages.
+    """
+    same = [(value.shape, value.dtype) for value in former] == [
+        (tuple(variable.shape), variable.dtype.as_numpy_dtype) for variable in variables
+    ]
+    if not same:
+        return [np.array(variable.numpy()) for variable in variables]  # a scalar is no array
+    for value, variable in zip(former, variables, strict=True):
+        np.copyto(value, _seen(variable))
+    return list(former)
+
+
+def _seen(variable: tf.Variable) -> npt.NDArray[Any]:
+    """Return the value without a copy, if it is in the memory of the host and NumPy has its type (not bfloat16)."""
+    try:
+        return np.asarray(memoryview(variable.read_value()))
+    except (ValueError, TypeError, BufferError):
+        return np.asarray(variable.numpy())
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients  # noqa: E402
-from keras_callbacks.elastic import CommitStateCallback, KerasState  # noqa: E402
+from keras_callbacks.elastic import CommitStateCallback, KerasState, copied  # noqa: E402
 from keras_callbacks.step.failures import failures_told, told  # noqa: E402
 
 keras = tf.keras
@@ -310,3 +310,23 @@ def test_a_function_that_fails_in_the_graph_does_not_end_an_elastic_training_in_
     model.compile("sgd", "mse")
     with pytest.raises(HeteroError, match=r"(?s)a function called from the graph failed: .*no such file"):
         hvd.elastic.run(lambda state: fit(model, CommitStateCallback(state), validation_data=(X, X)))(KerasState(model))
+
+
+def test_a_copy_takes_the_memory_of_the_one_before_and_follows_no_later_change():
+    variables = [tf.Variable(np.full(3, 1.0, np.float32)), tf.Variable(2), tf.Variable(tf.ones(2, tf.bfloat16))]
+    first = copied(variables)
+    where = [value.__array_interface__["data"][0] for value in first]
+    for variable in variables:
+        variable.assign_add(tf.ones_like(variable))
+    second = copied(variables, first)
+    assert [value.__array_interface__["data"][0] for value in second] == where
+    for variable in variables:
+        variable.assign_add(tf.ones_like(variable))
+    assert [np.asarray(value, np.float64).tolist() for value in second] == [[2.0] * 3, 3.0, [2.0] * 2]
+
+
+def test_variables_that_were_not_there_before_are_copied_anew():
+    variables = [tf.Variable(np.ones(3)), tf.Variable(np.ones(2))]
+    assert [value.shape for value in copied(variables, copied(variables[:1]))] == [(3,), (2,)]
+    other = [tf.Variable(np.ones(3, np.float32))]
+    assert copied(other, copied(variables[:1]))[0].dtype == np.float32
