@@ -55,8 +55,8 @@ def main():
         except HorovodInternalError:
             found["sending"] = "is told that Horovod has given up"
         has_sent.set()
-        report(found)
-    hvd.shutdown()
+    hvd.shutdown()  # returns when Horovod's thread has ended
+    report(found)
 
 
 if __name__ == "__main__":
