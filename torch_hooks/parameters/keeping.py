@@ -2,6 +2,9 @@
 
 A copy into memory that is there costs a third of one into new memory, whose pages the system has yet to give, and there
 are never two copies at once.
+
+Two tensors of a copy may share their memory, because those that it was made of did. It takes the next copy only where
+those do, too: a copy's element is that of the original at the same place of the same memory, or the copy is a new one.
 """
 
 from __future__ import annotations
@@ -19,22 +22,33 @@ def copied(state: Any, former: Any = None) -> Any:
 
     ``former`` is what an earlier call has returned, and is given up by this one.
     """
+    return _copied(state, former, {})
+
+
+def _copied(state: Any, former: Any, taken: dict[int, int]) -> Any:
+    """``taken``: for memory of ``former`` that was written to, the memory that it is a copy of."""
     if isinstance(state, torch.Tensor):
-        return former.copy_(state) if _fits(state, former) else copy.deepcopy(state)
+        return former.copy_(state) if _fits(state, former, taken) else copy.deepcopy(state)
     if isinstance(state, dict) and type(former) is type(state) and list(former) == list(state):
         for key, value in state.items():
-            former[key] = copied(value, former[key])
+            former[key] = _copied(value, former[key], taken)
         return former
     if type(state) is list and type(former) is list and len(former) == len(state):
-        former[:] = map(copied, state, former)
+        former[:] = [_copied(value, before, taken) for value, before in zip(state, former, strict=True)]
         return former
     return copy.deepcopy(state)
 
 
-def _fits(state: torch.Tensor, former: Any) -> bool:
-    return (
+def _fits(state: torch.Tensor, former: Any, taken: dict[int, int]) -> bool:
+    fits = (
         type(former) is torch.Tensor and type(state) is torch.Tensor
         and state.layout is former.layout is torch.strided
-        and (state.shape, state.stride(), state.dtype, state.device)
-        == (former.shape, former.stride(), former.dtype, former.device)
+        and (state.shape, state.stride(), state.storage_offset(), state.dtype, state.device)
+        == (former.shape, former.stride(), former.storage_offset(), former.dtype, former.device)
+        and all(step or size < 2 for step, size in zip(state.stride(), state.shape, strict=True))  # not expanded
+        and not (state.requires_grad or former.requires_grad or former.is_inference())
     )  # fmt: skip
+    if not fits:
+        return False
+    original = state.untyped_storage().data_ptr()
+    return taken.setdefault(former.untyped_storage().data_ptr(), original) == original

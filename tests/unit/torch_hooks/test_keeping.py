@@ -90,3 +90,37 @@ def test_a_value_of_several_tensors_that_are_one_stays_right():
     tied.fill_(2.0)
     kept = copied({"a": tied, "b": tied}, kept)
     assert kept["a"].tolist() == kept["b"].tolist() == [2.0] * 3
+
+
+def test_tensors_that_shared_their_memory_once_are_copied_each_for_itself_when_they_no_longer_do():
+    best = torch.zeros(2)
+    first = copied({"best": best, "last": best})
+    state = {"best": torch.ones(2), "last": torch.zeros(2)}
+    assert same(second := copied(state, first), state)
+    state = {"best": torch.ones(2), "last": torch.full((2,), 3.0)}
+    assert same(copied(state, second), state)
+
+
+def test_tied_weights_share_one_copy_from_commit_to_commit():
+    weight = torch.zeros(2)
+    kept = copied({"in": weight, "out": weight, "part": weight[1:]})
+    weight.add_(1.0)
+    again = copied({"in": weight, "out": weight, "part": weight[1:]}, kept)
+    assert same(again, {"in": weight, "out": weight, "part": weight[1:]})
+    assert again["in"].data_ptr() == again["out"].data_ptr() == again["part"].data_ptr() - 4
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(1).expand(3), torch.zeros(3, requires_grad=True), torch.nn.Parameter(torch.zeros(3))],
+    ids=["expanded", "of a graph", "a parameter"],
+)
+def test_memory_that_cannot_be_written_to_is_not_used_again(tensor):
+    kept = copied({"tensor": tensor})
+    assert same(copied({"tensor": tensor}, kept), {"tensor": tensor})
+
+
+def test_a_copy_made_in_inference_mode_takes_no_later_one():
+    with torch.inference_mode():
+        kept = copied({"tensor": torch.zeros(3)})
+    assert same(copied({"tensor": torch.ones(3)}, kept), {"tensor": torch.ones(3)})
