@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from hvd_hetero.telemetry.recoveries import STEPS
 
-__all__ = ["RecoveryClock", "SoFar", "process_age_s", "record_of"]
+__all__ = ["RecoveryClock", "SoFar", "age_s", "record_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,13 @@ _WORDS = {
 }  # fmt: skip
 
 
-def process_age_s() -> float:
-    """Return the seconds since this process began, to a hundredth; NaN where the system does not say (not Linux)."""
+def age_s() -> float:
+    """Return the seconds since this rank began, to a hundredth; NaN where the system does not say (not Linux).
+
+    It began with its process. One that was started ahead, and made nobody wait, began when it was given its place.
+    """
+    if given_at := os.environ.get("HOROVOD_GIVEN_PLACE_AT"):
+        return time.monotonic() - float(given_at)
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         began_s = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
@@ -43,13 +48,13 @@ def process_age_s() -> float:
 
 
 class RecoveryClock:
-    """One rank's clock. ``clock`` gives monotonic seconds, ``now`` those since 1970, ``age_s`` those of the process."""
+    """One rank's clock. ``clock`` gives monotonic seconds, ``now`` those since 1970, ``age_s`` those of the rank."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
-        age_s: Callable[[], float] = process_age_s,
+        age_s: Callable[[], float] = age_s,
     ) -> None:
         self._clock, self._now, self._age_s = clock, now, age_s
         self._is_new = True
@@ -78,12 +83,11 @@ class RecoveryClock:
         self._at_hand = "leave" if failed else "rendezvous"
 
     def arrive(self) -> None:
-        """Begin with the process, if this is its first membership; the others are about to tell where they are.
+        """Begin where the rank began, if this is its first membership; the others are about to tell where they are.
 
         Whether this is a recovery, a new process does not know yet. If not, ``stop`` follows.
         """
-        waited_s = float(os.environ.get("HOROVOD_WAITED_FOR_PLACE_S", "0"))  # a spare, until others were lost
-        if self._is_new and self._began is None and math.isfinite(age_s := self._age_s() - waited_s):
+        if self._is_new and self._began is None and math.isfinite(age_s := self._age_s()):
             self._latest = self._clock()
             self._began = self._latest - age_s
             self._seconds["start"] = age_s
@@ -134,7 +138,7 @@ class RecoveryClock:
         steps = ", ".join(f"{_WORDS[step]} {self._seconds[step]:.2f} s" for step in STEPS if step in self._seconds)
         total_s = self._latest - self._began
         if "start" in self._seconds:
-            what = f"has joined from round {round} on, {total_s:.2f} s after its process began"
+            what = f"has joined from round {round} on, {total_s:.2f} s after it began"
         else:
             what = f"goes on from round {round}, {total_s:.2f} s after it noticed a change of ranks"
         noticed = ""

@@ -39,6 +39,8 @@ class Elastic:
 
     def options(self, directory: Path, ranks: int) -> list[str]:
         """Write the script and the file of hosts to the directory, and return the options of horovodrun."""
+        if self.spares < 0:
+            raise ValueError(f"spares must be 0 or more, got {self.spares!r}")
         if not 1 <= self.least <= ranks:
             raise ValueError(f"least must be from 1 to the {ranks} ranks of the start, got {self.least!r}")
         hosts, script = directory / "hosts", directory / "discover_hosts.sh"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvd_hetero.recovery import RecoveryClock, process_age_s, record_of
+from hvd_hetero.recovery import RecoveryClock, age_s, record_of
 
 STEPS = ("start", "leave", "rendezvous", "broadcast", "set_up", "first_round")
 
@@ -158,7 +158,7 @@ def test_a_newcomer_says_when_it_takes_part(caplog):
     with caplog.at_level(logging.INFO, "hvd_hetero.recovery"):
         first_round(Alone(watch))
     assert [record.getMessage() for record in caplog.records] == [
-        "rank 1 of 2 has joined from round 57 on, 101.12 s after its process began: start 100.00 s, broadcast 1.00 s, "
+        "rank 1 of 2 has joined from round 57 on, 101.12 s after it began: start 100.00 s, broadcast 1.00 s, "
         "set-up 0.00 s, first round 0.12 s"
     ]
 
@@ -170,7 +170,12 @@ def test_who_does_not_know_its_age_is_no_newcomer_of_a_made_up_age():
 
 
 def test_the_age_of_a_process_grows_as_it_does():
-    before_s, began_s = process_age_s(), time.monotonic()
+    before_s, began_s = age_s(), time.monotonic()
     time.sleep(0.05)
-    assert process_age_s() - before_s == pytest.approx(time.monotonic() - began_s, abs=0.02)
+    assert age_s() - before_s == pytest.approx(time.monotonic() - began_s, abs=0.02)
     assert before_s > 0
+
+
+def test_a_rank_that_was_started_ahead_began_when_it_was_given_its_place(monkeypatch):
+    monkeypatch.setenv("HOROVOD_GIVEN_PLACE_AT", str(time.monotonic() - 2.0))
+    assert age_s() == pytest.approx(2.0, abs=0.1)

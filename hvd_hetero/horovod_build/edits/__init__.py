@@ -11,6 +11,7 @@ from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
 from hvd_hetero.horovod_build.edits.joining import JOINING_EDITS
 from hvd_hetero.horovod_build.edits.locks import LOCK_EDITS
+from hvd_hetero.horovod_build.edits.places import PLACE_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
 from hvd_hetero.horovod_build.edits.silence import SILENCE_EDITS
@@ -23,5 +24,5 @@ SOURCE_EDITS: tuple[Edit, ...] = (
     *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS
 )  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (
-    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *SILENCE_EDITS, *RAY_EDITS
+    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *PLACE_EDITS, *SILENCE_EDITS, *RAY_EDITS
 )  # fmt: skip

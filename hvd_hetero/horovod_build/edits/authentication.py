@@ -17,6 +17,7 @@ _NO_KEY = "the key must not be in a command line, which every user of the machin
 _ONE_KEY = "launcher and ranks share one key, so that neither takes the other's from the network"
 _ONE_ADDRESS = "the address that the ranks are told is the only one they need"
 _REQUESTS = "the launcher answers requests with the job's token only"
+_PROXIES = "launcher and ranks reach each other without a proxy, which would see the token and end long questions"
 _ONLY_OURS = "what is unpickled was made by a process of this job"
 
 _KEY = Edit(
@@ -132,6 +133,32 @@ _SERVERS = (
 )  # fmt: skip
 
 _CLIENTS = (
+    Edit(
+        "horovod/runner/http/http_client.py",
+        "from urllib.request import urlopen\n",
+        "from urllib.request import ProxyHandler, build_opener\n",
+        _PROXIES,
+    ),
+    Edit(
+        "horovod/runner/http/http_client.py",
+        """
+
+def read_data_from_kvstore(addr, port, scope, key):
+""",
+        """
+urlopen = build_opener(ProxyHandler({})).open  # whatever http_proxy says
+
+
+def read_data_from_kvstore(addr, port, scope, key, timeout=None):
+""",
+        _PROXIES,
+    ),
+    Edit(
+        "horovod/runner/http/http_client.py",
+        "resp = urlopen(req)\n",
+        "resp = urlopen(req, timeout=timeout)\n",
+        _PROXIES,
+    ),
     Edit("horovod/runner/http/http_client.py", "import codec\n", "import codec, secret\n", _ONLY_OURS),
     Edit(
         "horovod/runner/http/http_client.py",

@@ -25,7 +25,6 @@ from hvd_hetero.horovod_build.edits.edit import Edit
 __all__ = ["JOINING_EDITS"]
 
 _DRIVER = "horovod/runner/elastic/driver.py"
-_RENDEZVOUS = "horovod/runner/elastic/rendezvous.py"
 _REASON = "all ranks wait for the start of a new one, imports included"
 
 JOINING_EDITS = (
@@ -34,12 +33,17 @@ JOINING_EDITS = (
         "        self._worker_clients = {}\n",
         """        self._worker_clients = {}
 
-        # Ranks that were started before the others were told of their host, and whether each has come to hvd.init()
+        # Ranks that were started before the others were told: their slots, with when each last asked for its place
         self._ahead = {}
+        self._not_again = set()  # slots whose rank ended before it had a place, on hosts that have other ranks
+        self._told_at = 0
         self._ahead_changed = threading.Condition()
-        self._spares = int(os.getenv('HOROVOD_ELASTIC_SPARES') or 0)  # ranks that may wait until others are lost
-        if self._spares < 0:
-            raise ValueError(f'HOROVOD_ELASTIC_SPARES must be 0 or more, got {self._spares}')
+        spares = os.getenv('HOROVOD_ELASTIC_SPARES') or '0'  # ranks that may wait until others are lost
+        if not spares.isdecimal():
+            raise ValueError(f'HOROVOD_ELASTIC_SPARES must be an integer from 0 on, got {spares}')
+        self._spares = int(spares)
+        if self._spares and max_num_proc is None:
+            raise ValueError('HOROVOD_ELASTIC_SPARES needs --max-np: spares are on slots beyond that')
 """,
         _REASON,
     ),
@@ -63,9 +67,13 @@ JOINING_EDITS = (
         \"\"\"Return the slot of a rank that has come to hvd.init(), once the others have stopped (None: not yet).\"\"\"
         key = (host, local_rank)
         with self._ahead_changed:
-            asks_again = self._ahead.get(key)
-            if key in self._ahead:
-                self._ahead[key] = True
+            started_as = self._ahead.get(key)
+            asks_again = started_as is not None and started_as.asked_at is not None
+            if asks_again and host not in self._host_manager.current_hosts.available_hosts:
+                del self._ahead[key]  # its host is gone; if it comes back, another one is started
+                return hosts.INVALID_SLOT_INFO
+            if started_as is not None:
+                started_as.asked_at = time.monotonic()
         self._tell_who_have_come(patiently=not asks_again)
         with self._ahead_changed:
             self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), patience_s)
@@ -73,12 +81,17 @@ JOINING_EDITS = (
                 return None
             return self.get_slot_info(host, local_rank)
 
+    def _has_come(self, key):
+        \"\"\"Return whether a rank waits for its place, and has asked for it lately: its machine may be gone.\"\"\"
+        started_as = self._ahead.get(key)
+        return bool(started_as and started_as.asked_at) and time.monotonic() - started_as.asked_at < SILENT_SECS
+
     def _those_who_are_there(self, current_hosts):
         \"\"\"Return these hosts with the slots whose ranks need not start any more, if that leaves enough.\"\"\"
         def are_there(host):
             slots = current_hosts.get_slots(host)
             return next((slot for slot in range(slots) if not self.has_rank_assignment(host, slot)
-                         and not self._ahead.get((host, slot))), slots)
+                         and not self._has_come((host, slot))), slots)
 
         slots = {host: are_there(host) for host in current_hosts.host_assignment_order}
         there = DiscoveredHosts(slots, [host for host in slots if slots[host]])
@@ -92,9 +105,9 @@ JOINING_EDITS = (
             _, slots = self._get_host_assignments(current_hosts, self._spares)
             for slot_info in slots:
                 key = (slot_info.hostname, slot_info.local_rank)
-                if not self.has_rank_assignment(*key) and key not in self._ahead:
-                    self._ahead[key] = False
-                    slot_info.starts_ahead = True
+                if not self.has_rank_assignment(*key) and key not in self._ahead and key not in self._not_again:
+                    self._ahead[key] = slot_info
+                    slot_info.starts_ahead, slot_info.asked_at = True, None
                     self._start_worker_process(slot_info)
 
     def _tell_who_have_come(self, patiently):
@@ -104,20 +117,27 @@ JOINING_EDITS = (
             return
         with self._ahead_changed:
             _, slots = self._get_host_assignments(current_hosts)
-            missing = [slot_info for slot_info in slots
-                       if self._ahead.get((slot_info.hostname, slot_info.local_rank)) is False]
+            started = [self._ahead.get((slot_info.hostname, slot_info.local_rank)) for slot_info in slots]
+            missing = [started_as for started_as in started if started_as and started_as.asked_at is None]
         if not (patiently and missing):
             self._notify_workers_host_changes(current_hosts, HostUpdateResult.added)
 
     def _has_ended_ahead(self, slot_info):
         \"\"\"Return whether a rank that has ended never had a place.\"\"\"
+        key = (slot_info.hostname, slot_info.local_rank)
         with self._ahead_changed:
-            if self._ahead.pop((slot_info.hostname, slot_info.local_rank), None) is None:
+            if self._ahead.get(key) is not slot_info:  # an older process of this slot, which had a place
                 return False
-        if not self.finished() and slot_info.hostname in self._host_manager.current_hosts.available_hosts:
-            self._host_manager.blacklist(slot_info.hostname)
+            del self._ahead[key]
+            self._ahead_changed.notify_all()
+            if self.finished() or slot_info.hostname not in self._host_manager.current_hosts.available_hosts:
+                return True
+            if slot_info.hostname in self._host_assignments:
+                self._not_again.add(key)  # to give up the host would kill its ranks, which train
+            else:
+                self._host_manager.blacklist(slot_info.hostname)
             self._start_ahead(self._host_manager.current_hosts)
-            self._tell_who_have_come(patiently=True)
+        self._tell_who_have_come(patiently=True)
         return True
 
 """,
@@ -127,7 +147,27 @@ JOINING_EDITS = (
         _DRIVER,
         """            next_host_assignments, _ = self._get_host_assignments(current_hosts)
 """,
-        """            next_host_assignments, _ = self._get_host_assignments(self._those_who_are_there(current_hosts))
+        """            with self._ahead_changed:
+                next_host_assignments, slots = self._get_host_assignments(self._those_who_are_there(current_hosts))
+                if not all(self.has_rank_assignment(slot_info.hostname, slot_info.local_rank) for slot_info in slots):
+                    update_res |= HostUpdateResult.added  # else states do not broadcast to those who come
+""",
+        _REASON,
+    ),
+    Edit(
+        _DRIVER,
+        """        timestamp = _epoch_time_s()
+""",
+        """        timestamp = self._told_at = max(_epoch_time_s(), self._told_at + 1)
+""",
+        "ranks ignore what is not later, in whole seconds, than what they have heard before",
+    ),
+    Edit(
+        _DRIVER,
+        """ELASTIC_TIMEOUT_SECS = 600
+""",
+        """ELASTIC_TIMEOUT_SECS = 600
+SILENT_SECS = 60.0  # after which a rank that waits for its place is taken for dead: three times as long as it waits
 """,
         _REASON,
     ),
@@ -193,69 +233,6 @@ JOINING_EDITS = (
         """            exit_code, timestamp = res
             if not self._has_ended_ahead(slot_info):
                 self._handle_worker_exit(slot_info, exit_code, timestamp)
-""",
-        _REASON,
-    ),
-    Edit(
-        _RENDEZVOUS,
-        """# PUT methods
-""",
-        """GET_PLACE = 'place_of_a_rank_started_ahead'
-
-# PUT methods
-""",
-        _REASON,
-    ),
-    Edit(
-        _RENDEZVOUS,
-        """                return self._get_rank_and_size(host, int(local_rank))
-
-""",
-        """                return self._get_rank_and_size(host, int(local_rank))
-            if scope == GET_PLACE:
-                host, local_rank = key.split(':')
-                slot_info = driver.await_place(host, int(local_rank))
-                place = slot_info and slot_info.to_response_string()
-                return secret.sign(scope, key, codec.dumps_base64(place, to_ascii=False))
-
-""",
-        _REASON,
-    ),
-    Edit(
-        "horovod/runner/gloo_run.py",
-        """    return horovod_rendez_env
-
-
-def _slot_info_to_command_fn""",
-        """    if getattr(slot_info, 'starts_ahead', False):
-        horovod_rendez_env["HOROVOD_STARTED_AHEAD"] = "1"
-    return horovod_rendez_env
-
-
-def _slot_info_to_command_fn""",
-        _REASON,
-    ),
-    Edit(
-        "horovod/common/basics.py",
-        """        initialization_ok = True
-""",
-        """        if os.environ.pop('HOROVOD_STARTED_AHEAD', None):
-            # The others are told now that this rank is ready; when they have stopped, it has a place
-            from time import monotonic
-            from horovod.runner.http.http_client import read_data_from_kvstore
-            asks_s, place = monotonic(), None
-            while place is None:
-                place = read_data_from_kvstore(
-                    os.environ['HOROVOD_GLOO_RENDEZVOUS_ADDR'], os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT'],
-                    'place_of_a_rank_started_ahead',
-                    '{}:{}'.format(os.environ['HOROVOD_HOSTNAME'], os.environ['HOROVOD_LOCAL_RANK']))
-            if place.startswith('-1'):
-                raise SystemExit(0)  # the job is over, or has given up this host
-            os.environ['HOROVOD_WAITED_FOR_PLACE_S'] = str(monotonic() - asks_s)
-            names = ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE', 'CROSS_RANK', 'CROSS_SIZE')
-            os.environ.update(('HOROVOD_' + name, number) for name, number in zip(names, place.split(',')))
-
-        initialization_ok = True
 """,
         _REASON,
     ),

@@ -87,6 +87,16 @@ QUESTION_SECONDS = 2.0
     ),
     Edit(
         _REGISTRATION,
+        """                                  'ignoring (current state is %s)', state, self._states[key])
+""",
+        """                                  'ignoring (current state is %s)', state, self._states[key])
+                    if state == READY and self._states[key] == FAILURE:
+                        return self._rendezvous_id  # it was given up, and counts once; it hears that it has no place
+""",
+        _REASON,
+    ),
+    Edit(
+        _REGISTRATION,
         """    def _wait(self, key, state, rendezvous_id):
 """,
         """    def _watch_the_missing(self, rendezvous_id):

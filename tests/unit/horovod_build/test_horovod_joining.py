@@ -1,8 +1,10 @@
 """The launcher of elastic jobs starts ranks on a new host before it tells the others of it, and keeps spares ready."""
 
+import threading
+
 import pytest
 from horovod.runner.gloo_run import create_slot_env_vars
-from launcher_of_elastic_jobs import SOON_S, Job, eventually, nothing_comes
+from launcher_of_elastic_jobs import SOON_S, Job, eventually, module, nothing_comes
 
 
 @pytest.fixture
@@ -139,9 +141,15 @@ def test_a_spare_that_ends_costs_its_host_and_the_next_idle_one_has_a_spare(monk
     job.driver.stop()
 
 
-def test_an_impossible_number_of_spares_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="HOROVOD_ELASTIC_SPARES must be 0 or more, got -1"):
-        Job(monkeypatch, spares=-1)
+@pytest.mark.parametrize("spares", ["-1", "one"])
+def test_an_impossible_number_of_spares_is_refused(spares, monkeypatch):
+    with pytest.raises(ValueError, match=f"HOROVOD_ELASTIC_SPARES must be an integer from 0 on, got {spares}"):
+        Job(monkeypatch, spares=spares)
+
+
+def test_spares_need_a_limit_beyond_which_they_are(monkeypatch):
+    with pytest.raises(ValueError, match="HOROVOD_ELASTIC_SPARES needs --max-np"):
+        Job(monkeypatch, most=None, spares=1)
 
 
 def test_a_host_that_goes_away_again_is_neither_waited_for_nor_given_up(job):
@@ -175,3 +183,83 @@ def test_a_job_that_ends_meanwhile_has_no_place_for_it(job):
     place = job.comes_to_init("c")
     job.driver.stop()
     assert place.get(timeout=SOON_S).rank == -1
+
+
+def test_a_new_slot_that_fails_on_a_host_with_a_rank_leaves_that_rank_alone(job):
+    job.hosts.slots["a"] = 2
+    slot = job.started.get(timeout=SOON_S)
+    assert (slot.hostname, slot.local_rank) == ("a", 1)
+    job.ended["a"].put(1)
+    assert nothing_comes(job.started), "it is not tried again"
+    assert not job.host_is_given_up("a"), "its other rank would be killed, and nobody would learn of it"
+    job.stop_training("a", "b")
+    assert eventually(lambda: job.driver._worker_registry.last_rendezvous() == 2)
+    assert job.driver.world_size() == 2
+
+
+def test_two_notices_within_a_second_have_different_times(job, monkeypatch):
+    times = []
+    for client in job.driver._worker_clients.values():
+        client.notify_hosts_updated = lambda timestamp, what: (times.append(timestamp), job.told.put(what))
+    monkeypatch.setattr(module, "_epoch_time_s", lambda: 1000)
+    for host, others in (("c", "ab"), ("d", "abc")):
+        job.hosts.slots[host] = 1
+        job.started.get(timeout=SOON_S)
+        place = job.comes_to_init(host)
+        job.told.get(timeout=SOON_S)
+        job.stop_training(*others)
+        place.get(timeout=SOON_S)
+    assert times == [1000, 1001], "ranks ignore what is not later than what they have heard"
+
+
+def test_the_end_of_a_slots_former_process_says_nothing_of_the_one_that_is_starting(job):
+    job.hosts.slots["c"] = 1
+    job.started.get(timeout=SOON_S)
+    former = job.ended["c"]
+    place = job.comes_to_init("c")
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    place.get(timeout=SOON_S)
+    del job.hosts.slots["c"]
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b", "c")
+    assert eventually(lambda: job.driver.world_size() == 2)
+    job.hosts.slots["c"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "c"
+    former.put(1)
+    assert nothing_comes(job.started)
+    assert not job.host_is_given_up("c")
+
+
+def test_a_rank_that_waits_on_a_host_that_is_gone_is_let_go(job):
+    job.hosts.slots["c"] = 1
+    job.started.get(timeout=SOON_S)
+    assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S) is None
+    del job.hosts.slots["c"]
+    assert eventually(lambda: "c" not in job.driver._host_manager.current_hosts.available_hosts)
+    assert job.comes_to_init("c").get(timeout=SOON_S).rank == -1
+    job.ended["c"].put(0)
+    job.hosts.slots["c"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "c", "another one is started there"
+
+
+def test_others_hear_that_a_spare_comes_where_a_host_was_taken_away(monkeypatch):
+    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+    spare = job.started.get(timeout=SOON_S).hostname
+    assert job.comes_to_init(spare, patience_s=0.05).get(timeout=SOON_S) is None
+    del job.hosts.slots[next(host for host, slots in job.driver.host_assignments.items() if slots[0].rank == 1)]
+    assert job.told.get(timeout=SOON_S) & module.HostUpdateResult.added, "or they would not broadcast what it needs"
+    job.driver.stop()
+
+
+def test_a_spare_that_has_gone_silent_has_no_place(monkeypatch):
+    monkeypatch.setattr(module, "SILENT_SECS", 0.2)
+    job = Job(monkeypatch, most=2, spares=1, idle=["c"])
+    spare = job.started.get(timeout=SOON_S).hostname
+    assert job.comes_to_init(spare, patience_s=0.05).get(timeout=SOON_S) is None
+    threading.Event().wait(0.4)  # its machine is gone, which ssh notices after minutes
+    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    job.loses(lost)
+    job.stop_training(stays)
+    assert eventually(lambda: job.driver.world_size() == 1)
+    job.driver.stop()
