@@ -5,6 +5,9 @@ their queue and of its process sets meanwhile. To let go of a tensor that Python
 Python's lock. A thread that sends the next bucket of gradients holds that one, and waits for Horovod's: both wait for
 ever, and with them every rank. So the tensors are put aside, and the same thread lets go of them before it ends, when
 it holds no lock of Horovod's.
+
+And a thread that was about to send, and comes to the queue once that is done, is told so. A released Horovod takes its
+tensor: nobody sends it, its sender waits for ever, and after ``hvd.init()`` it is offered to the ranks of then.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit
@@ -12,7 +15,9 @@ from hvd_hetero.horovod_build.edits.edit import Edit
 __all__ = ["LOCK_EDITS"]
 
 _QUEUE, _HEADER = "horovod/common/tensor_queue.cc", "horovod/common/tensor_queue.h"
+_SETS = "horovod/common/process_set.cc"
 _REASON = "a thread that holds Python's lock may wait for one that is held here, which waits for Python's"
+_NOBODY = "nobody sends what comes to a queue after its end, and its sender waits for ever"
 
 LOCK_EDITS = (
     Edit(
@@ -23,6 +28,7 @@ LOCK_EDITS = (
 """,
         """    e.second.FinishWithCallback(status);
   }
+  ended_ = true;
   if (!tensor_table_.empty()) {
     std::lock_guard<std::mutex> guard_put_aside(put_aside_mutex);
     put_aside.emplace_back(std::move(tensor_table_));
@@ -37,8 +43,14 @@ LOCK_EDITS = (
 """,
         """namespace {
 std::mutex put_aside_mutex;
-std::vector<std::unordered_map<std::string, TensorTableEntry>> put_aside;
+// Never destroyed: when a process exits, Python's lock is gone before
+auto& put_aside = *new std::vector<std::unordered_map<std::string, TensorTableEntry>>;
 } // namespace
+
+void TensorQueue::Begin() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  ended_ = false;
+}
 
 void LetGoOfTensors() {
   std::vector<std::unordered_map<std::string, TensorTableEntry>> tables;
@@ -63,6 +75,76 @@ void LetGoOfTensors();
 
 } // namespace common
 } // namespace horovod
+""",
+        _REASON,
+    ),
+    *(
+        Edit(
+            _QUEUE,
+            f"""{argument}) {{
+  std::lock_guard<std::mutex> guard(mutex_);
+""",
+            f"""{argument}) {{
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (ended_) {{
+    return SHUT_DOWN_ERROR;
+  }}
+""",
+            _NOBODY,
+        )
+        for argument in ("TensorTableEntry& e, Request& message", "std::vector<Request>& messages")
+    ),
+    Edit(
+        _HEADER,
+        """  void FinalizeTensorQueue(const Status& status);
+""",
+        """  // Takes tensors, from now on until it is finalized.
+  void Begin();
+
+  void FinalizeTensorQueue(const Status& status);
+""",
+        _NOBODY,
+    ),
+    Edit(
+        _HEADER,
+        """  mutable std::mutex mutex_;
+""",
+        """  mutable std::mutex mutex_;
+
+  bool ended_ = false;
+""",
+        _NOBODY,
+    ),
+    *(
+        Edit(
+            _SETS,
+            f"""  initialization_done = true;
+  return true;
+}}
+#endif // HAVE_{library}
+""",
+            f"""  tensor_queue.Begin();
+  initialization_done = true;
+  return true;
+}}
+#endif // HAVE_{library}
+""",
+            _NOBODY,
+        )
+        for library in ("MPI", "GLOO")
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        """#endif // HAVE_GLOO
+  }
+
+  bool should_shutdown = false;
+""",
+        """#endif // HAVE_GLOO
+    LetGoOfTensors(); // of sets that were removed
+  }
+
+  bool should_shutdown = false;
 """,
         _REASON,
     ),
