@@ -43,7 +43,12 @@ QUIET = {
 }  # fmt: skip
 # The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank. And the
 # examples learn scikit-learn's digits: another one.
-TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets"), {CYCLE: "2", WAIT: "200"}
+TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets"), {
+    CYCLE: "2", WAIT: "200",
+    # Memory from malloc in pages of 2 MiB halves what a fork takes: of ranks, and of ranks into workers of loaders. It
+    # gains nothing with TensorFlow, whose ranks fork nothing.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}  # fmt: skip
 FRAMEWORKS = {
     "torch": Framework(*TORCH),
     "torch.distributed": Framework(*TORCH, {"HVD_HETERO_TEST_WIRE": "torch.distributed"}),
