@@ -10,7 +10,8 @@ SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as el
 
 Where ``HVD_HETERO_PRELOADED`` names the socket of `hvd_hetero.testing.preload`, the rank is a fork of the process that
 listens there, and this one only stands in for it. So is torchrun's agent, as ``python rank.py --agent -m
-torch.distributed.run ...``, which would import PyTorch for itself. It is no rank, and writes where the launcher does.
+torch.distributed.run ...``, which would import PyTorch for itself, and so is horovodrun. They are no ranks, and write
+where the launcher's child does.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from collections.abc import Mapping
 RUN_DIR = "HVD_HETERO_RUN_DIR"
 LAUNCHER_PID = "HVD_HETERO_LAUNCHER_PID"
 PRELOADED = "HVD_HETERO_PRELOADED"
-AGENT = "--agent"
+AGENT, HOROVODRUN = "--agent", "horovodrun"
 LOG = "launcher"
 """The file in the run directory that has what the launcher and its agents say."""
 STACK_SIGNAL = signal.SIGUSR1
@@ -90,22 +91,29 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def become(command: list[str]) -> None:
-    """Become ``command``. Horovod's own launcher runs in this very process, with `gloo_built` in the place of its own.
+    """Become ``command``; Horovod's own launcher runs as a fork, or in this very process."""
+    script = command[0]
+    if os.path.basename(script) == HOROVODRUN and holds(script, b"horovod.runner.launch") and gloo_built():
+        if PRELOADED in os.environ:
+            stand_in(os.environ[PRELOADED], [AGENT, *command])
+        run_horovodrun(command)
+    else:
+        os.execv(script, command)
+
+
+def run_horovodrun(command: list[str]) -> None:
+    """Run Horovod's launcher, with `gloo_built` in the place of its own, and end this process.
 
     A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
     middleman for each rank, which first runs the file of the main module again. The script would import the whole
     launcher, a seventh of a second of a processor for each rank. So the main module has no file here.
     """
-    script = command[0]
-    if os.path.basename(script) == "horovodrun" and holds(script, b"horovod.runner.launch") and gloo_built():
-        from horovod.runner import launch
+    from horovod.runner import launch
 
-        launch.gloo_built = gloo_built
-        sys.path[0], sys.argv = os.path.dirname(script), command
-        del sys.modules["__main__"].__file__
-        sys.exit(launch.run_commandline())
-    else:
-        os.execv(script, command)
+    launch.gloo_built = gloo_built
+    sys.path[0], sys.argv = os.path.dirname(command[0]), command
+    vars(sys.modules["__main__"]).pop("__file__", None)
+    sys.exit(launch.run_commandline())
 
 
 def run(arguments: list[str]) -> None:
@@ -127,7 +135,9 @@ def run(arguments: list[str]) -> None:
         launcher = os.pidfd_open(int(os.environ[LAUNCHER_PID]))
         threading.Thread(target=die_with_launcher, args=(launcher,), name="die-with-launcher", daemon=True).start()
 
-    if arguments[0] == "-m":
+    if agent and os.path.basename(arguments[0]) == HOROVODRUN:
+        run_horovodrun(arguments)
+    elif arguments[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
