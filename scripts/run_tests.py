@@ -31,10 +31,12 @@ LIMIT_S = 80 * 60.0
 # all of its tests need, so Keras's have one. Of the others there is one more than processors, since some tests wait.
 OF_KERAS = "tests/unit/keras_callbacks"
 SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
-# What runs beside which tests: those leave a processor alone at times, and these need but one.
-BESIDE = {"types": "unit", "gates": "distributed", "wheel": "distributed"}
+# What runs beside which tests: those leave a processor alone at times, and these need but one. Ray's tests wait for
+# its nodes and workers to start.
+BESIDE = {"types": "unit", "ray": "unit", "gates": "distributed", "wheel": "distributed"}
+OF_RAY = "tests/distributed/test_ray.py"
 # These mostly wait.
-IDLE = ("test_hosts.py", "test_ray.py", "test_strangers.py", "test_watchdog.py")
+IDLE = ("test_hosts.py", "test_strangers.py", "test_watchdog.py")
 SLOWEST = 10  # of each run of pytest, told at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENDING = Event()
@@ -66,6 +68,7 @@ def main() -> int:
         "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
         "types": lambda _: [checked("mypy")],
         "unit": unit,
+        "ray": lambda only: [pytest([OF_RAY], only)],
         "gates": lambda _: import_gates(),
         "distributed": distributed,
         "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
@@ -139,9 +142,9 @@ def distributed(only: str) -> list[Count]:
     """
     idle, keras, others = [], [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        of_keras = file.name.startswith("test_keras")
-        part = idle if file.name in IDLE else keras if of_keras else others
-        part.append(str(file.relative_to(ROOT)))
+        path, of_keras = str(file.relative_to(ROOT)), file.name.startswith("test_keras")
+        if path != OF_RAY:
+            (idle if file.name in IDLE else keras if of_keras else others).append(path)
     with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:
         return [pytest(others, only), of_keras(), of_idle()]
 

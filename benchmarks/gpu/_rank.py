@@ -31,7 +31,8 @@ FIRST = 60  # rounds in which LB-BSP learns curves and finds its split: more tha
 TURN = 4  # rounds of a scheme before the next one's
 BLOCK = 4
 SCHEMES = ("ddp", "lb-bsp", "oracle")
-HIDDEN, LENGTH, ROUNDS = 64, 256, 12  # of the training that runs out of memory
+HIDDEN, ROUNDS = 64, 12  # of the training that runs out of memory
+LENGTH = {"cuda": 256, "cpu": 8}  # of its sequences: on a CPU, the end of memory is made up
 
 
 class Indices(torch.utils.data.Dataset):
@@ -214,7 +215,8 @@ def _short_of_memory(policy: Policy, ranks: int, rank: int, samples: int, device
 
 
 def _loss(model: torch.nn.Module, index: torch.Tensor, device: str) -> torch.Tensor:
-    phases = torch.arange(LENGTH * HIDDEN, device=device, dtype=torch.float64).view(LENGTH, HIDDEN)
+    length = LENGTH[device]
+    phases = torch.arange(length * HIDDEN, device=device, dtype=torch.float64).view(length, HIDDEN)
     numbers = index.to(device, torch.float64)
     x = torch.sin(phases[None] * (1 + numbers[:, None, None] / 1000))
     return functional.mse_loss(model(x), torch.sin(numbers)[:, None])

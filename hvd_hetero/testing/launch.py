@@ -134,7 +134,7 @@ def launch(
         follower = _Follower(run_dir, on_line)
         what_they_did: dict[int, str] | None = None
         begin_s = time.monotonic()
-        with open(run_dir / "launcher", "wb") as log:
+        with open(run_dir / bootstrap.LOG, "ab") as log:  # to which agents append, too
             job = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the caller, who then ends the job below
@@ -167,7 +167,7 @@ def launch(
 def torchrun(ranks: int, python: str = sys.executable) -> list[str]:
     """Return a ``starter`` for `launch` that starts ranks for ``torch.distributed``, and needs no Horovod."""
     options = ["--standalone", "--nproc-per-node", str(ranks), "--no-python"]
-    return [python, "-m", "torch.distributed.run", *options]
+    return [python, bootstrap.__file__, bootstrap.AGENT, "-m", "torch.distributed.run", *options]
 
 
 def horovodrun_of(python: str) -> str:
@@ -216,7 +216,7 @@ def _collect(run_dir: Path, ranks: int, wall_s: float) -> LaunchResult:
         stdout=tuple("".join(parts) for parts in texts("stdout")),
         stderr=tuple("".join(parts) for parts in texts("stderr")),
         reports=tuple(json.loads(parts[-1]) if parts else None for parts in texts("report")),
-        launcher_output=(run_dir / "launcher").read_text(errors="replace"),
+        launcher_output=(run_dir / bootstrap.LOG).read_text(errors="replace"),
     )
 
 

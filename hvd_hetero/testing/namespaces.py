@@ -145,7 +145,7 @@ class Hosts:
     def torchrun(self, per_host: int = 1, *, options: Sequence[str] = (), python: str = sys.executable) -> list[str]:
         """Return a ``starter`` for `launch`: torchrun on each host, with as many ranks there."""
         torchrun = [
-            python, "-m", "torch.distributed.run", "--nnodes", str(len(self.names)),
+            python, rank.__file__, rank.AGENT, "-m", "torch.distributed.run", "--nnodes", str(len(self.names)),
             "--nproc-per-node", str(per_host), "--master-addr", self.names[0], "--no-python", *options,
         ]  # fmt: skip
         prefixes = json.dumps([self.on(host) for host in range(len(self.names))])

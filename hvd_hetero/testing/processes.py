@@ -67,7 +67,7 @@ def stacks(run_dir: Path, patience_s: float = 3.0) -> dict[int, str]:
     """
     living = {process.pid for process in job_processes(run_dir)}
     asked: dict[Path, int] = {}
-    for file in sorted(run_dir.glob("*.stack")):
+    for file in sorted(run_dir.glob("[0-9]*.stack")):  # others are of agents
         pid = int(file.name.split(".")[1])
         if pid in living:
             with suppress(ProcessLookupError):

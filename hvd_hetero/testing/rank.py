@@ -9,7 +9,9 @@ loses none (``horovodrun --output-filename`` fails for a single rank, and mixes 
 SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as elastic jobs start a rank more than once.
 
 Where ``HVD_HETERO_PRELOADED`` names the socket of `hvd_hetero.testing.preload`, the rank is a fork of the process that
-listens there, and this one only stands in for it.
+listens there, and this one only stands in for it. So is torchrun's agent, as ``python rank.py --agent -m
+torch.distributed.run ...``, which would import PyTorch for itself, and so is horovodrun. They are no ranks, and write
+where the launcher's child does.
 """
 
 import contextlib
@@ -31,6 +33,9 @@ from collections.abc import Mapping
 RUN_DIR = "HVD_HETERO_RUN_DIR"
 LAUNCHER_PID = "HVD_HETERO_LAUNCHER_PID"
 PRELOADED = "HVD_HETERO_PRELOADED"
+AGENT, HOROVODRUN = "--agent", "horovodrun"
+LOG = "launcher"
+"""The file in the run directory that has what the launcher and its agents say."""
 STACK_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +56,7 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def run_file(kind: str) -> str:
-    """The path of this process's file of ``kind`` in the run directory."""
+    """The path of this rank's file of ``kind`` in the run directory."""
     rank = os.environ.get("HOROVOD_RANK") or os.environ.get("RANK", "0")  # of horovodrun, or of torchrun
     return os.path.join(os.environ[RUN_DIR], f"{rank}.{os.getpid()}.{kind}")
 
@@ -86,40 +91,53 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def become(command: list[str]) -> None:
-    """Become ``command``. Horovod's own launcher runs in this very process, with `gloo_built` in the place of its own.
+    """Become ``command``; Horovod's own launcher runs as a fork, or in this very process."""
+    script = command[0]
+    if os.path.basename(script) == HOROVODRUN and holds(script, b"horovod.runner.launch") and gloo_built():
+        if PRELOADED in os.environ:
+            stand_in(os.environ[PRELOADED], [AGENT, *command])
+        run_horovodrun(command)
+    else:
+        os.execv(script, command)
+
+
+def run_horovodrun(command: list[str]) -> None:
+    """Run Horovod's launcher, with `gloo_built` in the place of its own, and end this process.
 
     A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
     middleman for each rank, which first runs the file of the main module again. The script would import the whole
     launcher, a seventh of a second of a processor for each rank. So the main module has no file here.
     """
-    script = command[0]
-    if os.path.basename(script) == "horovodrun" and holds(script, b"horovod.runner.launch") and gloo_built():
-        from horovod.runner import launch
+    from horovod.runner import launch
 
-        launch.gloo_built = gloo_built
-        sys.path[0], sys.argv = os.path.dirname(script), command
-        del sys.modules["__main__"].__file__
-        sys.exit(launch.run_commandline())
-    else:
-        os.execv(script, command)
+    launch.gloo_built = gloo_built
+    sys.path[0], sys.argv = os.path.dirname(command[0]), command
+    vars(sys.modules["__main__"]).pop("__file__", None)
+    sys.exit(launch.run_commandline())
 
 
 def run(arguments: list[str]) -> None:
     """Prepare this process, then become the script or module that ``arguments`` name."""
+    agent = arguments[0] == AGENT
+    arguments = arguments[agent:]
+    log = os.path.join(os.environ[RUN_DIR], LOG)
     for kind, descriptor in (("stdout", 1), ("stderr", 2)):
-        file = os.open(run_file(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(log if agent else run_file(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)
         os.close(file)
+    stack_file = f"{log}.{os.getpid()}.stack" if agent else run_file("stack")
     # The interpreter's own handler runs no bytecode, so it answers though the main thread be deep in a Horovod call.
-    stack = open(run_file("stack.new"), "w")  # noqa: SIM115 - open as long as the process lives
+    stack = open(f"{stack_file}.new", "w")  # noqa: SIM115 - open as long as the process lives
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=True)
-    os.rename(stack.name, run_file("stack"))  # only now: before the handler is there, the signal would kill
+    os.rename(stack.name, stack_file)  # only now: before the handler is there, the signal would kill
     die_with_parent()
     with contextlib.suppress(OSError):  # no pidfd (before Linux 5.3, or a sandbox): the chain of parents does it, later
         launcher = os.pidfd_open(int(os.environ[LAUNCHER_PID]))
         threading.Thread(target=die_with_launcher, args=(launcher,), name="die-with-launcher", daemon=True).start()
 
-    if arguments[0] == "-m":
+    if agent and os.path.basename(arguments[0]) == HOROVODRUN:
+        run_horovodrun(arguments)
+    elif arguments[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
@@ -173,6 +191,8 @@ if __name__ == "__main__":
         if os.getppid() != int(os.environ[LAUNCHER_PID]):  # it ended before the kernel was asked
             sys.exit("the launcher has ended")
         become(sys.argv[2:])
-    if PRELOADED in os.environ:
-        stand_in(os.environ.pop(PRELOADED), sys.argv[1:])
+    if sys.argv[1] == AGENT and PRELOADED not in os.environ:
+        os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+    if PRELOADED in os.environ:  # which the ranks of an agent need, too
+        stand_in(os.environ[PRELOADED] if sys.argv[1] == AGENT else os.environ.pop(PRELOADED), sys.argv[1:])
     run(sys.argv[1:])

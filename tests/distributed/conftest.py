@@ -41,17 +41,23 @@ WAIT = "HOROVOD_WAIT_SLEEP_US"
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", CYCLE: "5",
 }  # fmt: skip
+LAUNCHER = "horovod.runner.launch"  # horovodrun's, which is forked, too: another fifth of a second for each launch
 # The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank. And the
 # examples learn scikit-learn's digits: another one.
-TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets"), {CYCLE: "2", WAIT: "200"}
+TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets", LAUNCHER), {
+    CYCLE: "2", WAIT: "200",
+    # Memory from malloc in pages of 2 MiB halves what a fork takes: of ranks, and of ranks into workers of loaders. It
+    # gains nothing with TensorFlow, whose ranks fork nothing.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}  # fmt: skip
 FRAMEWORKS = {
     "torch": Framework(*TORCH),
     "torch.distributed": Framework(*TORCH, {"HVD_HETERO_TEST_WIRE": "torch.distributed"}),
     "Keras 3": Framework(
-        ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "0", **QUIET}
+        ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets", LAUNCHER), {"TF_USE_LEGACY_KERAS": "0", **QUIET}
     ),
     "tf_keras": Framework(
-        ("horovod.tensorflow", "keras_callbacks", "tests.distributed.workers.plain_graphs"),
+        ("horovod.tensorflow", "keras_callbacks", "tests.distributed.workers.plain_graphs", LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "1", **QUIET},
     ),
 }

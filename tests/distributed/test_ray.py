@@ -54,7 +54,7 @@ class Cluster:
         self.environ = {
             **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_DEDUP_LOGS": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0", "HOROVOD_WAIT_SLEEP_US": "200", "HOROVOD_CYCLE_TIME": "2",
         }  # fmt: skip
         self._node(0, "--head", "--port", "6379", "--include-dashboard=false")
         self._node(1, "--address", self.address)
@@ -161,6 +161,7 @@ def test_a_rank_that_is_late_is_named_and_one_that_is_killed_ends_the_job_but_no
     # Ray tells what it hears of first: that the rank is gone, or what the other rank says of it.
     assert re.match(r"ActorDiedError: |RayTaskError\(HorovodInternalError\): ", of_fixed_size["lost"])
     assert of_fixed_size["took_s"] < TORCH_S / 4
+    assert of_fixed_size["following"] == ["0", "1"]
 
 
 def test_a_rank_killed_under_an_elastic_ray_executor_costs_no_sample(cluster, reliability):

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,40 +14,41 @@ import pytest
 from hvd_hetero.testing import HangError, RankError, remove_stale_groups
 
 pytestmark = pytest.mark.distributed
-TOKEN = "HVD_HETERO_TEST_TOKEN"
 HANG = Path(__file__).parent / "workers" / "hang.py"
 
 
 @pytest.fixture
-def token():
-    """Goes into the environment of the job's processes, to find them by another mark than the launcher's own."""
-    return {TOKEN: uuid.uuid4().hex}
+def folder(preloaded, monkeypatch, tmp_path):
+    """Where the job's processes work, to find them by another mark than the launcher's own."""
+    preloaded("torch")  # not one of them, so it begins elsewhere
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def alive(token):
+def alive(folder):
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(TOKEN) == token[TOKEN]:
+            if process.pid != os.getpid() and process.cwd() == str(folder):
                 found.append(process)
     return found
 
 
-def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch, token):
-    result = launch("hang.py", 2, ["well"], env=token)
+def test_a_job_that_ends_well_returns_what_each_rank_printed_and_reported(launch, folder):
+    result = launch("hang.py", 2, ["well"], framework="torch")
     assert result.stdout == ("rank 0 is done\n", "rank 1 is done\n")
     assert all(f"rank {rank} warns\n" in result.stderr[rank] for rank in range(2))
     assert result.reports == ({"rank": 0, "total": [3.0]}, {"rank": 1, "total": [3.0]})
-    assert alive(token) == []
+    assert alive(folder) == []
 
 
-def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, token):
-    for timeout_s in (15, 45, 120):  # on a busy machine the ranks may not yet hang at the end of the first
+def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_process_survives(launch, folder):
+    for timeout_s in (8, 45, 120):  # on a busy machine the ranks may not yet hang at the end of the first
         begin_s = time.monotonic()
         with pytest.raises(HangError, match=rf"hang\.py on 2 ranks: not done after {timeout_s} s") as caught:
-            launch("hang.py", 2, ["hang"], timeout_s=timeout_s, env=token)
+            launch("hang.py", 2, ["hang"], timeout_s=timeout_s, framework="torch")
         assert time.monotonic() - begin_s < timeout_s + 60
-        assert alive(token) == []
+        assert alive(folder) == []
         stacks = caught.value.stacks
         if "in synchronize" in stacks.get(0, "") and "in never_post" in stacks.get(1, ""):
             break
@@ -61,42 +61,42 @@ def test_a_hanging_job_is_ended_in_time_with_the_stack_of_every_rank_and_no_proc
     assert message.index("rank 1: pid") < message.index("never_post")
 
 
-def test_a_rank_that_raises_is_reported_with_its_traceback(launch, token):
+def test_a_rank_that_raises_is_reported_with_its_traceback(launch, folder):
     with pytest.raises(RankError) as caught:
-        launch("hang.py", 2, ["raise"], env=token)
+        launch("hang.py", 2, ["raise"], framework="torch")
     assert caught.value.exit_codes[1] == 1
     message = str(caught.value)
     assert "rank 1 exited with 1" in message
     assert "in fail_here" in message
     assert "KeyError: 'the cause of it all'" in message
     assert caught.value.result.reports[1] == {"rank": 1, "total": [3.0]}  # what it told before is not lost
-    assert alive(token) == []
+    assert alive(folder) == []
 
 
-def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch, token):
+def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch, folder):
     with pytest.raises(RankError, match="rank 1 was ended by SIGKILL") as caught:
-        launch("hang.py", 2, ["kill"], env=token)
+        launch("hang.py", 2, ["kill"], framework="torch")
     assert caught.value.exit_codes[1] == -signal.SIGKILL
-    assert alive(token) == []
+    assert alive(folder) == []
     assert remove_stale_groups() == []
 
 
-def test_ranks_do_not_outlive_their_launcher(token, tmp_path):
+def test_ranks_do_not_outlive_their_launcher(folder):
     """Killing the launching process outright ends every rank, within seconds on a machine that is not busy."""
     code = f"from hvd_hetero.testing import launch; launch({str(HANG)!r}, 2, ['hang'], on_line=print)"
     # Its run directory is what a launcher that is killed leaves behind, so let that be where pytest cleans up.
-    environment = dict(os.environ) | token | {"TMPDIR": str(tmp_path)}
+    environment = dict(os.environ) | {"TMPDIR": str(folder)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen([sys.executable, "-u", "-c", code], env=environment, stdout=subprocess.PIPE) as launcher:
         assert b"hanging" in launcher.stdout.readline()
-        assert len(alive(token)) >= 4  # two ranks, horovodrun, the launcher
+        assert len(alive(folder)) >= 4  # two ranks, horovodrun, the launcher
         launcher.kill()
     deadline_s = time.monotonic() + 60
     while (
-        left := [process for process in alive(token) if process.name() != "sleep"]
+        left := [process for process in alive(folder) if process.name() != "sleep"]
     ) and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    for process in alive(token):  # the rank's own child: nobody promised that it follows
+    for process in alive(folder):  # the rank's own child: nobody promised that it follows
         process.kill()
     assert left == []
 

@@ -51,3 +51,17 @@ def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatc
     monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
     assert run_tests.main() == 0
     assert capsys.readouterr().out.endswith("\n5 passed, 0 failed\n")
+
+
+def test_each_file_of_distributed_tests_runs_in_one_stage(monkeypatch):
+    ran = []
+
+    def pytest(paths, only):
+        ran.extend(path for path in paths if not path.startswith("-"))
+        return run_tests.Count(passed=1)
+
+    monkeypatch.setattr(run_tests, "pytest", pytest)
+    monkeypatch.setattr("sys.argv", ["run_tests.py", "ray", "distributed"])
+    assert run_tests.main() == 0
+    files = (run_tests.ROOT / "tests/distributed").glob("test_*.py")
+    assert sorted(ran) == sorted(str(file.relative_to(run_tests.ROOT)) for file in files)
