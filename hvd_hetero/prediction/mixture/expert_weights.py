@@ -47,8 +47,9 @@ weight; many rates at once, shared like the experts (as Squint has them), slower
 squared errors, which follow every change and are led by chance; a second, quick mixture as an expert of the first; a
 share in proportion to the loss; no limit on a round, after which one that was 1000 times too slow costs 3 to 10 % for
 hundreds of rounds; ML-Poly (Gaillard, Stoltz and van Erven, 2014); weights C_k^-8 by squared errors C_k, discounted by
-1/200 a round, which let one large round decide: better where large changes last, worse where they are bursts
-(`benchmarks/prediction_worlds.py` has the figures).
+1/200 a round, which let one large round decide, and exp(-C_k / E) with the largest such error E, by which experts are
+equal again after a large round: better where large changes last, worse where they are bursts
+(`benchmarks/prediction_worlds.py` has the figures). The second costs 4 % on heavy tails, too.
 
 Cost: O(K).
 """

@@ -131,10 +131,22 @@ def test_a_miss_made_in_few_rounds_is_told_from_one_made_in_many():
     assert worlds.without_costliest(many, best) == pytest.approx(math.sqrt(1.291))
 
 
-def test_the_rule_for_comparison_follows_the_member_that_was_better_in_one_large_change():
+def test_rules_for_comparison_follow_the_member_that_was_better_in_one_large_change():
     worlds = load("prediction_worlds", "benchmarks")
     speeds = np.array([10.0] * 20 + [30.0] * 20 + [10.0] * 20)
-    said = worlds.decided_by_few([worlds.Memoryless(), worlds.EMA()], speeds)
-    assert said[:20] == pytest.approx(10.0)
-    assert said[20] == pytest.approx(math.sqrt(30.0 * 14.0))  # both alike so far
-    assert said[40] == pytest.approx(10.0, rel=0.02)
+    members = worlds.forecasts([worlds.Memoryless(), worlds.EMA()], speeds)
+    for rule, within in zip(worlds.RULES.values(), (0.02, 0.3), strict=True):
+        said = worlds.weighed(members, speeds[1:], rule)
+        assert said[:20] == pytest.approx(10.0)
+        assert said[20] == pytest.approx(math.sqrt(30.0 * 14.0))  # both alike so far
+        assert said[40] == pytest.approx(10.0, rel=within)
+
+
+def test_exponential_weights_are_equal_again_after_an_error_far_above_all_before():
+    """The first member was better by far, until both missed by a hundred times as much."""
+    worlds = load("prediction_worlds", "benchmarks")
+    members = np.array([[10.0, 20.0]] * 50 + [[10.0, 20.0]] * 2)
+    speeds = np.array([10.0] * 50 + [1000.0] * 2)
+    said = worlds.weighed(members, speeds, worlds.RULES["Exponential weights"])
+    assert said[50] == pytest.approx(10.0, rel=1e-6)
+    assert said[51] == pytest.approx(math.sqrt(200.0), rel=0.02)
