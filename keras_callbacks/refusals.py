@@ -6,10 +6,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from hvd_hetero.policies import Policy
 from keras_callbacks.keras_versions import backend_of, compiles_by_itself, steps_per_execution
 
-__all__ = ["check_compiled", "check_device", "check_layers"]
+__all__ = ["check_compiled", "check_layers"]
 
 
 def check_compiled(model: Any) -> None:
@@ -45,15 +44,6 @@ def check_compiled(model: Any) -> None:
                 "allreduce; compile with jit_compile=False"
             )
         model.jit_compile = False
-
-
-def check_device(policy: Policy, *, queued: bool) -> None:
-    """Refuse policies that time work, where work is queued on a GPU."""
-    if policy.measures and queued:
-        raise ValueError(
-            f"policy {policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
-            "StaticAllocation([…]) there"
-        )
 
 
 def check_layers(model: Any, policy: str) -> None:

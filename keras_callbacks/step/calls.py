@@ -15,6 +15,7 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue
+from keras_callbacks.step.device import Device
 
 __all__ = ["SHARE", "Fit", "RoundCalls"]
 
@@ -41,10 +42,12 @@ class Fit(Protocol):
 class RoundCalls:
     """One rank's balancer as the graph sees it."""
 
-    def __init__(self, core: Session, fit: Fit) -> None:
+    def __init__(self, core: Session, fit: Fit, device: Device | None = None, *, apart: bool = False) -> None:
         self.policy = core.policy
         self.balancer = core.balancer
         self.prefix = core.prefix
+        self.apart = apart
+        """Whether the table of a round travels by itself, so that no gradient waits for a device's clock."""
         self.failure: BaseException | None = None
         """What went wrong in a call from the graph, which TensorFlow would tell as text alone."""
         self.stop_agreed = False
@@ -53,6 +56,9 @@ class RoundCalls:
         """This rank's samples in the latest round."""
         self._asked_at = self._agreed_at = time.perf_counter()
         core.meter.rests = False  # the table is there when `agree` is called, and others may wait for this rank
+        self._device = device
+        self._timed = device if core.goes_by_time else None
+        core.meter.queued = device is not None and self._timed is None
         self._fit = fit
         self._pending: list[MicroBatch] = []
         self._offset = 0
@@ -74,14 +80,21 @@ class RoundCalls:
         """The optimizer is the user's again."""
         self._optimizer = None
 
-    def ask(self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = ()) -> tf.Tensor:
-        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
+    def ask(
+        self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = (), timed: bool = False
+    ) -> tf.Tensor:
+        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64.
+
+        ``timed``: the call reads the clock, so a device must have computed them, too.
+        """
+        tensors = [t for t in after if isinstance(t, tf.Tensor)]
+        passed = [] if self._timed is None or not timed else [self._timed.passed(tensors)]
 
         def plainly(*arguments: Any) -> Any:
-            return np.asarray(function(*arguments), dtype=np.float64).reshape(numbers)
+            return np.asarray(function(*arguments[: len(inputs)]), dtype=np.float64).reshape(numbers)
 
-        with tf.device("CPU:0"), tf.control_dependencies([t for t in after if isinstance(t, tf.Tensor)]):
-            answer = tf.numpy_function(self.guard(plainly), inputs, tf.float64)
+        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64)
         answer.set_shape([numbers])
         return answer
 
@@ -107,6 +120,8 @@ class RoundCalls:
         if self._witnesses:
             variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            if self._device is not None:  # what is not looked at stays there
+                value = tf.reshape(value, [-1])[:_WITNESS_NUMBERS]
             numbers = np.frombuffer(
                 value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
             )
@@ -195,5 +210,7 @@ class RoundCalls:
         return correction
 
     def applied(self) -> None:
-        """The update of the round has been made."""
+        """The update of the round has been made, or is queued."""
+        if self._timed is not None:
+            self._timed.wait()
         self.balancer.applied(time.perf_counter() - self._agreed_at)
