@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +14,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_hetero.consistency import settings_of
+from hvd_hetero.data.order import Cut
+from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
@@ -18,6 +23,8 @@ from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
 
 __all__ = ["SHARE", "Fit", "RoundCalls"]
+
+logger = logging.getLogger(__name__)
 
 SHARE = 4
 """Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
@@ -59,6 +66,15 @@ class RoundCalls:
         self._device = device
         self._timed = device if core.goes_by_time else None
         core.meter.queued = device is not None and self._timed is None
+        gathers = core.policy.accumulates and not core.policy.updates_locally
+        self.repeats = gathers and (device is not None or core.meter.profile is not None)
+        """Whether a round that runs out of memory is done again, until its gathered gradient leaves."""
+        self.batch: tuple[Any, ...] = ()
+        """The batch of the round at hand, part by part, if it is kept to be done again."""
+        self._cut: Cut | None = None
+        self._most = 0  # of a micro-batch, in a round that is done again
+        self._begun = False  # whether the round of the step at hand has
+        self._leaves = False  # whether the gathered gradient does
         self._fit = fit
         self._pending: list[MicroBatch] = []
         self._offset = 0
@@ -73,6 +89,7 @@ class RoundCalls:
         self._witness = 0.0
         self._pending.clear()
         self.balancer.abandon()
+        self._most = 0
         self.failure = None
         self.stop_agreed = False
 
@@ -98,6 +115,10 @@ class RoundCalls:
         answer.set_shape([numbers])
         return answer
 
+    def host(self) -> AbstractContextManager[Any]:
+        """Where a batch is, and stays: a device gets the micro-batch that it works on, and has no memory for more."""
+        return contextlib.nullcontext() if self._device is None else tf.device("CPU:0")
+
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with what it raises kept for the main thread."""
 
@@ -117,6 +138,7 @@ class RoundCalls:
         the graph, whose threads would have to wait for one another to run an operation of ours: that took longer than
         all else here together.
         """
+        self._begun = False
         if self._witnesses:
             variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
@@ -137,13 +159,20 @@ class RoundCalls:
             work = cut.micro_batch(cut.samples)
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 
-    def begin_round(self, size: int) -> list[float]:
-        """A batch of this size has arrived: the first micro-batch begins."""
+    def begin_round(self, size: int, *batch: Any) -> list[float]:
+        """A batch of this size has arrived: the first micro-batch begins. ``batch`` is kept, to be done again."""
         queue = self._fit.queue
         assert queue is not None, "the batch came from it"
         with queue.lock:
-            cut = queue.take()
-            self._pending = cut.micro_batches()
+            most, self._most = self._most, 0
+            if not most:
+                self._cut = queue.take()
+            cut = self._cut
+            assert cut is not None, "it has just been taken, or is done again"
+            self.batch = batch
+            self._begun, self._leaves = True, False
+            # A round that was planned before the limit was known keeps to it, too.
+            self._pending = cut.micro_batches(most or (self.balancer.meter.limit if self.repeats else 0))
             planned = sum(work.samples for work in self._pending)
             if size != max(planned, 1):
                 if len(self._pending) > 1:
@@ -162,9 +191,23 @@ class RoundCalls:
         if self.balancer.closing or self.balancer.stop_early():
             share = self.share()
             self.samples = int(share[1])
+            self._leaves = True
             return [0.0, 0.0, 1.0, False, *share]
         self.balancer.pause()
         return self._begin_next(0.0)
+
+    def begin_again(self) -> bool:
+        """Memory was short: have all of the round done again, in smaller micro-batches; False if none has begun."""
+        balancer, work = self.balancer, self.balancer.work
+        if not self._begun:
+            return False
+        if not self.repeats or self._leaves or not balancer.computing:
+            when = "where gradients may have left for other ranks, or been applied, which is not done again"
+            raise not_done_again(balancer.rounds - (not balancer.in_round), balancer.rank, work.samples, when)
+        self._most = balancer.out_of_memory(again=True)
+        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, self._most, balancer.meter.limit)
+        self._asked_at = time.perf_counter()
+        return True
 
     def share(self) -> list[float]:
         """What this rank has of the round, if the micro-batch at hand is its last: `SHARE` numbers."""
@@ -214,3 +257,4 @@ class RoundCalls:
         if self._timed is not None:
             self._timed.wait()
         self.balancer.applied(time.perf_counter() - self._agreed_at)
+        self.batch = ()

@@ -161,7 +161,9 @@ class GraphRound:
         """
         self._gathering, self._gathered = True, None
         try:
-            logs = step(_slice(data, state), state, again=again)
+            with self._calls.host():
+                micro_batch = _slice(data, state)
+            logs = step(micro_batch, state, again=again)
         finally:
             self._gathering = False
         if self._gathered is None:
@@ -187,8 +189,9 @@ class GraphRound:
         """The clock starts once the batch is there, and nothing is computed before it has."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
-        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, after=parts)
-        with tf.control_dependencies([state]):
+        kept = parts if self._calls.repeats else []
+        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, *kept, after=parts)
+        with tf.control_dependencies([state]), self._calls.host():
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(

@@ -31,7 +31,9 @@ X = np.random.default_rng(0).normal(size=(50, 4)).astype("float32")
 @pytest.fixture(scope="module", autouse=True)
 def horovod():
     hvd.init()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # a quarter of the time of a fit
     yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     hvd.shutdown()
 
 
@@ -63,8 +65,8 @@ def trained(monkeypatch, model, policy, device):
 
 @pytest.mark.parametrize(
     ("policy", "steps"),
-    [(LBBSP(), 1), (LBBSP(max_micro_batch=5), 3), (ElasticBSP(3), 1), (ElasticBSP(3, updates="local"), 1)],
-    ids=["one", "several", "supersteps", "local updates"],
+    [(LBBSP(), 1), (LBBSP(max_micro_batch=5), 3), (ElasticBSP(3, updates="local"), 1)],
+    ids=["one", "several", "local updates"],
 )
 def test_a_round_takes_what_the_device_takes_and_not_what_the_host_does(monkeypatch, clock, policy, steps):
     device = QueuedDevice(clock, UPDATE_S)
