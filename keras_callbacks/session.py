@@ -12,7 +12,7 @@ from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import build_optimizer
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.refusals import check_layers
+from keras_callbacks.refusals import check_layers, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
@@ -91,6 +91,7 @@ class FitSession:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
         check_layers(model, self.policy.name)
+        self.calls.repeats &= not layers_that_wait(model)  # where no rank can do more micro-batches than the others
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])
