@@ -18,8 +18,8 @@ keras = tf.keras
 class QueuedDevice(Device):
     """The modelled device behind TensorFlow's; ``update_s``: what it has still to do of an update that is queued."""
 
-    def __init__(self, model: DeviceModel, update_s: float = 0.0) -> None:
-        super().__init__("CPU:0")
+    def __init__(self, model: DeviceModel, update_s: float = 0.0, place: str = "CPU:0") -> None:
+        super().__init__(place)
         self.model = model
         self.waits = 0
         self._update_s = update_s
@@ -42,13 +42,18 @@ class QueuedDevice(Device):
 
 
 class Network(keras.Model):
-    """Queues a modelled step with every micro-batch. ``seen``: the samples of the last column of y, batch by batch."""
+    """Queues a modelled step with every micro-batch. ``seen``: the samples of the last column of y, batch by batch.
 
-    def __init__(self, device: DeviceModel, features: int = 4, hidden: int = 6) -> None:
-        inputs = keras.layers.Input((features,))
-        dense = keras.layers.Dense(hidden, activation="tanh")(inputs)
-        super().__init__(inputs, keras.layers.Dense(1)(dense))
+    ``place`` is where it computes: the name of a device of TensorFlow.
+    """
+
+    def __init__(self, device: DeviceModel, place: str = "CPU:0") -> None:
+        with tf.device(place):
+            inputs = keras.layers.Input((4,))
+            dense = keras.layers.Dense(6, activation="tanh")(inputs)
+            super().__init__(inputs, keras.layers.Dense(1)(dense))
         self.device_model = device
+        self.place = place
         self.seen: list[list[int]] = []
 
     def train_step(self, data: Any) -> Any:
@@ -56,7 +61,8 @@ class Network(keras.Model):
         x, y = data
         queued = tf.numpy_function(self._queue, [x, y], x.dtype)
         queued.set_shape(x.shape)
-        return super().train_step((queued, y[:, :1]))
+        with tf.device(self.place):
+            return super().train_step((queued, y[:, :1]))
 
     def _queue(self, x: Any, y: Any) -> Any:
         self.device_model.enqueue(len(x))
