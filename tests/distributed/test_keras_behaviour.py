@@ -315,6 +315,8 @@ def test_what_cannot_work_is_refused_with_the_way_out(outcomes, attempt, message
         assert re.match(message, rank[attempt])
 
 
+# On Keras 3 a device's times and memory have unit tests.
+@pytest.mark.parametrize("outcomes", ["tf_keras"], indirect=True)
 def test_unequal_gpus_find_their_split_and_survive_a_shortage_of_memory(outcomes):
     zero, one = outcomes("unequal_gpus_find_their_split_and_survive_a_shortage_of_memory")
     assert 0.85 * 40 <= zero["limit"] <= 40, "40 samples fit on rank 0"
