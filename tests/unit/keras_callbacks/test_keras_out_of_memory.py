@@ -226,6 +226,25 @@ def test_other_failures_are_what_they_were(error, failure, begun):
     assert raised.value is error
 
 
+def test_a_round_whose_gradients_may_have_left_is_not_done_again():
+    """Once the last micro-batch is done they may, before the table of the round has."""
+    balance = LoadBalance(BSP(max_micro_batch=6), global_batch=BATCH)
+    resize_batches((X, Y), balance)
+    session = balance._session
+    session.queue.prepare(new=True)
+    session.calls.prepare()
+    assert not session.calls.begin_again(), "no round has begun, so the memory was short elsewhere"
+    session.calls.begin_round(BATCH)
+    session.calls.proceed()
+    assert session.calls.begin_again(), "in the second of two"
+    session.calls.begin_round(BATCH)
+    for _ in range(4):
+        session.calls.proceed()
+    assert session.balancer.computing
+    with pytest.raises(HeteroError, match="round 0: rank 0 ran out of memory where gradients may have left"):
+        session.calls.begin_again()
+
+
 def test_updates_of_a_ranks_own_are_not_taken_back():
     assert not LoadBalance(ElasticBSP(3, updates="local"), global_batch=BATCH)._session.calls.repeats
     assert LoadBalance(ElasticBSP(3), global_batch=BATCH)._session.calls.repeats
