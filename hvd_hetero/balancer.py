@@ -229,20 +229,23 @@ class Balancer:
         self._work = replace(self._work, last=True)
         return True
 
-    def out_of_memory(self, *, cramped: bool = False) -> int:
+    def out_of_memory(self, *, cramped: bool = False, again: bool = False) -> int:
         """The micro-batch at hand does not fit. Returns how large its parts may be, which come next.
 
         Every rank learns of the limit with the next table, and from then on plans keep to it. Where something else may
-        still have held memory (``cramped``), that it failed says nothing of its size.
+        still have held memory (``cramped``), that it failed says nothing of its size. If what the round had gathered
+        before is lost with it, all of the round is done ``again``.
         """
         self._expect(_State.COMPUTING)
         size = self._work.samples
         if size < 2:
             raise HeteroError(
-                f"round {self.rounds}: rank {self.rank} has no memory for one sample; use a smaller model, or, if it "
-                "fits by itself, put the loop's body in a function, so that no variable keeps what a failed attempt had"
+                f"round {self.rounds}: rank {self.rank} has no memory for one sample; {self.ways_out.memory}"
             )
-        self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
+        if again:
+            self._reset_round()
+        else:
+            self._state = _State.PAUSED  # also of the first: the round goes on, and gradients may have left
         return self.meter.failed(size, cramped=cramped)
 
     def report(

@@ -22,6 +22,7 @@ class WaysOut:
     witness: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
     unused: str = "Finish every micro-batch before the next one; to accumulate, set max_micro_batch of the policy"
     waiting: str = "Let all ranks call the same collectives in the same order"
+    memory: str = "use a smaller model"
 
 
 # To what relative tolerance. The last two have one because unlike processors round unlike; what they are to find,

@@ -129,6 +129,11 @@ class Session:
         return self.balancer.meter
 
     @property
+    def goes_by_time(self) -> bool:
+        """Whether it matters when work is done: to the plans, or because the first rank to be done ends a round."""
+        return self.policy.measures or self.balancer.plan().ends == "first"
+
+    @property
     def sums_gradients(self) -> bool:
         """Whether a round ends when all ranks are done, and by nothing but a sum of gradients over all of them."""
         plan = self.balancer.plan()

@@ -16,9 +16,10 @@ from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
-from keras_callbacks.refusals import check_compiled, check_device
+from keras_callbacks.refusals import check_compiled
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
+from keras_callbacks.step.device import device_here
 from keras_callbacks.step.loop import batches
 from keras_callbacks.wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
@@ -104,7 +105,8 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
                 "local_layers go with averaged gradients only; use sync='allreduce' and a policy that does not update "
                 "locally"
             )
-        self._session = FitSession(core, wire, self, tuple(local_layers))
+        device = device_here(core.policy.name, timed=core.goes_by_time)
+        self._session = FitSession(core, wire, self, tuple(local_layers), device)
 
     def start(self, model: Any, optimizer: Any) -> None:
         """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
@@ -134,8 +136,6 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         session.release()
         release_from_others(model)
         check_compiled(model)
-        session.meter.queued = bool(tf.config.get_visible_devices("GPU"))
-        check_device(session.policy, queued=session.meter.queued)
         if session.queue is not None:
             build_model(model, model.train_step, session.queue.spec)
             build_metrics(model, session.queue.spec)

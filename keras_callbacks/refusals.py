@@ -6,10 +6,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from hvd_hetero.policies import Policy
 from keras_callbacks.keras_versions import backend_of, compiles_by_itself, steps_per_execution
 
-__all__ = ["check_compiled", "check_device", "check_layers"]
+__all__ = ["check_compiled", "check_layers", "layers_that_wait"]
 
 
 def check_compiled(model: Any) -> None:
@@ -47,13 +46,9 @@ def check_compiled(model: Any) -> None:
         model.jit_compile = False
 
 
-def check_device(policy: Policy, *, queued: bool) -> None:
-    """Refuse policies that time work, where work is queued on a GPU."""
-    if policy.measures and queued:
-        raise ValueError(
-            f"policy {policy.name!r} cannot time work on a GPU in Keras yet; use policy='bsp' or "
-            "StaticAllocation([…]) there"
-        )
+def layers_that_wait(model: Any) -> list[str]:
+    """Return the names of the layers in which ranks wait for one another."""
+    return [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
 
 
 def check_layers(model: Any, policy: str) -> None:
@@ -63,8 +58,7 @@ def check_layers(model: Any, policy: str) -> None:
     """
     if policy == "bsp":
         return
-    waiting = [layer.name for layer in model._flatten_layers() if isinstance(layer, hvd.SyncBatchNormalization)]
-    if waiting:
+    if waiting := layers_that_wait(model):
         raise ValueError(
             f"policy {policy!r} does not go with Horovod's SyncBatchNormalization, here {', '.join(waiting)}: it "
             "weighs ranks alike whatever they hold, and waits for the slowest, so that all seem equally slow; use "

@@ -12,9 +12,10 @@ from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import build_optimizer
 from keras_callbacks.metrics.of_all_ranks import Evaluation
 from keras_callbacks.pipeline.queue import RoundQueue
-from keras_callbacks.refusals import check_layers
+from keras_callbacks.refusals import check_layers, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.device import Device
 from keras_callbacks.step.synchroniser import AllReduce, Gradient
 from keras_callbacks.wire import TensorFlowWire
 
@@ -40,7 +41,12 @@ class FitSession:
     """One rank's part of one training, in ``fit`` or in a loop of the user's own."""
 
     def __init__(
-        self, core: Session, wire: TensorFlowWire, callback: KerasCallback, local_layers: tuple[Any, ...]
+        self,
+        core: Session,
+        wire: TensorFlowWire,
+        callback: KerasCallback,
+        local_layers: tuple[Any, ...],
+        device: Device | None = None,
     ) -> None:
         self.policy = core.policy
         self.balancer = core.balancer
@@ -53,7 +59,9 @@ class FitSession:
         self.trains_here = core.trains_here
         self.wire = wire
         self.local_layers = local_layers
-        self.calls = RoundCalls(core, self)
+        # Ranks on CPUs do as those with a device: all send the same in the same order.
+        devices = int(wire.sum(int(device is not None), f"{core.prefix}.devices")) if core.goes_by_time else 0
+        self.calls = RoundCalls(core, self, device, apart=devices > 0)
         self.common_start = CommonStart(wire, core.prefix, local_layers)
         self.queue: RoundQueue | None = None
         """Where batches come from; the latest of ``resize_batches``, or that of the data which fit iterates over."""
@@ -83,6 +91,7 @@ class FitSession:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
         check_layers(model, self.policy.name)
+        self.calls.repeats &= not layers_that_wait(model)  # where no rank can do more micro-batches than the others
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])

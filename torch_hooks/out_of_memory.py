@@ -13,7 +13,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, is_out_of_memory, not_done_again
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
 __all__ = ["Shortage", "Undoes"]
@@ -110,16 +110,9 @@ class Shortage:
             raise self._fatal("while its gradients were summed or applied") from error
         parts = balancer.out_of_memory(cramped=self._cramped)
         self._failures_seen = _failures()
-        logger.warning(
-            "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its "
-            "micro-batches hold at most %d from now on", balancer.rounds, balancer.rank, work.samples, parts,
-            self._meter.limit,
-        )  # fmt: skip
+        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, parts, self._meter.limit)
         return parts
 
     def _fatal(self, when: str) -> HeteroError:
         balancer = self._balancer
-        return HeteroError(
-            f"round {balancer.rounds}: rank {balancer.rank} ran out of memory {when}; set max_micro_batch of the "
-            f"policy below {balancer.work.samples}, or free memory"
-        )
+        return not_done_again(balancer.rounds, balancer.rank, balancer.work.samples, when)

@@ -34,6 +34,8 @@ _WAYS_OUT = WaysOut(
     waiting="The body of the loop runs once per micro-batch, and not at all on a rank without data: call no collective "
     "in it, but once after the loop (average_by_samples), and leave the loop on all ranks alike (stop_at of the "
     "loader)",
+    memory="use a smaller model, or, if it fits by itself, put the loop's body in a function, so that no variable "
+    "keeps what a failed attempt had",
 )
 
 

@@ -43,9 +43,16 @@ class Cut:
         """Return one micro-batch of this round with so many samples."""
         return MicroBatch(self.plan, samples, last, self.epoch, self.fingerprint, self.round)
 
-    def micro_batches(self) -> list[MicroBatch]:
-        """Return what the rank does, one after the other; without samples, one empty micro-batch."""
+    def micro_batches(self, most: int = 0) -> list[MicroBatch]:
+        """Return what the rank does, one after the other; without samples, one empty micro-batch.
+
+        No micro-batch holds more than ``most`` samples, whatever the plan says (0: as it says).
+        """
         sizes = self.plan.sizes(self.rank, self.samples) or (0,)
+        if 0 < most < max(sizes):
+            count = -(-self.samples // most)
+            base, larger = divmod(self.samples, count)
+            sizes = (base,) * (count - larger) + (base + 1,) * larger
         return [self.micro_batch(size, last=j == len(sizes)) for j, size in enumerate(sizes, start=1)]
 
 

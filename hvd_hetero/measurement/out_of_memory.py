@@ -1,8 +1,19 @@
-"""Which exceptions say that memory is short, whatever framework raises them: told by name and message."""
+"""Which exceptions say that memory is short, whatever framework raises them, and what is said about it.
+
+They are told by name and message.
+"""
 
 from __future__ import annotations
 
-__all__ = ["is_out_of_memory"]
+from hvd_hetero.errors import HeteroError
+
+__all__ = ["DONE_IN_PARTS", "is_out_of_memory", "not_done_again"]
+
+DONE_IN_PARTS = (
+    "round %d: rank %d ran out of memory with %d samples; they are done in parts of at most %d, and its micro-batches "
+    "hold at most %d from now on"
+)
+"""For the log: round, rank, samples, and both sizes."""
 
 # PyTorch raises its own class where its allocator fails, TensorFlow another; libraries below them and PyTorch's
 # allocator for the host raise plain RuntimeErrors.
@@ -22,3 +33,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def not_done_again(round: int, rank: int, samples: int, when: str) -> HeteroError:
+    """Return the error of a rank that ran out of memory where its work cannot be done again."""
+    return HeteroError(
+        f"round {round}: rank {rank} ran out of memory {when}; set max_micro_batch of the policy below {samples}, or "
+        "free memory"
+    )

@@ -101,6 +101,11 @@ class LBBSP(Policy):
             )
         self.predictor()  # a wrong name is an error here and not in the first round
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a rank may do several micro-batches: also where its memory is to be found out."""
+        return self.device == "gpu" or super().accumulates
+
     def predictor(self) -> Predictor:
         """The predictor asked for: a fresh one by name, or the very object that was given."""
         return predictor(self._predictor)

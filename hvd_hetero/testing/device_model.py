@@ -26,6 +26,8 @@ class DeviceModel:
         with device.step(len(x)):
             ...
 
+    For a host that only queues the work: ``enqueue(len(x))``, and ``wait()`` where it asks for a result.
+
     Parameters
     ----------
     slope_s, intercept_s, saturation, out_of_memory
@@ -62,7 +64,9 @@ class DeviceModel:
         """Factor by which the device has become slower."""
         self._error = error
         self._clock = clock
-        self._sleep = sleep
+        self.sleep = sleep
+        """What passes the time."""
+        self._empty_at = -math.inf  # when all that is queued will be done
 
     def allocate(self, batch: int) -> None:
         """Raise the error if a batch of this size does not fit."""
@@ -78,6 +82,21 @@ class DeviceModel:
         yield
         rest_s = begin_s + self.factor * self.gamma.seconds(batch) - self._clock()
         if rest_s > 0:
-            self._sleep(rest_s)
+            self.sleep(rest_s)
         else:
             self.late_s -= rest_s
+
+    def enqueue(self, batch: int) -> None:
+        """Queue a step on a batch, behind what is queued already, and return at once, as a GPU lets its host do."""
+        self.allocate(batch)
+        self._empty_at = max(self._clock(), self._empty_at) + self.factor * self.gamma.seconds(batch)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was queued is not done."""
+        return self._clock() < self._empty_at
+
+    def wait(self) -> None:
+        """Sleep until all that was queued is done."""
+        if self.busy:
+            self.sleep(self._empty_at - self._clock())

@@ -74,6 +74,11 @@ class Figures:
             weigh(self._per_batch(updates), weight)
         return logs
 
+    @property
+    def changed(self) -> list[tf.Variable]:
+        """What the step as traced assigns to: metrics, running statistics, seeds."""
+        return [update.variable for update in self._updates.values()]
+
     def begin(self) -> None:
         """An epoch, or an evaluation, begins with the state as it is: the same on all ranks."""
         self._base = {v._unique_id: v.numpy() for v in self.state()}

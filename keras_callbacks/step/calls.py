@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,12 +14,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_hetero.consistency import settings_of
+from hvd_hetero.data.order import Cut
+from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue
+from keras_callbacks.step.device import Device
 
 __all__ = ["SHARE", "Fit", "RoundCalls"]
+
+logger = logging.getLogger(__name__)
 
 SHARE = 4
 """Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
@@ -41,10 +49,12 @@ class Fit(Protocol):
 class RoundCalls:
     """One rank's balancer as the graph sees it."""
 
-    def __init__(self, core: Session, fit: Fit) -> None:
+    def __init__(self, core: Session, fit: Fit, device: Device | None = None, *, apart: bool = False) -> None:
         self.policy = core.policy
         self.balancer = core.balancer
         self.prefix = core.prefix
+        self.apart = apart
+        """Whether the table of a round travels by itself, so that no gradient waits for a device's clock."""
         self.failure: BaseException | None = None
         """What went wrong in a call from the graph, which TensorFlow would tell as text alone."""
         self.stop_agreed = False
@@ -53,6 +63,18 @@ class RoundCalls:
         """This rank's samples in the latest round."""
         self._asked_at = self._agreed_at = time.perf_counter()
         core.meter.rests = False  # the table is there when `agree` is called, and others may wait for this rank
+        self._device = device
+        self._timed = device if core.goes_by_time else None
+        core.meter.queued = device is not None and self._timed is None
+        gathers = core.policy.accumulates and not core.policy.updates_locally
+        self.repeats = gathers and (device is not None or core.meter.profile is not None)
+        """Whether a round that runs out of memory is done again, until its gathered gradient leaves."""
+        self.batch: tuple[Any, ...] = ()
+        """The batch of the round at hand, part by part, if it is kept to be done again."""
+        self._cut: Cut | None = None
+        self._most = 0  # of a micro-batch, in a round that is done again
+        self._begun = False  # whether the round of the step at hand has
+        self._leaves = False  # whether the gathered gradient does
         self._fit = fit
         self._pending: list[MicroBatch] = []
         self._offset = 0
@@ -67,6 +89,7 @@ class RoundCalls:
         self._witness = 0.0
         self._pending.clear()
         self.balancer.abandon()
+        self._most = 0
         self.failure = None
         self.stop_agreed = False
 
@@ -74,16 +97,27 @@ class RoundCalls:
         """The optimizer is the user's again."""
         self._optimizer = None
 
-    def ask(self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = ()) -> tf.Tensor:
-        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64."""
+    def ask(
+        self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = (), timed: bool = False
+    ) -> tf.Tensor:
+        """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64.
+
+        ``timed``: the call reads the clock, so a device must have computed them, too.
+        """
+        tensors = [t for t in after if isinstance(t, tf.Tensor)]
+        passed = [] if self._timed is None or not timed else [self._timed.passed(tensors)]
 
         def plainly(*arguments: Any) -> Any:
-            return np.asarray(function(*arguments), dtype=np.float64).reshape(numbers)
+            return np.asarray(function(*arguments[: len(inputs)]), dtype=np.float64).reshape(numbers)
 
-        with tf.device("CPU:0"), tf.control_dependencies([t for t in after if isinstance(t, tf.Tensor)]):
-            answer = tf.numpy_function(self.guard(plainly), inputs, tf.float64)
+        with tf.device("CPU:0"), tf.control_dependencies(tensors):
+            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64)
         answer.set_shape([numbers])
         return answer
+
+    def host(self) -> AbstractContextManager[Any]:
+        """Where a batch is, and stays: a device gets the micro-batch that it works on, and has no memory for more."""
+        return contextlib.nullcontext() if self._device is None else tf.device("CPU:0")
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with what it raises kept for the main thread."""
@@ -104,9 +138,12 @@ class RoundCalls:
         the graph, whose threads would have to wait for one another to run an operation of ours: that took longer than
         all else here together.
         """
+        self._begun = False
         if self._witnesses:
             variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            if self._device is not None:  # what is not looked at stays there
+                value = tf.reshape(value, [-1])[:_WITNESS_NUMBERS]
             numbers = np.frombuffer(
                 value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
             )
@@ -122,13 +159,20 @@ class RoundCalls:
             work = cut.micro_batch(cut.samples)
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 
-    def begin_round(self, size: int) -> list[float]:
-        """A batch of this size has arrived: the first micro-batch begins."""
+    def begin_round(self, size: int, *batch: Any) -> list[float]:
+        """A batch of this size has arrived: the first micro-batch begins. ``batch`` is kept, to be done again."""
         queue = self._fit.queue
         assert queue is not None, "the batch came from it"
         with queue.lock:
-            cut = queue.take()
-            self._pending = cut.micro_batches()
+            most, self._most = self._most, 0
+            if not most:
+                self._cut = queue.take()
+            cut = self._cut
+            assert cut is not None, "it has just been taken, or is done again"
+            self.batch = batch
+            self._begun, self._leaves = True, False
+            # A round that was planned before the limit was known keeps to it, too.
+            self._pending = cut.micro_batches(most or (self.balancer.meter.limit if self.repeats else 0))
             planned = sum(work.samples for work in self._pending)
             if size != max(planned, 1):
                 if len(self._pending) > 1:
@@ -147,9 +191,23 @@ class RoundCalls:
         if self.balancer.closing or self.balancer.stop_early():
             share = self.share()
             self.samples = int(share[1])
+            self._leaves = True
             return [0.0, 0.0, 1.0, False, *share]
         self.balancer.pause()
         return self._begin_next(0.0)
+
+    def begin_again(self) -> bool:
+        """Memory was short: have all of the round done again, in smaller micro-batches; False if none has begun."""
+        balancer, work = self.balancer, self.balancer.work
+        if not self._begun:
+            return False
+        if not self.repeats or self._leaves or not balancer.computing:
+            when = "where gradients may have left for other ranks, or been applied, which is not done again"
+            raise not_done_again(balancer.rounds - (not balancer.in_round), balancer.rank, work.samples, when)
+        self._most = balancer.out_of_memory(again=True)
+        logger.warning(DONE_IN_PARTS, balancer.rounds, balancer.rank, work.samples, self._most, balancer.meter.limit)
+        self._asked_at = time.perf_counter()
+        return True
 
     def share(self) -> list[float]:
         """What this rank has of the round, if the micro-batch at hand is its last: `SHARE` numbers."""
@@ -195,5 +253,8 @@ class RoundCalls:
         return correction
 
     def applied(self) -> None:
-        """The update of the round has been made."""
+        """The update of the round has been made, or is queued."""
+        if self._timed is not None:
+            self._timed.wait()
         self.balancer.applied(time.perf_counter() - self._agreed_at)
+        self.batch = ()

@@ -112,15 +112,14 @@ class GraphRound:
         except BaseException:
             self._state = None
             raise
-        state = self._calls.ask(self._calls.proceed, _NUMBERS, after=tf.nest.flatten(gradients, expand_composites=True))
+        state = self._proceed(gradients)
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
             self._state = None  # of what is computed in a loop there are samples
             more, _, latest = self._gather(step, data, state, again=True)
             total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
-            parts = tf.nest.flatten(total, expand_composites=True)
-            return self._calls.ask(self._calls.proceed, _NUMBERS, after=parts), total, logs
+            return self._proceed(total), total, logs
 
         # One iteration at a time: two at once would need the memory of two. Of rows there are more with each.
         start = (state, gradients, logs)
@@ -133,6 +132,11 @@ class GraphRound:
         if not self._calls.policy.updates_locally:
             update([None if v is None else next(reduced) for v in variables])
         return logs
+
+    def _proceed(self, gradients: list[Gradient]) -> tf.Tensor:
+        """What follows, now that all of a micro-batch is computed."""
+        parts = tf.nest.flatten(gradients, expand_composites=True)
+        return self._calls.ask(self._calls.proceed, _NUMBERS, after=parts, timed=True)
 
     def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
         """Figures of the batch are means over the micro-batches so far, by their samples; others the latest."""
@@ -157,7 +161,9 @@ class GraphRound:
         """
         self._gathering, self._gathered = True, None
         try:
-            logs = step(_slice(data, state), state, again=again)
+            with self._calls.host():
+                micro_batch = _slice(data, state)
+            logs = step(micro_batch, state, again=again)
         finally:
             self._gathering = False
         if self._gathered is None:
@@ -183,8 +189,9 @@ class GraphRound:
         """The clock starts once the batch is there, and nothing is computed before it has."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
-        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, after=parts)
-        with tf.control_dependencies([state]):
+        kept = parts if self._calls.repeats else []
+        state = self._calls.ask(self._calls.begin_round, _NUMBERS, size, *kept, after=parts)
+        with tf.control_dependencies([state]), self._calls.host():
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
     def _synchronised(

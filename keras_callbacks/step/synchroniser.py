@@ -6,6 +6,7 @@ contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises a failu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -62,32 +63,39 @@ class Synchroniser(ABC):
         and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
         bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So those of a rank
         that is early fall into its wait, and in a round that is refused some may have been made.)
+
+        Where the clock is that of a device (``calls.apart``), the table comes some time after the last gradient. So it
+        travels by itself and on the host, and samples along with the last bucket, too.
         """
         calls = self._calls
         length = RoundTable.length(calls.balancer.workers) + 1
-        row = calls.ask(calls.report, length, calls.learning_rate(), after=after)
+        row = calls.ask(calls.report, length, calls.learning_rate(), after=after, timed=True)
         backwards = tensors[::-1]
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
-        counted = None if share is None or True not in takes_more[:-1] else takes_more.index(True)
+        counts = takes_more if calls.apart else takes_more[:-1]
+        counted = None if share is None or True not in counts else counts.index(True)
         if share is not None and counted is not None:
             parcels[counted].append(tf.cast(share[1:2], parcels[counted][0].dtype))
-        if takes_more and takes_more[-1]:
+        if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
             parcels.append([row])
-        sums = [
-            hvd.grouped_allreduce(
-                parcel, op=hvd.Sum, name=f"HorovodAllreduce_{calls.prefix}_{number}", ignore_name_scope=True
-            )
-            for number, parcel in enumerate(parcels)
-        ]
-        answer = calls.ask(calls.agree, 1, tf.cast(sums[-1].pop(), tf.float64))[0]
+        sums = [self._sum(parcel, number) for number, parcel in enumerate(parcels[:-1])]
+        with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
+            sums.append(self._sum(parcels[-1], len(sums)))
+        table = tf.cast(sums[-1].pop(), tf.float64)
+        # What has been agreed is over: what a rank does from then on is its update.
+        answer = calls.ask(calls.agree, 1, table, after=list(itertools.chain(*sums)) if calls.apart else ())[0]
         correction = answer if share is None or counted is None else correction_of(share[2], sums[counted].pop()[0])
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
+
+    def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
+        name = f"HorovodAllreduce_{self._calls.prefix}_{number}"
+        return list(hvd.grouped_allreduce(parcel, op=hvd.Sum, name=name, ignore_name_scope=True))
 
 
 class AllReduce(Synchroniser):

@@ -14,6 +14,7 @@ from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
 from keras_callbacks.session import EPOCH_IS_OVER, FitSession
 from keras_callbacks.step.failures import told
+from keras_callbacks.step.out_of_memory import Shortage
 
 __all__ = ["RoundFunction"]
 
@@ -56,6 +57,7 @@ class RoundFunction:
         self._function = function
         self._model = model
         self._figures = figures
+        self._shortage = Shortage(session.calls, lambda: figures.changed or self._marked())
         self._iterator: Any = None
         self._left: int | None = None
         self._open = False
@@ -80,7 +82,7 @@ class RoundFunction:
         kept = {v._unique_id: (v, v.numpy()) for v in self._marked()} if samples == 0 else {}
         calls.prepare()
         try:
-            logs = self._function(iterator)
+            logs = self._shortage.survived(self._function, iterator)
         except Exception as error:
             failure, calls.failure = calls.failure, None
             if failure is None and TOO_FAR_AHEAD in str(error):

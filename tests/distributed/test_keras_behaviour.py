@@ -313,3 +313,16 @@ def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, messa
 def test_what_cannot_work_is_refused_with_the_way_out(outcomes, attempt, message):
     for rank in outcomes("what_cannot_work"):
         assert re.match(message, rank[attempt])
+
+
+# On Keras 3 a device's times and memory have unit tests.
+@pytest.mark.parametrize("outcomes", ["tf_keras"], indirect=True)
+def test_unequal_gpus_find_their_split_and_survive_a_shortage_of_memory(outcomes):
+    zero, one = outcomes("unequal_gpus_find_their_split_and_survive_a_shortage_of_memory")
+    assert 0.85 * 40 <= zero["limit"] <= 40, "40 samples fit on rank 0"
+    assert zero["over the best"][0] > 1.4
+    assert max(zero["over the best"][-10:]) <= 1.05, "on simulated clocks, which know no noise"
+    for rank in (zero, one):
+        assert rank["spread"] == 0.0
+        assert rank["weights"] < 2e-6, "float32"
+        assert rank["history"] < 2e-6, "float32"

@@ -501,6 +501,33 @@ def test_a_micro_batch_that_does_not_fit_is_done_in_parts_and_plans_keep_to_what
     assert job.balancers[0].plan().micro_batches == (1, 2)
 
 
+def test_a_round_whose_gathered_part_is_lost_begins_again_with_its_limit_known_and_teaches_nothing():
+    job = Job(BSP(max_micro_batch=50), [100.0, 100.0], 200)
+    job.round()
+    plain, short = job.balancers
+    for size in (50, 50):
+        short.begin(MicroBatch(short.plan(), size, False))
+        job.clocks[1].now += 7.0
+        if short.micro_batches_so_far == 0:
+            short.pause()
+    assert short.out_of_memory(again=True) == 25
+    assert not short.in_round
+    vectors = []
+    for balancer, sizes in ((plain, (50, 50)), (short, (25,) * 4)):
+        for i, size in enumerate(sizes, start=1):
+            balancer.begin(MicroBatch(balancer.plan(), size, i == len(sizes)))
+            if i < len(sizes):
+                balancer.pause()
+        assert balancer.weight == sizes[-1] / 200
+        vectors.append(balancer.report())
+    assert {balancer.agree(sum(vectors)) for balancer in job.balancers} == {1.0}
+    table = job.finished[-1].table
+    assert table.column("samples").tolist() == [100, 100], "each sample once"
+    assert table.column("compute_s")[1] == 0.0, "of the attempt that was lost nothing is told"
+    assert table.column("limit").tolist() == [0, 45]
+    assert table.column("timed_samples").tolist() == [100, 0]
+
+
 def test_a_single_sample_that_does_not_fit_is_the_end():
     balancer = Job(BSP(), [1.0, 1.0], 2).balancers[0]
     balancer.begin(MicroBatch(balancer.plan(), 1))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras_devices
 import keras_history
 import keras_models
 import keras_ports
@@ -246,7 +247,7 @@ def eager_training() -> dict:
     return {"spread": spread(model), "rounds": balance.rounds}
 
 
-PARTS = (keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
+PARTS = (keras_devices, keras_history, keras_models, keras_ports, keras_refusals, keras_starts, keras_streams)
 
 
 def functions() -> dict[str, Callable[[], Any]]:
@@ -268,6 +269,7 @@ def in_a_folder(case: Callable[..., Any]) -> Any:
 
 
 if __name__ == "__main__":
+    keras_devices.make_place()
     if sys.argv[1:] == ["plain graphs"]:
         importlib.import_module("plain_graphs")
     serve(hvd, functions())

@@ -14,6 +14,7 @@ from oracles import EndingLists, EndlessLists, SharedList
 
 from hvd_hetero.data.cutter import Cutter
 from hvd_hetero.data.ending_shard import EndingShard
+from hvd_hetero.data.order import Cut
 from hvd_hetero.data.parts import Parts
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import ShardStream, SharedStream
@@ -267,3 +268,19 @@ def test_parts_are_alike_but_for_a_first_small_one_after_a_failure(most, cramped
         assert work.last == (not parts)
     assert [len(samples) for samples in got] == sizes
     assert list(chain.from_iterable(got)) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("samples", "planned", "most", "expected"),
+    [(12, 2, 0, [6, 6]), (12, 2, 6, [6, 6]), (12, 2, 5, [4, 4, 4]), (11, 1, 5, [3, 4, 4]), (3, 1, 1, [1, 1, 1])],
+)
+def test_micro_batches_hold_no_more_than_fits_whatever_was_planned(samples, planned, most, expected):
+    plan = RoundPlan((samples, 4), (planned, 1))
+    works = Cut(plan, 0, list(range(samples)), epoch=0, fingerprint=0).micro_batches(most)
+    assert [work.samples for work in works] == expected
+    assert [work.last for work in works] == [False] * (len(expected) - 1) + [True]
+
+
+def test_a_rank_without_samples_has_one_empty_micro_batch_whatever_fits():
+    works = Cut(RoundPlan((0, 4), (0, 1)), 0, [], epoch=0, fingerprint=0).micro_batches(3)
+    assert [(work.samples, work.last) for work in works] == [(0, True)]

@@ -311,15 +311,6 @@ def test_a_model_of_the_other_keras_is_refused():
         check_compiled(other)
 
 
-def test_times_are_not_taken_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["GPU:0"] if kind == "GPU" else [])
-    LoadBalance("bsp", global_batch=4).set_model(network())
-    with pytest.raises(
-        ValueError, match=r"policy 'lb-bsp' cannot time work on a GPU.*policy='bsp' or StaticAllocation"
-    ):
-        LoadBalance("lb-bsp", global_batch=4).set_model(network())
-
-
 def test_horovod_must_be_initialised(monkeypatch):
     monkeypatch.setattr(hvd, "is_initialized", lambda: False)
     with pytest.raises(ValueError, match=r"not initialised; call hvd.init\(\) before LoadBalance"):

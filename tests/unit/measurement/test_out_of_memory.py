@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.out_of_memory import is_out_of_memory, not_done_again
 
 
 class OutOfMemoryError(RuntimeError):
@@ -37,3 +37,11 @@ class ResourceExhaustedError(Exception):
 )
 def test_only_short_memory_is_short_memory(error, expected):
     assert is_out_of_memory(error) is expected
+
+
+def test_what_cannot_be_done_again_names_rank_moment_and_size():
+    error = not_done_again(7, 2, 64, "while gradients were summed")
+    assert str(error) == (
+        "round 7: rank 2 ran out of memory while gradients were summed; set max_micro_batch of the policy below 64, or "
+        "free memory"
+    )

@@ -86,3 +86,20 @@ def test_by_default_it_is_a_memory_error():
 def test_a_device_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DeviceModel(*arguments)
+
+
+def test_a_queued_step_takes_no_time_of_the_host_until_it_asks_for_the_result():
+    world = World()
+    device = played(world)
+    device.wait()  # for nothing
+    device.enqueue(4)
+    device.enqueue(20)
+    assert world.now_s == 50.0
+    assert device.busy
+    device.wait()
+    assert world.now_s == pytest.approx(50.0 + 4.0 + 12.0)
+    assert not device.busy
+    world.work(1.0)  # while the queue is empty
+    device.enqueue(4)
+    device.wait()
+    assert world.now_s == pytest.approx(66.0 + 1.0 + 4.0)

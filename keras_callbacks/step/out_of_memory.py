@@ -1,0 +1,51 @@
+"""A round that does not fit in this rank's memory: it is done again, in smaller micro-batches.
+
+TensorFlow gives up all of a step in which memory runs short, and with it what earlier micro-batches of the round have
+gathered. Nothing of it has left for other ranks where gradients leave once all are gathered. So the whole round is done
+again, on the same batch; what the failed step has changed by then (sums of metrics, running statistics, seeds) is put
+back first. Other ranks wait meanwhile, and the gradient is that of every sample once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from keras_callbacks.step.calls import RoundCalls
+
+__all__ = ["Shortage"]
+
+
+class Shortage:
+    """The rounds of one rank that run out of memory. ``changed``: what a step may change before it fails."""
+
+    def __init__(self, calls: RoundCalls, changed: Callable[[], list[tf.Variable]]) -> None:
+        self._calls = calls
+        self._changed = changed
+
+    def survived(self, function: Callable[[Any], Any], iterator: Any) -> Any:
+        """Call the train function, and again as often as memory runs short where that can be repeated."""
+        calls = self._calls
+        kept = self._kept() if calls.repeats else []
+        while True:
+            try:
+                return function(iterator)
+            except Exception as error:
+                if calls.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
+                    raise
+            for variable, value in kept:
+                variable.assign(value)
+            iterator = _of_one_batch(calls.batch, iterator.element_spec)
+
+    def _kept(self) -> list[tuple[tf.Variable, tf.Tensor]]:
+        """What a step may change, as it is: a value is copied only if the step changes it."""
+        return [(v, tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)) for v in self._changed()]
+
+
+def _of_one_batch(parts: tuple[Any, ...], spec: Any) -> Any:
+    """An iterator over this batch alone, of the type that the train function was traced for."""
+    batch = tf.nest.pack_sequence_as(spec, list(parts), expand_composites=True)
+    return iter(tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=spec))
