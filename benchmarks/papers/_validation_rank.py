@@ -110,13 +110,13 @@ def training(options: argparse.Namespace, policy: str) -> Training:
         data = TensorDataset(*images(options.dataset, seed=2))
         return Training(policy, options.global_batch, telemetry, data, network(), entropy)
     slope_s, fixed_s = options.slopes_ms[hvd.rank()] / 1e3, options.fixed_ms / 1e3
-    x = torch.randn(options.dataset, 1)
 
     def slept(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         time.sleep(slope_s * len(batch[0]) + fixed_s)
         return functional.mse_loss(model(batch[0]), batch[1])
 
     torch.manual_seed(0)
+    x = torch.randn(options.dataset, 1)
     data = TensorDataset(x, 2 * x)
     return Training(policy, options.global_batch, telemetry, data, torch.nn.Linear(1, 1), slept)
 

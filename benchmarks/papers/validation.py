@@ -56,10 +56,12 @@ class Job:
 
     @property
     def name(self) -> str:
+        """How the table names it."""
         more = f"b = {self.fixed_ms} ms" if self.kind == "sleeps" else ", ".join(f"{s:g}" for s in self.each)
         return f"{len(self.each)} ranks, {more}"
 
     def arguments(self) -> list[object]:
+        """What its ranks are told."""
         if self.kind == "sleeps":
             sizes = ["--global-batch", 96, "--dataset", 808]
             return [*sizes, "--slopes-ms", *self.each, "--fixed-ms", self.fixed_ms]
