@@ -16,8 +16,8 @@ A last table tells what the ranks under quotas used: milliseconds of computing f
 of a processor, how much of that by other threads than the one that trains, and for which share of the time the quota
 held the rank back.
 
-Needs a quiet machine with two cores and writable control groups; takes about 11 minutes. ``--keep`` keeps the telemetry, and a job that a
-folder has already is not recorded again.
+Needs a quiet machine with two cores and writable control groups; takes about 11 minutes. ``--keep`` keeps the
+telemetry, and a job that a folder has already is not recorded again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
 
 POLICIES = ("bsp", "lb-bsp", "self-adaptive", "non-blocking", "elastic-bsp")
 WITHIN, SHARE, WARM_UP = 0.10, 0.9, 0.1
-EPOCHS = {"sleeps": 5, "quotas": 7}
+EPOCHS = {"sleeps": 6, "quotas": 7}
 
 
 @dataclass(frozen=True)
