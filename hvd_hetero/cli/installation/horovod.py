@@ -26,7 +26,9 @@ _PURPOSES = {
     "horovod/common/util.py": "horovodrun that asks what was built without importing TensorFlow (7 s a launch)",
     "horovod/runner/http/http_server.py": "a launcher that only its own job can talk to (CVE-2024-10190, "
     "CVE-2026-31234)",
-    "horovod/runner/elastic/discovery.py": "a time limit for host discovery scripts of elastic jobs",
+    "horovod/runner/elastic/discovery.py": "discovery scripts of elastic jobs that cost little and have a time limit",
+    "horovod/runner/elastic/driver.py": "elastic jobs that wait for no rank that starts, and have spares",
+    "horovod/runner/elastic/registration.py": "elastic jobs that give up a rank that is frozen or cut off",
 }
 _COMPILED = "waits that leave the processor to other ranks, and connections that close when a rank gives up"
 

@@ -22,12 +22,6 @@ DISCOVERY_EDITS = (
     ),
     Edit(
         _FILE,
-        "from horovod.runner.common.util import safe_shell_exec\n",
-        "",
-        _COSTS,
-    ),
-    Edit(
-        _FILE,
         "class HostState(object):\n",
         """# Seconds after which a discovery script is ended, as if it had failed
 DISCOVERY_TIMEOUT_SECONDS = float(os.environ.get('HOROVOD_DISCOVERY_TIMEOUT_SECONDS', '60'))
