@@ -122,7 +122,7 @@ def run(plan: Schedule, preloaded: Preloaded, timeout_s: float, patience_s: int)
         outcome["wrong"].append(wrong)
     sizes = {report["size"] for report in reports}
     if sizes != {len(reports)} or len(reports) < plan.left:
-        outcome["wrong"].append(f"{len(reports)} ranks reported at the end, of sizes {sizes}; {plan['left']} are left")
+        outcome["wrong"].append(f"{len(reports)} ranks reported at the end, of sizes {sizes}; {plan.left} are left")
     if any(report["parameters"] != reports[0]["parameters"] for report in reports):
         outcome["wrong"].append("ranks differ at the end")
     single = replayed(

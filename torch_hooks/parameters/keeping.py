@@ -5,6 +5,7 @@ are never two copies at once.
 
 Two tensors of a copy may share their memory, because those that it was made of did. It takes the next copy only where
 those do, too: a copy's element is that of the original at the same place of the same memory, or the copy is a new one.
+The same goes for a dict or a list that is in a copy twice.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def _copied(state: Any, former: Any, taken: dict[int, int]) -> Any:
     """``taken``: for memory of ``former`` that was written to, the memory that it is a copy of."""
     if isinstance(state, torch.Tensor):
         return former.copy_(state) if _fits(state, former, taken) else copy.deepcopy(state)
+    if isinstance(state, dict | list) and taken.setdefault(id(former), id(state)) != id(state):
+        return copy.deepcopy(state)
     if isinstance(state, dict) and type(former) is type(state) and list(former) == list(state):
         for key, value in state.items():
             former[key] = _copied(value, former[key], taken)

@@ -7,7 +7,7 @@ with it. A busy process does neither as well, until its next collective, and mus
 A thread of each rank answers questions, whatever the rank is busy with. So the launcher asks those that are missing
 while others wait. One that has not answered for ``HOROVOD_ELASTIC_SILENCE_SECONDS`` (20 unless set) is given up with
 its host, as if it had ended. If it wakes up later, it finds its connections closed, asks the launcher for its place,
-hears that it has none, and ends with that message.
+hears that it has none, and ends with that message. If the launcher still waits for a busy rank then, so does this one.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit
@@ -58,7 +58,14 @@ SILENCE_EDITS = (
         """FAILURE = 'FAILURE'
 
 # Seconds for which a rank may be silent while others wait for it, and between two questions
-SILENCE_SECONDS = float(os.environ.get('HOROVOD_ELASTIC_SILENCE_SECONDS', '20'))
+_silence = os.environ.get('HOROVOD_ELASTIC_SILENCE_SECONDS') or '20'
+try:
+    SILENCE_SECONDS = float(_silence)
+except ValueError:
+    SILENCE_SECONDS = 0.0
+if not SILENCE_SECONDS > 0:
+    raise ValueError('HOROVOD_ELASTIC_SILENCE_SECONDS must be a number of seconds above 0, got {}; leave it out for 20'
+                     .format(_silence))
 QUESTION_SECONDS = 2.0
 """,
         _REASON,
@@ -82,6 +89,11 @@ QUESTION_SECONDS = 2.0
                 self._watched_id = rendezvous_id
                 threading.Thread(target=self._watch_the_missing, args=(rendezvous_id,), daemon=True).start()
 
+        while given_up:  # it counts once; when all others have come, it hears that it has no place, and not before
+            if self._rendezvous_id != rendezvous_id or self._driver.finished():
+                return rendezvous_id
+            time.sleep(0.1)
+
         rendezvous_id = self._wait(""",
         _REASON,
     ),
@@ -90,8 +102,22 @@ QUESTION_SECONDS = 2.0
         """                                  'ignoring (current state is %s)', state, self._states[key])
 """,
         """                                  'ignoring (current state is %s)', state, self._states[key])
-                    if state == READY and self._states[key] == FAILURE:
-                        return self._rendezvous_id  # it was given up, and counts once; it hears that it has no place
+                    given_up = state == READY and self._states[key] == FAILURE
+""",
+        _REASON,
+    ),
+    Edit(
+        _REGISTRATION,
+        """        with self._lock:
+            if key in self._states:
+                if state == FAILURE:
+""",
+        """        given_up = False
+        with self._lock:
+            if key in self._states:
+                if state == FAILURE and self._states[key] == FAILURE:
+                    given_up = True
+                elif state == FAILURE:
 """,
         _REASON,
     ),

@@ -1,5 +1,8 @@
 """The launcher of elastic jobs gives up a rank that does not answer while others wait for it."""
 
+import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -84,3 +87,36 @@ def test_a_new_process_is_not_asked_at_the_address_of_a_former_one(job):
     job.hosts.slots["c"] = 1
     assert job.started.get(timeout=20.0).hostname == "c"
     assert job.driver.those_without_an_answer([("c", 0)]) == []
+
+
+def test_a_rank_that_was_given_up_and_wakes_up_while_another_is_busy_waits_to_hear_that_it_has_no_place(job):
+    """Its place of before is taken by nobody yet, and it must not go on with that."""
+    job.hosts.slots["c"] = 1
+    joined = job.comes_to_init(job.started.get(timeout=20.0).hostname)
+    job.stop_training("a", "b")
+    assert joined.get(timeout=20.0).rank == 2
+    job.driver._worker_clients |= {("b", 0): Asked(silent=10**9), ("c", 0): Asked()}
+    job.stop_training("a")
+    registry = job.driver._worker_registry
+    assert eventually(lambda: registry.count(registration.FAILURE) == 1)
+    heard = threading.Thread(target=registry.record_ready, args=("b", 0), daemon=True)
+    heard.start()
+    job.loses("b")
+    heard.join(0.3)
+    assert heard.is_alive()
+    assert job.driver.world_size() == 3, "c is busy, and b counts once, however often it is told to have failed"
+    job.stop_training("c")
+    heard.join(20.0)
+    assert not heard.is_alive()
+    assert job.driver.get_slot_info("b", 0).rank == -1
+    assert job.driver.world_size() == 2
+
+
+@pytest.mark.parametrize("seconds", ["abc", "0", "nan"])
+def test_a_silence_that_is_no_time_is_refused_by_its_name(seconds):
+    done = subprocess.run(
+        [sys.executable, "-c", "from horovod.runner.elastic import registration"], capture_output=True, text=True,
+        env={**os.environ, "HOROVOD_ELASTIC_SILENCE_SECONDS": seconds}, check=False,
+    )  # fmt: skip
+    message = f"HOROVOD_ELASTIC_SILENCE_SECONDS must be a number of seconds above 0, got {seconds}; leave it out for 20"
+    assert message in done.stderr

@@ -101,6 +101,14 @@ def test_tensors_that_shared_their_memory_once_are_copied_each_for_itself_when_t
     assert same(copied(state, second), state)
 
 
+@pytest.mark.parametrize("kind", [lambda value: [value], lambda value: {"rate": value}], ids=["list", "dict"])
+def test_a_dict_or_a_list_that_was_there_twice_is_copied_each_for_itself_when_they_are_two(kind):
+    scores = kind(1)
+    first = copied({"best": scores, "last": scores})
+    state = {"best": kind(2), "last": kind(3)}
+    assert same(copied(state, first), state)
+
+
 def test_tied_weights_share_one_copy_from_commit_to_commit():
     weight = torch.zeros(2)
     kept = copied({"in": weight, "out": weight, "part": weight[1:]})
