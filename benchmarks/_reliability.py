@@ -6,6 +6,7 @@ later ones were lost and are done again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections import defaultdict
@@ -186,8 +187,12 @@ def loss(parameters: npt.ArrayLike, samples: int, framework: str = "PyTorch") ->
     return float(np.mean((x @ np.asarray(parameters) - y) ** 2))
 
 
+@functools.cache
 def problem(samples: int, framework: str) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return features with a column of ones, targets, and the parameters at the beginning."""
+    """Return features with a column of ones, targets, and the parameters at the beginning.
+
+    PyTorch draws these from the generator that all threads share, so judges that are threads ask for them beforehand.
+    """
     if framework == "Keras":
         features, targets = _reliability_job.line(samples)
         begins = np.zeros(features.shape[1] + 1)

@@ -40,6 +40,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from _reliability import faults_of, loss, problem, read, replayed
 from _reliability_schedules import FOR_GOOD_S, KINDS, SAMPLES, TRAININGS, Schedule, schedule
 
 from hvd_hetero.testing import Elastic, Hosts, LaunchError, Preloaded, hosts_available, launch
@@ -96,8 +97,6 @@ def started(plan: Schedule, directory: Path, preloaded: Preloaded, timeout_s: fl
 
 def run(plan: Schedule, preloaded: Preloaded, timeout_s: float, patience_s: int) -> dict[str, Any]:
     """Launch a job and judge it."""
-    from _reliability import faults_of, loss, read, replayed
-
     outcome: dict[str, Any] = {"wrong": [], "recovery_s": [], "lost": 0, "difference": 0.0, "visited": 0}
     job = plan.job
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-reliability-") as name:
@@ -188,6 +187,8 @@ def main() -> int:
     done = []
     with ExitStack() as stack, Progress() as progress, ThreadPoolExecutor(options.jobs) as pool:
         preloaded = {name: stack.enter_context(Preloaded(*MODULES[name])) for name in {p.framework for p in plans}}
+        for framework in preloaded:
+            problem(SAMPLES, framework)  # once, before there are threads
         task = progress.add_task("schedules", total=options.schedules)
         judge = lambda plan: run(plan, preloaded[plan.framework], options.timeout, options.patience)  # noqa: E731
         for plan, outcome in zip(plans, pool.map(judge, plans), strict=True):

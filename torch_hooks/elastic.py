@@ -232,9 +232,8 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
 
     def _save_parts(self) -> None:
         former = self._saved_parts
-        self._saved_parts = {
-            name: copied(part.state_dict(), former.get(name)) for name, part in self._parts.items()
-        }  # fmt: skip
+        now = {name: part.state_dict() for name, part in self._parts.items()}  # one that fails leaves the commit whole
+        self._saved_parts = {name: copied(state, former.get(name)) for name, state in now.items()}
 
 
 def _of_rank_0(value: Any) -> Any:

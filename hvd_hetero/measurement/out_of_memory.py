@@ -16,7 +16,7 @@ DONE_IN_PARTS = (
 """For the log: round, rank, samples, and both sizes."""
 
 # PyTorch raises its own class where its allocator fails, TensorFlow another; libraries below them and PyTorch's
-# allocator for the host raise plain RuntimeErrors.
+# allocator for the host raise plain RuntimeErrors, or what TensorFlow makes of them: an InternalError, say.
 _NAMES = {"OutOfMemoryError", "ResourceExhaustedError", "MemoryError"}
 _MESSAGES = (
     "CUDA error: out of memory",
@@ -32,7 +32,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether the same work in smaller pieces might do."""
     if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
         return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+    of_a_library = isinstance(error, RuntimeError) or any(kind.__name__ == "OpError" for kind in type(error).__mro__)
+    return of_a_library and any(message in str(error) for message in _MESSAGES)
 
 
 def not_done_again(round: int, rank: int, samples: int, when: str) -> HeteroError:

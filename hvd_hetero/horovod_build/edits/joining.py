@@ -209,6 +209,7 @@ SILENT_SECS = 60.0  # after which a rank that waits for its place is taken for d
                     self._wait_hosts_cond.notify_all()
 """,
         """                    current_hosts = self._host_manager.current_hosts
+                    self._not_again = {key for key in self._not_again if key[0] in current_hosts.available_hosts}
                     if update_res & HostUpdateResult.added:
                         self._start_ahead(current_hosts)
                     if update_res & HostUpdateResult.removed:

@@ -129,7 +129,6 @@ QUESTION_SECONDS = 2.0
         \"\"\"Give up ranks that do not answer, while others wait for them to come back or to end.\"\"\"
         silent_since = {}
         while True:
-            began = time.monotonic()
             time.sleep(QUESTION_SECONDS)
             with self._lock:
                 if self._rendezvous_id != rendezvous_id or self._driver.finished():
@@ -138,7 +137,7 @@ QUESTION_SECONDS = 2.0
                            for slots in self._driver.host_assignments.values() for slot_info in slots
                            if (slot_info.hostname, slot_info.local_rank) not in self._states]
             silent = self._driver.those_without_an_answer(missing)
-            silent_since = {key: silent_since.get(key, began) for key in silent}
+            silent_since = {key: silent_since.get(key, time.monotonic()) for key in silent}
             for host, slot in [key for key, since in silent_since.items()
                                if time.monotonic() - since >= SILENCE_SECONDS]:
                 logging.error('{}[{}] has not answered for {:g} s, while others wait for it; it is given up. A longer '
