@@ -19,6 +19,14 @@ class ResourceExhaustedError(Exception):
     """As TensorFlow calls it."""
 
 
+class OpError(Exception):
+    """The base of TensorFlow's errors."""
+
+
+class InternalError(OpError):
+    """What TensorFlow makes of the errors of libraries below it."""
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -31,6 +39,8 @@ class ResourceExhaustedError(Exception):
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (InternalError("Failed to create cuBLAS handle: CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (InternalError("Failed to call ThenRnnForward"), False),
         (ValueError("can't allocate memory"), False),
         (KeyboardInterrupt(), False),
     ],
