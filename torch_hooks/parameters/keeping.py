@@ -1,7 +1,7 @@
 """Copies of states that are taken again and again: the memory of the copy before takes the next one.
 
-A copy into memory that is there costs a quarter of one into new memory, whose pages the system has yet to give, and there
-are never two copies at once.
+A copy into memory that is there costs a quarter of one into new memory, whose pages the system has yet to give, and
+there are never two copies at once.
 
 Two tensors of a copy may share their memory, because those that it was made of did. It takes the next copy only where
 those do, too: a copy's element is that of the original at the same place of the same memory, or the copy is a new one.
