@@ -24,7 +24,14 @@ DISCOVERY_EDITS = (
         _FILE,
         "class HostState(object):\n",
         """# Seconds after which a discovery script is ended, as if it had failed
-DISCOVERY_TIMEOUT_SECONDS = float(os.environ.get('HOROVOD_DISCOVERY_TIMEOUT_SECONDS', '60'))
+_timeout = os.environ.get('HOROVOD_DISCOVERY_TIMEOUT_SECONDS') or '60'
+try:
+    DISCOVERY_TIMEOUT_SECONDS = float(_timeout)
+except ValueError:
+    DISCOVERY_TIMEOUT_SECONDS = 0.0
+if not DISCOVERY_TIMEOUT_SECONDS > 0:
+    raise ValueError('HOROVOD_DISCOVERY_TIMEOUT_SECONDS must be a number of seconds above 0, got {}; leave it out for 60'
+                     .format(_timeout))
 
 
 class HostState(object):

@@ -160,3 +160,16 @@ def test_a_discovery_script_that_hangs_is_ended(content: str, said: str, tmp_pat
     )
     assert said in done.stdout, done.stdout + done.stderr
     assert float(done.stderr.split()[-1]) < 50
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "nan"])
+def test_a_time_limit_that_is_none_is_refused_by_name(value: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import horovod.runner.elastic.discovery"],
+        env={**os.environ, "HOROVOD_DISCOVERY_TIMEOUT_SECONDS": value},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert f"HOROVOD_DISCOVERY_TIMEOUT_SECONDS must be a number of seconds above 0, got {value};" in done.stderr
