@@ -30,8 +30,8 @@ try:
 except ValueError:
     DISCOVERY_TIMEOUT_SECONDS = 0.0
 if not DISCOVERY_TIMEOUT_SECONDS > 0:
-    raise ValueError('HOROVOD_DISCOVERY_TIMEOUT_SECONDS must be a number of seconds above 0, got {}; leave it out for 60'
-                     .format(_timeout))
+    raise ValueError('HOROVOD_DISCOVERY_TIMEOUT_SECONDS must be a number of seconds above 0, got {}; leave it out '
+                     'for 60'.format(_timeout))
 
 
 class HostState(object):
