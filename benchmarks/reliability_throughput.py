@@ -53,6 +53,10 @@ class Outcome:
         return self.during / ((self.before + self.after) / 2)
 
 
+def _every(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
 def rates(events: list[dict[str, Any]], ends_at: list[float]) -> list[float]:
     """Return the samples per second between these moments; a round that was lost and done again counts once."""
     latest: dict[int, dict[str, Any]] = {}
@@ -120,7 +124,7 @@ def main() -> int:
     parser.add_argument("--policy", default="lb-bsp")
     parser.add_argument("--parameters", type=int, default=1_000_000, help="of the model (default 1,000,000)")
     parser.add_argument("--sample-ms", type=float, default=3.0, help="milliseconds of a sample (default 3)")
-    parser.add_argument("--commit", type=int, default=10, help="rounds per commit (default 10)")
+    parser.add_argument("--commit", type=_every, default="auto", help="rounds per commit (default: TorchState's, auto)")
     parser.add_argument("--patience", type=int, default=30, help="HOROVOD_GLOO_TIMEOUT_SECONDS (default 30)")
     parser.add_argument("--write", action="store_true", help="store the tables in benchmarks/results")
     options = parser.parse_args()

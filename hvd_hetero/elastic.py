@@ -13,7 +13,9 @@ before the first round: each rank tells the speed that it expects of itself, and
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import logging
 import math
 import sys
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvd_hetero.balancer import Balancer
+from hvd_hetero.commits import CommitPace, Every
 from hvd_hetero.communication.wire import Wire
 from hvd_hetero.recovery import RecoveryClock
 from hvd_hetero.session import Session
@@ -167,15 +170,16 @@ class Member:
     _failure: type[Exception]
     _hang_up: Callable[[], None]
 
-    def __init__(self, *args: Any, **values: Any) -> None:
+    def __init__(self, broadcast: Callable[[Any], Any], rank: Callable[[], int], **values: Any) -> None:
         self._survival = Survival()
+        self._pace = CommitPace()
         self._session: Any = None
         """the adapter's, of the training that is followed"""
         self._former: Callable[[], Any] = lambda: None
         """what gives the LoadBalance of before, while it exists"""
         self._recovery = RecoveryClock()
         self._tells = False  # of a recovery, when its ranks agree: the same on all of them
-        super().__init__(*args, **values)
+        super().__init__(functools.partial(self._from_rank_0, broadcast), rank, **values)  # type: ignore[call-arg]
         self._save_values()
 
     @property
@@ -187,6 +191,11 @@ class Member:
     def hosts_have_changed(self) -> bool:
         """Whether this rank has heard that hosts came or went, of which the next commit tells all."""
         return not self._host_messages.empty()
+
+    def commit(self) -> None:
+        """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
+        with contextlib.nullcontext() if self._session is None else self._pace.commit(self._session.balancer.rounds):
+            super().commit()  # type: ignore[misc]
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""
@@ -229,6 +238,14 @@ class Member:
                 self._notice(failed=False)
             raise
 
+    def _from_rank_0(self, broadcast: Callable[[Any], Any], value: Any) -> Any:
+        """What rank 0 has instead of this value, and beside it, how many rounds may pass until the next commit."""
+        told, self._pace.rounds = broadcast((value, self._pace.paid_for))
+        return told
+
+    def _commit_is_due(self, every: Every) -> bool:
+        return self._pace.is_due(every, self._session.balancer.rounds - self._survival.rounds)
+
     def _notice(self, *, failed: bool) -> None:
         since_round_s = math.nan if self._session is None else self._session.balancer.since_round_s
         self._recovery.notice(since_round_s, failed=failed)
@@ -241,6 +258,7 @@ class Member:
     def _hear(self, wire: Wire) -> Shared:
         """What rank 0 has; the first collective call of a membership."""
         self._leave()
+        self._pace.begin()
         self._recovery.arrive()
         return self._survival.share(wire)
 

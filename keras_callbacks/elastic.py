@@ -8,7 +8,7 @@
         balance = LoadBalance(global_batch=512)             # anew after every reset
         model.fit(
             resize_batches((x, y), balance, shuffle=True), initial_epoch=state.epoch, epochs=20,
-            callbacks=[balance, CommitStateCallback(state, batches_per_commit=100)],
+            callbacks=[balance, CommitStateCallback(state)],
         )
 
     train(KerasState(model))
@@ -37,7 +37,7 @@ from horovod.common.elastic import ObjectState
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow import shutdown
 
-from hvd_hetero.checks import integer
+from hvd_hetero.commits import Every, every
 from hvd_hetero.elastic import Member
 from keras_callbacks.keras_versions import (
     build_optimizer,
@@ -214,10 +214,10 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         The state of the model that is trained.
     batches_per_commit
         A commit copies all variables and is a collective; what was done since the last one is lost in a failure, and
-        done again.
+        done again. "auto": as many as keep commits within a hundredth of the time, by what rank 0 measures.
     """
 
-    def __init__(self, state: KerasState, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: KerasState, batches_per_commit: Every = "auto") -> None:
         super().__init__()
         if not isinstance(state, KerasState):
             raise TypeError(
@@ -226,7 +226,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
         self.state = state
         way_out = "to commit after epochs only, give one that is larger than an epoch"
-        self.batches_per_commit = integer("batches_per_commit", batches_per_commit, 1, way_out=way_out)
+        self.batches_per_commit = every("batches_per_commit", batches_per_commit, way_out=way_out)
         self._before = 0
         self._session: FitSession | None = None
 
@@ -263,8 +263,13 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Commit, if it is time; on_epoch_end does so after the last batch, for no fit can begin at an epoch's end."""
         self.state.batch = self._before + batch + 1
         assert self._session is not None, "on_train_begin has found it"
-        if self.state.batch % self.batches_per_commit == 0 and not self._session.epoch_is_over:
+        if self._is_due() and not self._session.epoch_is_over:
             self.state.commit()
+
+    def _is_due(self) -> bool:
+        if self.batches_per_commit == "auto":
+            return self.state._commit_is_due("auto")
+        return self.state.batch % self.batches_per_commit == 0
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Commit, whatever the batch."""

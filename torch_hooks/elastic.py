@@ -33,7 +33,7 @@ from typing import Any
 import torch
 import torch._dynamo  # an optimizer imports it, else after hvd.init(), where all ranks wait for one that joins
 
-from hvd_hetero.checks import integer
+from hvd_hetero.commits import Every, every
 from hvd_hetero.elastic import Member
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.data.micro_batches import MicroBatches
@@ -80,9 +80,10 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         The plain ones; the ``DistributedOptimizer`` is made in the function that runs, since making it is a collective.
     rounds_per_commit
         A commit copies all state and is a collective; what was done since the last one is lost in a failure, and done
-        again. It is due before the first round that follows so many others, in the same epoch or the next one, when the
-        body of the loop, or the code between two epochs, is done with these. None: only where you call ``commit()``
-        yourself, between two iterations over the loader.
+        again. "auto": as many as keep commits within a hundredth of the time, by what rank 0 measures. A commit is due
+        before the first round that follows so many others, in the same epoch or the next one, when the body of the
+        loop, or the code between two epochs, is done with these. None: only where you call ``commit()`` yourself,
+        between two iterations over the loader.
     scale_learning_rate
         Where the ranks of a new membership have another global batch than those of the commit (``global_batch=64 *
         hvd.size()``), multiply the learning rates by as much: constant batches per rank, and the linear rule. Without
@@ -99,7 +100,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        rounds_per_commit: int | None = 100,
+        rounds_per_commit: Every | None = "auto",
         scale_learning_rate: bool = False,
         **values: Any,
     ) -> None:
@@ -112,7 +113,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
             )
         if rounds_per_commit is not None:
             way_out = "None commits only where you call commit() yourself"
-            rounds_per_commit = integer("rounds_per_commit", rounds_per_commit, 1, way_out=way_out)
+            rounds_per_commit = every("rounds_per_commit", rounds_per_commit, way_out=way_out)
         self._check_names(values)
         for name, value in values.items():
             if scale_learning_rate and isinstance(value, _WITH_RATES_OF_THEIR_OWN):
@@ -184,8 +185,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         self._have_heard(shared)
 
     def _commit_if_due(self) -> None:
-        done = self._session.balancer.rounds - self._survival.rounds
-        if self.rounds_per_commit is None or done < self.rounds_per_commit:
+        if self.rounds_per_commit is None or not self._commit_is_due(self.rounds_per_commit):
             return
         self._inside = True
         try:

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from hvd_hetero.checks import integer
+from hvd_hetero.commits import CommitPace, Every, every
 from hvd_hetero.elastic import Survival
 from hvd_hetero.errors import HeteroError, RoundStateError
 from torch_hooks.load_balance import LoadBalance
@@ -65,7 +65,8 @@ class SavedTraining:
         Of this training.
     rounds_per_save
         It is saved before the first round that follows so many others, when the body of the loop is done with these.
-        All ranks wait while rank 0 writes. None: only where you call ``save()`` yourself.
+        All ranks wait while rank 0 writes. "auto": as many as keep that within a hundredth of the time, by what rank 0
+        measures. None: only where you call ``save()`` yourself.
     parts
         What is to be kept, by a name of yours: everything that has ``state_dict`` and ``load_state_dict`` (model,
         optimizer, schedule, ``GradScaler``). Rank 0's is kept, and given to all.
@@ -77,7 +78,7 @@ class SavedTraining:
         balance: LoadBalance,
         loader: BalancedLoader,
         *,
-        rounds_per_save: int | None = 100,
+        rounds_per_save: Every | None = "auto",
         **parts: Any,
     ) -> None:
         if not isinstance(balance, LoadBalance) or not isinstance(loader, BalancedLoader):
@@ -87,7 +88,7 @@ class SavedTraining:
             )
         if rounds_per_save is not None:
             way_out = "None saves only where you call save() yourself"
-            rounds_per_save = integer("rounds_per_save", rounds_per_save, 1, way_out=way_out)
+            rounds_per_save = every("rounds_per_save", rounds_per_save, way_out=way_out)
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
@@ -113,6 +114,7 @@ class SavedTraining:
         self._batches = batches
         self._parts = parts
         self._saved_at = 0
+        self._pace = CommitPace()
         self._host = socket.gethostname()
         self._load()
         batches.before_round = self._save_if_due
@@ -130,16 +132,18 @@ class SavedTraining:
         self._save()
 
     def _save_if_due(self) -> None:
-        if self.rounds_per_save is not None and self._session.balancer.rounds - self._saved_at >= self.rounds_per_save:
+        since = self._session.balancer.rounds - self._saved_at
+        if self.rounds_per_save is not None and self._pace.is_due(self.rounds_per_save, since):
             self._save()
 
     def _save(self) -> None:
         session, survival = self._session, Survival()
-        survival.keep(session.balancer, self._batches.state_dict())
-        own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
-        with self._all_or_none():
-            if session.wire.rank == 0:
-                self._write({**survival.state_dict(), "own": list(own)})
+        with self._pace.commit(session.balancer.rounds):
+            survival.keep(session.balancer, self._batches.state_dict())
+            own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
+            with self._all_or_none():
+                if session.wire.rank == 0:
+                    self._write({**survival.state_dict(), "own": list(own)})
         self._saved_at = session.balancer.rounds
 
     def _write(self, progress: Mapping[str, Any]) -> None:
@@ -240,7 +244,7 @@ class SavedTraining:
         except Exception as error:  # noqa: BLE001 - raised below
             failure = error
         told = f"{type(failure).__name__}: {failure}" if failure is not None else ""
-        told = wire.broadcast_object(told, root_rank=0, name=f"{prefix}.file")
+        told, self._pace.rounds = wire.broadcast_object((told, self._pace.paid_for), root_rank=0, name=f"{prefix}.file")
         if failure is not None:
             raise failure
         if told:

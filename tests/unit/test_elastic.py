@@ -301,7 +301,7 @@ def test_speeds_that_are_not_numbers_do_not_disturb_the_renegotiation():
 class Values:
     """Horovod's ``ObjectState``, as far as it matters here."""
 
-    def __init__(self, **values):
+    def __init__(self, broadcast, rank, **values):
         self._saved_state = values
 
     def restore(self):
@@ -322,7 +322,7 @@ def test_telemetry_that_cannot_be_opened_after_a_reset_ends_alone(tmp_path, monk
     path = tmp_path / "file" / "run.jsonl"
     with pytest.raises(OSError, match="its folder is a file"):
         Session("bsp", 0, 1, 8, path)
-    State().reset()
+    State(copy.deepcopy, lambda: 0).reset()
     training = Session("bsp", 0, 1, 8, path)
     training.close()
     assert [record.getMessage()[:42] for record in caplog.records] == ["telemetry ends here, training goes on: can"]

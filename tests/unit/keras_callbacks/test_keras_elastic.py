@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -11,6 +12,7 @@ hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
 
+from hvd_hetero.commits import CommitPace  # noqa: E402
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, weighted_gradients  # noqa: E402
 from keras_callbacks.elastic import CommitStateCallback, KerasState, copied  # noqa: E402
@@ -148,6 +150,18 @@ def test_after_failures_training_is_what_it_would_have_been_without(caplog):
         np.testing.assert_array_equal(mine, other)
     assert state.seen == [0, 1], "what changes in place is copied"
     assert state.resets == 5
+
+
+def test_commits_draw_apart_until_they_take_a_hundredth_of_the_time():
+    """By this clock a commit takes a second, and so do the rounds between two of them."""
+    model = network()
+    state, at = KerasState(model), []
+    state._pace = CommitPace(itertools.count().__next__)
+    save = state.save
+    state.save = lambda: (save(), at.append((state.epoch, state.batch)))
+    balance = LoadBalance("bsp", global_batch=1)
+    model.fit(resize_batches((X, X), balance), verbose=0, epochs=2, callbacks=[balance, CommitStateCallback(state)])
+    assert at == [(0, 1), (0, 2), (0, 4), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(True, 0.02), (False, 0.01)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 
 import pytest
@@ -12,6 +13,7 @@ import torch  # noqa: E402 - imported by Horovod if it is there
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
+from hvd_hetero.commits import CommitPace  # noqa: E402
 from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.telemetry.recoveries import STEPS  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
@@ -283,6 +285,31 @@ def test_ranks_that_are_threads_go_on_where_the_commit_stood():
         assert parameters == expected == undisturbed[0][1]
 
 
+def test_ranks_commit_before_the_same_rounds_whatever_each_of_them_measures():
+    """By rank 0's clock a round takes ten times as long as a commit, by rank 1's a tenth."""
+
+    def case(rank):
+        now = itertools.count()
+        state = made()
+        state._pace = CommitPace(lambda: next(now))
+        committed = []
+        state.sync()
+        balance, loader, optimizer = begun(state, global_batch=2)
+        save = state.save
+        state.save = lambda: (save(), committed.append(balance.rounds))
+        for _ in range(4):
+            for x, y, _ in loader:
+                torch.nn.functional.mse_loss(state.model(x), y).backward()
+                optimizer.step()
+                for _ in range(10 if rank == 0 else 0):
+                    next(now)
+        return committed
+
+    first, second = run_on_threads(case, 2)
+    assert first == second
+    assert first == [1, 2, 4, 8, 16, 26, 36]
+
+
 def test_a_failed_rank_hangs_up_before_it_goes_back_to_the_commit_and_does_that_once(monkeypatch):
     """Others may wait for it until then, a large model takes its time, and what is loaded may ask Horovod."""
     state = made(rounds_per_commit=2)
@@ -329,7 +356,9 @@ def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
     kept = []
 
     def case(rank):
-        state = TorchState((model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1))
+        state = TorchState(
+            (model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1), rounds_per_commit=None
+        )
         for membership in range(2):
             if membership and rank == 0:
                 try:
@@ -341,7 +370,9 @@ def test_all_ranks_tell_how_long_each_step_of_a_recovery_took(caplog):
             elif membership and rank == 1:
                 state.reset()
             elif membership:
-                state = TorchState((model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1))
+                state = TorchState(
+                    (model := copy.deepcopy(plain)), torch.optim.SGD(model.parameters(), lr=0.1), rounds_per_commit=None
+                )
             state.sync()
             balance, loader, optimizer = begun(state)
             balance.on_round(kept.append)
@@ -451,7 +482,8 @@ def test_shards_are_refused_with_the_way_out():
     ("options", "error", "message"),
     [
         ({"rounds_per_commit": 0}, ValueError, "rounds_per_commit must be at least 1, got 0"),
-        ({"rounds_per_commit": True}, TypeError, r"must be an integer, got True \(bool\); None commits only where"),
+        ({"rounds_per_commit": True}, TypeError, r"must be an integer, got True \(bool\); .*None commits only where"),
+        ({"rounds_per_commit": "often"}, ValueError, "rounds_per_commit must be a number of rounds or 'auto', got 'of"),
         ({"resets": 1}, ValueError, "resets mean something here already"),
         ({"commit": 1, "save": 2}, ValueError, "commit, save mean something here already"),
     ],

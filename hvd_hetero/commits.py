@@ -1,0 +1,84 @@
+"""How often to commit: as often as a hundredth of the time pays for.
+
+A commit that takes c seconds, in every n rounds of r seconds each, takes the share c / (c + n r) of a training's time.
+It is at most SHARE where
+
+    n  >=  (1 / SHARE - 1) c / r
+
+and what a failure costs grows with n, so the least such n is the best. Both c and r are measured as training goes on:
+c is the median of the last commits, with what they waited for a rank that was late, and r is the mean of the rounds
+since the commit before. A large model with small batches commits seldom, a small one in each round.
+
+Ranks must commit before the same round. So rank 0 measures, and tells the others n with each commit, beside what a
+commit tells anyway. A membership begins with n = 1, and n at most doubles from one commit to the next: one round that
+is long, or one commit that is, decides nothing for long.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, SupportsIndex, TypeAlias
+
+from hvd_hetero.checks import integer
+
+__all__ = ["SHARE", "CommitPace", "Every", "every"]
+
+SHARE = 0.01
+"""of a training's time that commits may take"""
+_REMEMBERED = 5
+
+Every: TypeAlias = int | Literal["auto"]
+"""A number of rounds, or as many as ``CommitPace`` says."""
+
+
+def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
+    """Return the user's choice, once it is one."""
+    if isinstance(value, str):
+        if value != "auto":
+            raise ValueError(f"{name} must be a number of rounds or 'auto', got {value!r}; {way_out}")
+        return "auto"
+    return integer(name, value, 1, way_out=f"'auto' lets commits take a hundredth of the time, and {way_out}")
+
+
+class CommitPace:
+    """One rank's measure of its commits, and what rank 0 made of its own. ``clock`` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """A new membership: with other ranks, rounds and commits take another time."""
+        self.rounds = 1
+        """between two commits, as rank 0 has told"""
+        self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._round_s = math.nan
+        self._last: tuple[int, float] | None = None
+
+    @contextmanager
+    def commit(self, rounds: int) -> Iterator[None]:
+        """Around a commit, after so many rounds of the training."""
+        begin_s = self._clock()
+        if self._last is not None and rounds > self._last[0]:
+            self._round_s = (begin_s - self._last[1]) / (rounds - self._last[0])
+        yield
+        end_s = self._clock()
+        self._costs_s.append(end_s - begin_s)
+        self._last = (rounds, end_s)
+
+    @property
+    def paid_for(self) -> int:
+        """Rounds until the next commit, by what this rank has measured: what rank 0 tells."""
+        if not self._costs_s or not self._round_s > 0.0:
+            return 1
+        least = math.ceil((1.0 / SHARE - 1.0) * statistics.median(self._costs_s) / self._round_s)
+        return min(max(least, 1), 2 * self.rounds)
+
+    def is_due(self, chosen: Every, rounds: int) -> bool:
+        """Whether so many rounds since the last commit are enough."""
+        return rounds >= (self.rounds if chosen == "auto" else chosen)
