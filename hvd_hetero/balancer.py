@@ -30,12 +30,13 @@ import enum
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.checks import require_version
+from hvd_hetero.communication.wire import Signals
 from hvd_hetero.consistency import WaysOut, require_agreement
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
@@ -45,21 +46,11 @@ from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan, RoundReport, RoundTable
 
-__all__ = ["Balancer", "Signals"]
+__all__ = ["Balancer"]
 
 logger = logging.getLogger(__name__)
 
 _STATE_VERSION = 4
-
-
-class Signals(Protocol):
-    """How ranks tell one another, while they compute, that one has finished (``hvd_hetero.communication.signals``)."""
-
-    def raise_signal(self, round: int) -> None:
-        """Tell the others that this rank has finished the round."""
-
-    def raised(self, round: int) -> bool:
-        """Whether any rank has finished the round."""
 
 
 class _State(enum.Enum):

@@ -12,8 +12,7 @@ from typing import ClassVar, Protocol
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.checks import integer
 from hvd_hetero.communication.signals import SignalChannel
-from hvd_hetero.communication.threads import Crew, SharedSignals
-from hvd_hetero.communication.wire import Wire
+from hvd_hetero.communication.wire import SharesSignals, Signals, Wire
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
@@ -59,7 +58,7 @@ class Session:
         waits_in: Sequence[str] = ("horovod.",),
         waits_at_the_end_in: Sequence[str] = (),
         gives_up_s: float | None = None,
-        crew: Crew | None = None,
+        crew: SharesSignals | None = None,
     ) -> None:
         if not isinstance(patience, Patience | None):
             raise TypeError(
@@ -100,7 +99,7 @@ class Session:
         if mixing is not None and wire is not None:
             # Rank 0's, for all: its probabilities are floating-point results of an optimisation.
             self.mixing = wire.broadcast_object(mixing, root_rank=0, name=f"{self.prefix}.mixing")
-        self._channel: SignalChannel | SharedSignals | None = None
+        self._channel: Signals | None = None
         if self.balancer.plan().ends == "first" and wire is not None:
             if crew is None:
                 name = f"{self.prefix}.signals"
@@ -233,3 +232,8 @@ class Face:
     def close(self) -> None:
         """Finish the telemetry, the signals and the watchdog. Done by itself when the process ends."""
         self._session.close()
+
+
+def balancer_of(balance: Face) -> Balancer:
+    """Return the balancer behind a ``LoadBalance``, for what looks into rounds or disturbs them: faults, benchmarks."""
+    return balance._session.balancer

@@ -65,8 +65,8 @@ def resize_batches(
         samples are fetched ahead before they are cut.
     stream
         For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order. ``"shard"``: each
-        rank reads samples of its own, as of files that only it reads. None: ``"whole"``, unless the dataset is seen to
-        be a shard, which is refused.
+        rank reads samples of its own, its shard, as of files that only it reads; an epoch ends with the last shard.
+        None: ``"whole"``, but a dataset with a step ``shard(…)`` for this rank is refused.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")

@@ -62,6 +62,7 @@ class FitSession:
         # Ranks on CPUs do as those with a device: all send the same in the same order.
         devices = int(wire.sum(int(device is not None), f"{core.prefix}.devices")) if core.goes_by_time else 0
         self.calls = RoundCalls(core, self, device, apart=devices > 0)
+        self._repeats = self.calls.repeats
         self.common_start = CommonStart(wire, core.prefix, local_layers)
         self.queue: RoundQueue | None = None
         """Where batches come from; the latest of ``resize_batches``, or that of the data which fit iterates over."""
@@ -91,7 +92,7 @@ class FitSession:
         """Give all ranks rank 0's weights and optimizer state; rounds of this optimizer follow."""
         self.trains_here()
         check_layers(model, self.policy.name)
-        self.calls.repeats &= not layers_that_wait(model)  # where no rank can do more micro-batches than the others
+        self.calls.repeats = self._repeats and not layers_that_wait(model)  # there, no rank may do more than the others
         weights = self.common_start.give(model, optimizer)
         together = self.mixing is None and not self.policy.updates_locally
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])

@@ -67,11 +67,11 @@ class BalancedLoader:
     stream, rounds_per_epoch
         For an ``IterableDataset``. "whole": it yields the same samples in the same order on every rank; each round they
         are shared out by the plan, every sample to one rank, and an epoch ends with the stream. "shard": it yields on
-        every rank samples of its own; an epoch is ``rounds_per_epoch`` rounds, and a shard that ends begins again. Its
-        ``set_epoch``, if it has one, is called with the number of the epoch, or of the pass over the shard. Plans take
-        effect in the next round, also with worker processes, among which the dataset must share out its samples by
-        ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random order must come
-        from a seed that all ranks have. To resume, a stream is read again from its front.
+        every rank samples of its own, its shard; an epoch is ``rounds_per_epoch`` rounds, and a shard that ends begins
+        again. The dataset's ``set_epoch``, if any, is called with the number of the epoch, or of the pass over the
+        shard. Plans take effect in the next round, also with worker processes, among which the dataset must share out
+        its samples by ``get_worker_info()``, as in PyTorch. The contents of whole streams are not compared: random
+        order must come from a seed that all ranks have. To resume, a stream is read again from its front.
     samples_of
         Needed where ``collate_fn`` leaves samples out, such as those that cannot be read: a function that says how many
         samples a batch holds. Gradients are weighted by these, and what is left out counts as visited. Not for rounds

@@ -36,7 +36,7 @@ class Meeting:
 
 
 class SharedSignals:
-    """Tells the ranks of a crew that one of them has finished the round (``hvd_hetero.balancer.Signals``)."""
+    """Tells the ranks of a crew that one of them has finished the round (``communication.wire.Signals``)."""
 
     def __init__(self) -> None:
         self._latest = -1

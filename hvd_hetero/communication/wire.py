@@ -16,13 +16,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from hvd_hetero.communication.buckets import Limits
-from hvd_hetero.communication.threads import Crew
 
-__all__ = ["Handle", "Line", "TensorWire", "Wire"]
+__all__ = ["Handle", "Line", "SharesSignals", "Signals", "TensorWire", "Wire"]
 
 Tensor = TypeVar("Tensor")
 Handle = Any
 """What stands for something under way. Each wire has a kind of its own."""
+
+
+class Signals(Protocol):
+    """How ranks tell one another, while they compute, that one has finished: by connections, or as threads."""
+
+    def raise_signal(self, round: int) -> None:
+        """Tell the others that this rank has finished the round."""
+
+    def raised(self, round: int) -> bool:
+        """Return whether any rank has finished the round."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+class SharesSignals(Protocol):
+    """What ranks that are threads of one process have in common (``communication.threads.Crew``)."""
+
+    def signals(self, number: int) -> Signals:
+        """Return the signals of the training with this number, the same object for all ranks."""
 
 
 class Wire(Protocol):
@@ -67,7 +86,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         """How large buckets of gradients are at best."""
 
     @property
-    def crew(self) -> Crew | None:
+    def crew(self) -> SharesSignals | None:
         """What ranks that are threads of one process share; None if each is a process."""
 
     def start_sum(self, tensor: Tensor, name: str) -> Handle:

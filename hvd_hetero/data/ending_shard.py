@@ -1,4 +1,4 @@
-"""Rounds from a part of the data that one rank reads alone, to its end, once per epoch."""
+"""Rounds from a shard, which one rank reads alone, to its end, once per epoch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _STATE_VERSION = 1
 
 
 class EndingShard(Order):
-    """``read(epoch)`` gives the samples of this rank's part. The epoch ends when the parts of all ranks have ended.
+    """``read(epoch)`` gives the samples of this rank's shard. The epoch ends when the shards of all ranks have ended.
 
-    No rank knows where the parts of others end, and parts may be of unequal length. So each rank looks one sample
-    ahead, and says in the table of a round whether its part ends with it (``RoundReport.ended``). From then on plans
+    No rank knows where the shards of others end, and shards may be of unequal length. So each rank looks one sample
+    ahead, and says in the table of a round whether its shard ends with it (``RoundReport.ended``). From then on plans
     leave it out, on every rank alike. In the round in which it ends, it may do fewer samples than were planned, which
-    the table tells as well. When all parts have ended, every rank knows, and no round without samples is needed to find
-    out.
+    the table tells as well. When all shards have ended, every rank knows, and no round without samples is needed to
+    find out.
     """
 
     kind = "shard, once per epoch"

@@ -9,11 +9,12 @@ Two ways, and only who made the stream knows which is right:
     everything. What a rank that stops early has left undone comes back before what is read next, on every rank alike.
 
 ``ShardStream``
-    Every rank reads a part of its own, and takes x_i samples from it in each round. Ranks do not know of each other's
-    ends, so an epoch is a given number of rounds; a part that has come to its end begins again, and goes on from epoch
-    to epoch, so that a slow rank, too, comes to the end of its part. What is left undone goes back to its front.
+    Every rank reads samples of its own, its shard, and takes x_i from it in each round. Ranks do not know of each
+    other's ends, so an epoch is a given number of rounds; a shard that has come to its end begins again, and goes on
+    from epoch to epoch, so that a slow rank, too, comes to the end of its shard. What is left undone goes back to its
+    front.
 
-A third, for parts that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
+A third, for shards that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
 ``SharedPermutation`` gives indices, and look one round ahead at most. The samples of ranks are not compared; where
 they are in their streams, is.
 """
@@ -151,7 +152,7 @@ class SharedStream(Order):
 
 
 class ShardStream(Order):
-    """``read(number)`` gives this rank's part, for the pass of that number; an epoch has ``rounds`` rounds."""
+    """``read(number)`` gives this rank's shard, for the pass of that number; an epoch has ``rounds`` rounds."""
 
     kind = "shard"
     survives_resets = False

@@ -106,8 +106,11 @@ class Faults:
         With the ``TorchState`` or ``KerasState``, a join waits until this job has heard of the new host, so that the
         next commit lets it in.
         """
-        self._balancer, meter = balance._session.balancer, balance._session.meter
+        from hvd_hetero.session import balancer_of  # which takes more to import than the launcher of a job needs
+
+        self._balancer = balancer_of(balance)
         self._state = state
+        meter = self._balancer.meter
         begin, done, row = meter.begin, meter.done, meter.row
 
         def begins(input_s: float) -> None:

@@ -25,6 +25,7 @@ from keras_callbacks.keras_versions import (
 )
 from keras_callbacks.metrics.figures import Told
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
+from keras_callbacks.values import Values, values_of
 from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["Evaluation", "Figures", "global_results"]
@@ -50,6 +51,8 @@ class Figures:
         self._names: set[str] = set()
         self._updates: dict[str, Update] = {}
         self._base: dict[str, Any] = {}
+        self.found: Values = {}
+        """What the step as traced changes of neither weights nor the optimizer's state, as it was before the step."""
         self.advanced: list[tf.Variable] = []
         """What the step advances by itself, alike on all ranks: a copy that follows the weights, a count of steps."""
 
@@ -166,8 +169,11 @@ class Figures:
         # Of what a stock layer does in a branch nothing is seen.
         self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *spectral_vectors(model)]
         with tf.init_scope():
-            new = [v for v in self.state() if v._unique_id not in self._base]
-            self._base |= {v._unique_id: v.numpy() for v in new if tf.raw_ops.VarIsInitializedOp(resource=v.handle)}
+            # What the step makes is traced twice before it runs, and has no value the first time.
+            new = [v for v in self.state() if v._unique_id not in self._base and _has_value(v)]
+            self._base |= {v._unique_id: v.numpy() for v in new}
+            changed = [update.variable for update in updates.values()]
+            self.found = values_of(v for v in changed if v._unique_id not in others and _has_value(v))
 
     def _row(self, values: Any) -> Any:
         rows = np.zeros((self._wire.size, values.size))
@@ -277,6 +283,10 @@ _JOINS: dict[str, Callable[[Any], Any] | None] = {
     "min": lambda rows: rows.min(0),
     "unknown": lambda rows: rows[0],
 }
+
+
+def _has_value(variable: tf.Variable) -> bool:
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle))
 
 
 def _flat(value: Any) -> Any:

@@ -15,8 +15,9 @@ __all__ = ["check_alike"]
 def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
     """Refuse what every rank would read in an order of its own, or this rank alone.
 
-    ``certain``: the user has said that ranks read alike, so that a shard is meant for something else. Returns a
-    checksum of the seeds, in which that of ``tf.random.set_seed`` is contained: the same on ranks that shuffle alike.
+    ``certain``: the user has said that ranks read alike, so that a step ``shard(…)`` is meant for something else.
+    Returns a checksum of the seeds, in which that of ``tf.random.set_seed`` is contained: the same on ranks that
+    shuffle alike.
     """
     found: list[int] = []
     if workers == 1:
@@ -37,7 +38,7 @@ def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: b
             )
         if not certain and _numbers(step, "_num_shards", "_index") == [workers, rank]:
             raise ValueError(
-                f"the dataset holds a shard for rank {rank} of {workers}, and resize_batches would share it out once "
+                f"the dataset has a step shard({workers}, {rank}), and resize_batches would share its samples out once "
                 "more; say resize_batches(…, stream='shard'), or stream='whole' if all ranks read the same"
             )
         found += seeds

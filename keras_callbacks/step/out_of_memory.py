@@ -15,34 +15,38 @@ import tensorflow as tf
 
 from hvd_hetero.measurement.out_of_memory import is_out_of_memory
 from keras_callbacks.step.calls import RoundCalls
+from keras_callbacks.values import Values, values_of
 
 __all__ = ["Shortage"]
 
 
 class Shortage:
-    """The rounds of one rank that run out of memory. ``changed``: what a step may change before it fails."""
+    """The rounds of one rank that run out of memory.
 
-    def __init__(self, calls: RoundCalls, changed: Callable[[], list[tf.Variable]]) -> None:
+    ``changed``: what a step may change before it fails. ``found``: what its latest tracing has found of that, with the
+    values of then, for the step that was traced since ``changed`` was asked.
+    """
+
+    def __init__(
+        self, calls: RoundCalls, changed: Callable[[], list[tf.Variable]], found: Callable[[], Values] = dict
+    ) -> None:
         self._calls = calls
         self._changed = changed
+        self._found = found
 
     def survived(self, function: Callable[[Any], Any], iterator: Any) -> Any:
         """Call the train function, and again as often as memory runs short where that can be repeated."""
         calls = self._calls
-        kept = self._kept() if calls.repeats else []
+        kept = values_of(self._changed()) if calls.repeats else {}
         while True:
             try:
                 return function(iterator)
             except Exception as error:
                 if calls.failure is not None or not is_out_of_memory(error) or not calls.begin_again():
                     raise
-            for variable, value in kept:
+            for variable, value in (self._found() | kept).values():
                 variable.assign(value)
             iterator = _of_one_batch(calls.batch, iterator.element_spec)
-
-    def _kept(self) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """What a step may change, as it is: a value is copied only if the step changes it."""
-        return [(v, tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype)) for v in self._changed()]
 
 
 def _of_one_batch(parts: tuple[Any, ...], spec: Any) -> Any:

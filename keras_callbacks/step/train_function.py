@@ -57,7 +57,7 @@ class RoundFunction:
         self._function = function
         self._model = model
         self._figures = figures
-        self._shortage = Shortage(session.calls, lambda: figures.changed or self._marked())
+        self._shortage = Shortage(session.calls, lambda: figures.changed or self._marked(), lambda: figures.found)
         self._iterator: Any = None
         self._left: int | None = None
         self._open = False

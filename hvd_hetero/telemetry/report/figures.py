@@ -17,7 +17,7 @@ Shapes: K rounds, n ranks, B blocks of rounds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,13 +137,13 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         done = work(run)
         lost = attribute(run, done)
-        speed = speeds(run, done)
-        comparable = speeds(run, done, as_forecast=True) if run.slope_s.any() else speed
+        measured = speeds(run, done)
+        found = _Speeds(measured, speeds(run, done, as_forecast=True) if run.slope_s.any() else measured)
         if not lost.ideal_s[counts].sum() > 0:
             raise ValueError(
                 "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
             )
-        told, left_out = changes(run, speed)
+        told, left_out = changes(run, found.measured)
         share = shares(lost, counts)
         elapsed_s = float(lost.elapsed_s[counts].sum())
         samples = run.samples[counts].sum(axis=0)
@@ -161,21 +161,29 @@ def figures(run: Run, *, replayed: bool = True) -> Figures:
             slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
             kinds=share.kinds,
             ideal=share.ideal,
-            ranks=_ranks(run, done, lost.own_s, share, (speed, comparable), counts),
-            over_time=_over_time(run, lost, (speed, comparable), counts),
+            ranks=_ranks(run, done, lost.own_s, share, found, counts),
+            over_time=_over_time(run, lost, found, counts),
             changes=tuple(told),
             changes_left_out=left_out,
             **_replayed(run, replayed),
         )
 
 
+class _Speeds(NamedTuple):
+    """Speeds of the ranks in samples per second, by two accounts of the fixed cost; (K, n) each."""
+
+    measured: Floats
+    """With the fixed cost that ``work`` finds."""
+    as_forecast: Floats
+    """With the fixed cost that forecasts know, to compare them with."""
+
+
 def _ranks(
-    run: Run, done: Work, own_s: Floats, share: Shares, found: tuple[Floats, Floats], counts: npt.NDArray[np.bool_]
+    run: Run, done: Work, own_s: Floats, share: Shares, found: _Speeds, counts: npt.NDArray[np.bool_]
 ) -> RankFigures:
-    speed, comparable = found
     samples = run.samples[counts].sum(axis=0)
-    mean, best = mean_speed(speed[counts]), own_best(speed[counts])
-    forecast, naive = forecast_errors(run, comparable, counts)
+    mean, best = mean_speed(found.measured[counts]), own_best(found.measured[counts])
+    forecast, naive = forecast_errors(run, found.as_forecast, counts)
     last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
     waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
     waiting = (
@@ -196,26 +204,25 @@ def _ranks(
     )
 
 
-def _over_time(run: Run, lost: Attribution, found: tuple[Floats, Floats], counts: npt.NDArray[np.bool_]) -> OverTime:
-    speed, comparable = found
+def _over_time(run: Run, lost: Attribution, found: _Speeds, counts: npt.NDArray[np.bool_]) -> OverTime:
     number = run.round[counts]
     begins = starts(len(number))
     round_s = block_means(lost.elapsed_s[counts], begins)
     # The line of a round has the forecast for the next one; it is drawn where that one is recorded.
     ahead = np.full_like(run.samples_per_s, np.nan)
     ahead[1:] = np.where(np.diff(run.round)[:, None] == 1, run.samples_per_s[:-1], np.nan)
-    best = own_best(speed[counts])
+    best = own_best(found.measured[counts])
     return OverTime(
         edges=np.append(number[begins], number[-1] + 1),
         round_s=round_s,
         ideal_s=block_means(lost.ideal_s[counts], begins),
         kinds_s={kind: block_means(lost.kinds_s[kind][counts], begins) for kind in KINDS},
         batches=series(run.samples[counts].astype(np.float64), begins),
-        speed=series(comparable[counts], begins),
+        speed=series(found.as_forecast[counts], begins),
         forecast=series(ahead[counts], begins),
         waiting_s=series(run.wait_s[counts], begins),
         cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None], np.fmax),
-        of_own_best=heat(np.minimum(block_means(speed[counts], begins) / best, 1.0), np.fmin),
+        of_own_best=heat(np.minimum(block_means(found.measured[counts], begins) / best, 1.0), np.fmin),
     )
 
 

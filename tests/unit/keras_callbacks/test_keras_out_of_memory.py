@@ -185,6 +185,35 @@ def test_what_a_failed_attempt_has_done_to_running_statistics_is_taken_back():
     np.testing.assert_allclose(tf.convert_to_tensor(normal.moving_mean), mean, atol=1e-6)
 
 
+@pytest.mark.parametrize("made", ["before", "by the first step"])
+def test_a_metric_that_only_tracing_finds_counts_each_sample_once(made):
+    """The first round ends in its second micro-batch; the metric is no attribute of the model."""
+    metrics = [keras.metrics.Mean(name="place")] if made == "before" else []
+
+    class Telling(Network):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            if not metrics:
+                metrics.append(keras.metrics.Mean(name="place"))
+            metrics[0].update_state(data[1][:, 1])
+            return {**logs, "place": metrics[0].result()}
+
+    def allocate(batch):
+        sizes.append(batch)
+        if len(sizes) == 2:
+            raise MemoryError("no memory")
+
+    sizes = []
+    model = Telling(DeviceModel(1e-9, 1e-9))
+    model.device_model.allocate = allocate
+    model.compile("sgd", "mse")
+    balance = LoadBalance(BSP(max_micro_batch=6), global_batch=BATCH)
+    told = model.fit(resize_batches((X, Y), balance), epochs=1, verbose=0, shuffle=False, callbacks=[balance]).history
+    assert sizes[:4] == [6, 6, 3, 3]
+    assert metrics[0].count.numpy() == SAMPLES
+    assert told["place"] == [pytest.approx(Y[:, 1].mean())]
+
+
 def test_what_cannot_be_done_again_says_so():
     def never(model):
         def allocate(batch):
@@ -263,6 +292,9 @@ def test_a_round_in_whose_layers_ranks_wait_for_each_other_is_not_done_again(mon
     assert balance._session.calls.repeats
     balance.start(model, model.optimizer)
     assert balance._session.calls.repeats
-    monkeypatch.setattr(hvd, "SyncBatchNormalization", keras.layers.Dense)
+    with monkeypatch.context() as patch:
+        patch.setattr(hvd, "SyncBatchNormalization", keras.layers.Dense)
+        balance.start(model, model.optimizer)
+        assert not balance._session.calls.repeats
     balance.start(model, model.optimizer)
-    assert not balance._session.calls.repeats
+    assert balance._session.calls.repeats, "another model, without such layers, follows"

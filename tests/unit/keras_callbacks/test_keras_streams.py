@@ -170,7 +170,7 @@ def test_a_stream_without_samples_is_refused(whole, epoch):
         (lambda: RANGE(9).shuffle(3).map(abs).filter(lambda i: True), "shuffled without a seed"),
         (lambda: tf.data.Dataset.list_files("/dev/n*l*"), r"shuffled without a seed.*list_files\(…, seed=…\)"),
         (lambda: RANGE(9).map(abs, num_parallel_calls=2, deterministic=False), "deterministic=False, so every rank"),
-        (lambda: RANGE(9).shard(2, 1).map(abs), r"a shard for rank 1 of 2.*stream='shard'\), or stream='whole'"),
+        (lambda: RANGE(9).shard(2, 1).map(abs), r"a step shard\(2, 1\), and .*stream='shard'\), or stream='whole'"),
     ],
     ids=["shuffle", "behind others", "files", "map", "shard"],
 )
