@@ -57,14 +57,14 @@ JOINING_EDITS = (
         self._start_worker_processes(pending_slots)
 
 """,
-        """        # The ranks of a host that is given up have ended: if it comes back while others wait, it needs new ones
+        """        # A host that is given up has no ranks any more: if it comes back meanwhile, it needs new ones
         self._host_assignments = {host: slots for host, slots in self._host_assignments.items()
                                   if not self._host_manager.is_blacklisted(host)}
         while not self._give_places(min_num_proc):
             self.wait_for_available_slots(min_num_proc)
 
     def _give_places(self, min_num_proc):
-        \"\"\"Give those who are there their places, and start the others, if there are enough slots at this moment.\"\"\"
+        \"\"\"Give those who are there their places, and start the others, if there are enough slots now.\"\"\"
         with self._ahead_changed:
             current_hosts = self._host_manager.current_hosts
             if current_hosts.count_available_slots() < min_num_proc:
@@ -89,9 +89,14 @@ JOINING_EDITS = (
                 return hosts.INVALID_SLOT_INFO
             if started_as is not None:
                 started_as.asked_at = time.monotonic()
-        self._tell_who_have_come(patiently=not asks_again)
+                tells = started_as.asked_at >= started_as.tells_at
+                if tells:
+                    started_as.tells_at = started_as.asked_at + patience_s
+        if started_as is not None and tells:
+            self._tell_who_have_come(patiently=not asks_again)
         with self._ahead_changed:
-            self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), patience_s)
+            within_s = min(patience_s, ANSWER_SECS)  # so that one whose machine is gone is seldom given a place
+            self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), within_s)
             if key in self._ahead and not self.finished():
                 return None
             return self.get_slot_info(host, local_rank)
@@ -127,7 +132,7 @@ JOINING_EDITS = (
                 key = (slot_info.hostname, slot_info.local_rank)
                 if not self.has_rank_assignment(*key) and key not in self._ahead:
                     self._ahead[key] = slot_info
-                    slot_info.starts_ahead, slot_info.asked_at = True, None
+                    slot_info.starts_ahead, slot_info.asked_at, slot_info.tells_at = True, None, 0.0
                     self._start_worker_process(slot_info)
 
     def _tell_who_have_come(self, patiently):
@@ -189,7 +194,8 @@ JOINING_EDITS = (
         """ELASTIC_TIMEOUT_SECS = 600
 """,
         """ELASTIC_TIMEOUT_SECS = 600
-SILENT_SECS = 60.0  # after which a rank that waits for its place is taken for dead: three times as long as it waits
+ANSWER_SECS = 3.0  # after which a rank that waits for its place hears that it must wait on, and asks again
+SILENT_SECS = 10.0  # after which one that has not asked again is taken for dead
 """,
         _REASON,
     ),

@@ -20,7 +20,7 @@ _WORKER = "horovod/runner/elastic/worker.py"
 _NETWORK = "horovod/runner/common/util/network.py"
 _REASON = "all ranks wait for one that is frozen or cut off, for as long as that lasts"
 _TOLD = "a thread of the launcher that tells a frozen rank of new hosts waits for its answer for ever"
-_ONCE = "a rank must count once, whatever is told of it: else ranks go on before all have come, or two locks wait for each other"
+_ONCE = "a rank that counts twice lets the others go on too soon; a barrier that is reset may wait for its own lock"
 
 SILENCE_EDITS = (
     Edit(
@@ -131,19 +131,12 @@ QUESTION_SECONDS = 2.0
     ),
     Edit(
         _REGISTRATION,
-        """                    # In order to ensure that the new failing thread can record results in cases of total job failure,
-                    # we also need to block this thread by waiting on the barrier. This requires us to reset the barrier,
-                    # as otherwise this worker will be double-counted (once for the READY thread and once for FAILURE),
-                    # which would cause the barrier to complete too early.
-                    logging.info('key exists, reset barrier: {}[{}] = {} -> {}'
-                                 .format(host, slot, self._states[key], state))
-                    self._barrier.reset()
-""",
-        """                    # So the thread that came first stays there, and counts for the worker; this one waits elsewhere.
-                    logging.info('key exists: {}[{}] = {} -> {}'.format(host, slot, self._states[key], state))
-""",
+        "on the barrier. This requires us to reset the barrier,\n",
+        "until it is over. It waits outside the barrier,\n",
         _ONCE,
     ),
+    Edit(_REGISTRATION, "key exists, reset barrier: ", "key exists: ", _ONCE),
+    Edit(_REGISTRATION, "state))\n                    self._barrier.reset()\n", "state))\n", _ONCE),
     Edit(
         _REGISTRATION,
         """            rendezvous_id = self._rendezvous_id

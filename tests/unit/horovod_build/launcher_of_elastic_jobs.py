@@ -66,7 +66,13 @@ class Job:
     def comes_to_init(self, host, patience_s=SOON_S):
         """A rank that was started ahead asks for its place; its answer is put into the queue that this returns."""
         answer = queue.Queue()
-        ask = lambda: answer.put(self.driver.await_place(host, 0, patience_s))  # noqa: E731
+
+        def ask():
+            place = self.driver.await_place(host, 0, patience_s)
+            while place is None and patience_s == SOON_S:
+                place = self.driver.await_place(host, 0, patience_s)
+            answer.put(place)
+
         threading.Thread(target=ask, daemon=True).start()
         return answer
 

@@ -320,7 +320,7 @@ def test_the_end_of_a_slots_former_process_says_nothing_of_the_one_that_has_its_
     assert place.get(timeout=SOON_S).rank == 1
     former.put(0)
     registry = job.driver._worker_registry
-    assert not eventually(lambda: registry.get_recorded_slots(), within_s=0.3)
+    assert not eventually(registry.get_recorded_slots, within_s=0.3)
 
 
 def test_a_slot_that_is_not_tried_again_leaves_its_rank_to_another_host(monkeypatch):
@@ -349,7 +349,7 @@ def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
     stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
     registry = job.driver._worker_registry
     job.loses(lost)
-    assert eventually(lambda: registry.get_recorded_slots())
+    assert eventually(registry.get_recorded_slots)
     with job.driver._ahead_changed:
         job.stop_training(stays)
         assert eventually(lambda: job.host_is_given_up(lost))
@@ -360,3 +360,19 @@ def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
     job.hosts.slots["d"] = 1
     assert eventually(lambda: job.driver.world_size() == 2 and "d" in job.driver.host_assignments)
     job.driver.stop()
+
+
+def test_a_rank_that_waits_asks_often_and_the_others_are_told_once(job, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECS", 0.02)
+    asked = []
+    has_come = job.driver._tell_who_have_come
+    monkeypatch.setattr(job.driver, "_tell_who_have_come", lambda **how: (asked.append(how), has_come(**how)))
+    job.hosts.slots["c"] = 1
+    first = job.started.get(timeout=SOON_S)
+    place = job.comes_to_init("c")
+    assert job.told.get(timeout=SOON_S)
+    came_at = first.asked_at
+    assert eventually(lambda: first.asked_at > came_at + 0.1), "it is known to be alive"
+    assert len(asked) == 1
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).rank == 2
