@@ -92,8 +92,8 @@ JOINING_EDITS = (
                 tells = started_as.asked_at >= started_as.tells_at
                 if tells:
                     started_as.tells_at = started_as.asked_at + patience_s
-        if started_as is not None and tells:
-            self._tell_who_have_come(patiently=not asks_again)
+        if started_as is not None and tells:  # in a thread, for the one that is told may be frozen
+            threading.Thread(target=self._tell_who_have_come, args=(not asks_again,), daemon=True).start()
         with self._ahead_changed:
             within_s = min(patience_s, ANSWER_SECS)  # so that one whose machine is gone is seldom given a place
             self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), within_s)
@@ -256,24 +256,18 @@ SILENT_SECS = 10.0  # after which one that has not asked again is taken for dead
     ),
     Edit(
         _DRIVER,
-        """                    self._shutdown.set()
-                    self._wait_hosts_cond.notify_all()
+        """                    self._wait_hosts_cond.notify_all()
                     raise
-""",
-        """                    self._shutdown.set()
-                    with self._wait_hosts_cond:
-                        self._wait_hosts_cond.notify_all()
-                    raise
-""",
-        _UNLOCKED,
-    ),
-    Edit(
-        _DRIVER,
-        """                logging.warning(str(e))
+                # Transient error, retry until timeout
+                logging.warning(str(e))
             finally:
                 self._wait_hosts_cond.release()
 """,
-        """                logging.warning(str(e))
+        """                    with self._wait_hosts_cond:
+                        self._wait_hosts_cond.notify_all()
+                    raise
+                # Transient error, retry until timeout
+                logging.warning(str(e))
 """,
         _UNLOCKED,
     ),

@@ -135,8 +135,17 @@ QUESTION_SECONDS = 2.0
         "until it is over. It waits outside the barrier,\n",
         _ONCE,
     ),
-    Edit(_REGISTRATION, "key exists, reset barrier: ", "key exists: ", _ONCE),
-    Edit(_REGISTRATION, "state))\n                    self._barrier.reset()\n", "state))\n", _ONCE),
+    Edit(
+        _REGISTRATION,
+        """'key exists, reset barrier: {}[{}] = {} -> {}'
+                                 .format(host, slot, self._states[key], state))
+                    self._barrier.reset()
+""",
+        """'key exists: {}[{}] = {} -> {}'
+                                 .format(host, slot, self._states[key], state))
+""",
+        _ONCE,
+    ),
     Edit(
         _REGISTRATION,
         """            rendezvous_id = self._rendezvous_id

@@ -364,15 +364,25 @@ def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
 
 def test_a_rank_that_waits_asks_often_and_the_others_are_told_once(job, monkeypatch):
     monkeypatch.setattr(module, "ANSWER_SECS", 0.02)
-    asked = []
-    has_come = job.driver._tell_who_have_come
-    monkeypatch.setattr(job.driver, "_tell_who_have_come", lambda **how: (asked.append(how), has_come(**how)))
+    tells, has_come = [], job.driver._tell_who_have_come
+    monkeypatch.setattr(job.driver, "_tell_who_have_come", lambda how: (tells.append(how), has_come(how)))
     job.hosts.slots["c"] = 1
     first = job.started.get(timeout=SOON_S)
     place = job.comes_to_init("c")
     assert job.told.get(timeout=SOON_S)
     came_at = first.asked_at
     assert eventually(lambda: first.asked_at > came_at + 0.1), "it is known to be alive"
-    assert len(asked) == 1
+    assert tells == [True]
     job.stop_training("a", "b")
     assert place.get(timeout=SOON_S).rank == 2
+
+
+def test_a_rank_that_waits_is_known_to_be_alive_while_a_frozen_one_is_told_of_it(job, monkeypatch):
+    told, answers = threading.Event(), threading.Event()
+    for client in job.driver._worker_clients.values():
+        client.notify_hosts_updated = lambda *what: (told.set(), answers.wait(SOON_S))
+    job.hosts.slots["c"] = 1
+    job.started.get(timeout=SOON_S)
+    assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S / 2) is None, "it hears that it must wait on"
+    assert told.wait(SOON_S)
+    answers.set()
