@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from horovod.runner.elastic import discovery
 from horovod.runner.gloo_run import create_slot_env_vars
 from launcher_of_elastic_jobs import SOON_S, Job, eventually, module, nothing_comes
 
@@ -386,3 +387,15 @@ def test_a_rank_that_waits_is_known_to_be_alive_while_a_frozen_one_is_told_of_it
     assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S / 2) is None, "it hears that it must wait on"
     assert told.wait(SOON_S)
     answers.set()
+
+
+def test_a_forgiven_host_is_not_dropped_by_a_thread_that_asks_for_the_hosts_meanwhile(monkeypatch):
+    manager = discovery.HostManager(discovery.FixedHosts({"a": 1}), cooldown_range=(1, 1))
+    manager.update_available_hosts()
+    manager.blacklist("a")
+    state = manager._hosts_state["a"]
+    state._cooldown_period_end_ts = 1.0  # long ago
+    whitelist = state.whitelist
+    monkeypatch.setattr(state, "whitelist", lambda: (manager.current_hosts, whitelist()))
+    assert manager.update_available_hosts() == module.HostUpdateResult.added
+    assert manager.current_hosts.available_hosts == {"a"}
