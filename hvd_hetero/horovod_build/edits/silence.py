@@ -185,8 +185,9 @@ QUESTION_SECONDS = 2.0
                 missing = [(slot_info.hostname, slot_info.local_rank)
                            for slots in self._driver.host_assignments.values() for slot_info in slots
                            if (slot_info.hostname, slot_info.local_rank) not in self._states]
+            asked_at = time.monotonic()
             silent = self._driver.those_without_an_answer(missing)
-            silent_since = {key: silent_since.get(key, time.monotonic()) for key in silent}
+            silent_since = {key: silent_since.get(key, asked_at) for key in silent}
             with self._lock:  # some may have come while they were asked, and the others have gone on
                 if self._rendezvous_id != rendezvous_id:
                     return

@@ -140,6 +140,14 @@ def test_a_rank_that_comes_while_it_is_asked_is_not_given_up(job):
     assert not eventually(lambda: registry.count(registration.FAILURE), within_s=0.3)
 
 
+def test_a_rank_is_silent_from_the_question_on_that_it_did_not_answer(job):
+    asked = []
+    answers = lambda: (asked.append(True), threading.Event().wait(1.1 * SILENCE_S))[1]  # noqa: E731
+    with_the_other(job, SimpleNamespace(answers=answers))
+    assert eventually(lambda: job.host_is_given_up("b"))
+    assert len(asked) == 1, "its time limit counts"
+
+
 def test_the_frozen_one_is_given_up_also_where_all_others_have_ended(job):
     job.driver._worker_clients["b", 0] = Asked(silent=10**9)
     job.loses("a")
