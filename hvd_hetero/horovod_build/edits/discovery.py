@@ -10,6 +10,7 @@ __all__ = ["DISCOVERY_EDITS"]
 
 _FILE = "horovod/runner/elastic/discovery.py"
 _HANGS = "the launcher holds its lock while the script runs, so that all of it waits for a script that never ends"
+_DROPPED = "a thread that asks for the hosts at this moment finds a forgiven host still given up, and drops it for ever"
 _COSTS = "a new Python process each second costs a tenth of a core"
 
 DISCOVERY_EDITS = (
@@ -71,5 +72,19 @@ class HostState(object):
         "        return stdout.getvalue()\n",
         "        return stdout\n",
         _COSTS,
+    ),
+    Edit(
+        _FILE,
+        """            self._current_hosts = DiscoveredHosts(host_slots=host_slots,
+                                                  host_assignment_order=host_assignment_order)
+            host_update_state = check_update(self._current_hosts.host_slots, prev_host_slots)
+            whitelist_all_hosts()
+""",
+        """            host_update_state = check_update(host_slots, prev_host_slots)
+            whitelist_all_hosts()
+            self._current_hosts = DiscoveredHosts(host_slots=host_slots,
+                                                  host_assignment_order=host_assignment_order)
+""",
+        _DROPPED,
     ),
 )

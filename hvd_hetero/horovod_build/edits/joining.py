@@ -26,6 +26,7 @@ __all__ = ["JOINING_EDITS"]
 
 _DRIVER = "horovod/runner/elastic/driver.py"
 _REASON = "all ranks wait for the start of a new one, imports included"
+_UNLOCKED = "ranks that meet wait for the discovery script to end, and for the answer of a rank that may be frozen"
 
 JOINING_EDITS = (
     Edit(
@@ -35,6 +36,7 @@ JOINING_EDITS = (
 
         # Ranks that were started before the others were told: their slots, with when each last asked for its place
         self._ahead = {}
+        self._newest = {}  # of each slot, as what its newest process was started
         self._not_again = set()  # slots whose rank ended before it had a place, on hosts that have other ranks
         self._told_at = 0
         self._ahead_changed = threading.Condition()
@@ -49,12 +51,24 @@ JOINING_EDITS = (
     ),
     Edit(
         _DRIVER,
-        """        pending_slots = self._update_host_assignments(current_hosts)
+        """        current_hosts = self.wait_for_available_slots(min_num_proc)
+        pending_slots = self._update_host_assignments(current_hosts)
         self._worker_registry.reset(self.world_size())
         self._start_worker_processes(pending_slots)
 
 """,
-        """        with self._ahead_changed:
+        """        # A host that is given up has no ranks any more: if it comes back meanwhile, it needs new ones
+        self._host_assignments = {host: slots for host, slots in self._host_assignments.items()
+                                  if not self._host_manager.is_blacklisted(host)}
+        while not self._give_places(min_num_proc):
+            self.wait_for_available_slots(min_num_proc)
+
+    def _give_places(self, min_num_proc):
+        \"\"\"Give those who are there their places, and start the others, if there are enough slots now.\"\"\"
+        with self._ahead_changed:
+            current_hosts = self._host_manager.current_hosts
+            if current_hosts.count_available_slots() < min_num_proc:
+                return False
             pending_slots = self._update_host_assignments(self._those_who_are_there(current_hosts))
             self._worker_registry.reset(self.world_size())
             not_started = [slot_info for slot_info in pending_slots
@@ -62,6 +76,7 @@ JOINING_EDITS = (
             self._start_worker_processes(not_started)
             self._start_ahead(current_hosts)
             self._ahead_changed.notify_all()
+            return True
 
     def await_place(self, host, local_rank, patience_s=20.0):
         \"\"\"Return the slot of a rank that has come to hvd.init(), once the others have stopped (None: not yet).\"\"\"
@@ -74,9 +89,14 @@ JOINING_EDITS = (
                 return hosts.INVALID_SLOT_INFO
             if started_as is not None:
                 started_as.asked_at = time.monotonic()
-        self._tell_who_have_come(patiently=not asks_again)
+                tells = started_as.asked_at >= started_as.tells_at
+                if tells:
+                    started_as.tells_at = started_as.asked_at + patience_s
+        if started_as is not None and tells:  # in a thread, for the one that is told may be frozen
+            threading.Thread(target=self._tell_who_have_come, args=(not asks_again,), daemon=True).start()
         with self._ahead_changed:
-            self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), patience_s)
+            within_s = min(patience_s, ANSWER_SECS)  # so that one whose machine is gone is seldom given a place
+            self._ahead_changed.wait_for(lambda: key not in self._ahead or self.finished(), within_s)
             if key in self._ahead and not self.finished():
                 return None
             return self.get_slot_info(host, local_rank)
@@ -102,12 +122,17 @@ JOINING_EDITS = (
         if not self._host_assignments or current_hosts.count_available_slots() < self._min_num_proc:
             return
         with self._ahead_changed:
-            _, slots = self._get_host_assignments(current_hosts, self._spares)
+            usable = {host: min([slot for at, slot in self._not_again if at == host] + [current_hosts.get_slots(host)])
+                      for host in current_hosts.host_assignment_order}
+            usable_hosts = DiscoveredHosts(usable, list(usable))
+            if usable_hosts.count_available_slots() < self._min_num_proc:
+                return
+            _, slots = self._get_host_assignments(usable_hosts, self._spares)
             for slot_info in slots:
                 key = (slot_info.hostname, slot_info.local_rank)
-                if not self.has_rank_assignment(*key) and key not in self._ahead and key not in self._not_again:
+                if not self.has_rank_assignment(*key) and key not in self._ahead:
                     self._ahead[key] = slot_info
-                    slot_info.starts_ahead, slot_info.asked_at = True, None
+                    slot_info.starts_ahead, slot_info.asked_at, slot_info.tells_at = True, None, 0.0
                     self._start_worker_process(slot_info)
 
     def _tell_who_have_come(self, patiently):
@@ -123,10 +148,12 @@ JOINING_EDITS = (
             self._notify_workers_host_changes(current_hosts, HostUpdateResult.added)
 
     def _has_ended_ahead(self, slot_info):
-        \"\"\"Return whether a rank that has ended never had a place.\"\"\"
+        \"\"\"Return whether a rank that has ended had no place: never, or another process has its slot now.\"\"\"
         key = (slot_info.hostname, slot_info.local_rank)
         with self._ahead_changed:
-            if self._ahead.get(key) is not slot_info:  # an older process of this slot, which had a place
+            if self._newest[key] is not slot_info:
+                return True
+            if key not in self._ahead:
                 return False
             del self._ahead[key]
             self._ahead_changed.notify_all()
@@ -148,9 +175,8 @@ JOINING_EDITS = (
         """            next_host_assignments, _ = self._get_host_assignments(current_hosts)
 """,
         """            with self._ahead_changed:
-                next_host_assignments, slots = self._get_host_assignments(self._those_who_are_there(current_hosts))
-                if not all(self.has_rank_assignment(slot_info.hostname, slot_info.local_rank) for slot_info in slots):
-                    update_res |= HostUpdateResult.added  # else states do not broadcast to those who come
+                next_host_assignments, _ = self._get_host_assignments(self._those_who_are_there(current_hosts))
+                update_res |= HostUpdateResult.added  # else states do not broadcast to those who come until they meet
 """,
         _REASON,
     ),
@@ -158,7 +184,8 @@ JOINING_EDITS = (
         _DRIVER,
         """        timestamp = _epoch_time_s()
 """,
-        """        timestamp = self._told_at = max(_epoch_time_s(), self._told_at + 1)
+        """        with self._ahead_changed:
+            timestamp = self._told_at = max(_epoch_time_s(), self._told_at + 1)
 """,
         "ranks ignore what is not later, in whole seconds, than what they have heard before",
     ),
@@ -167,7 +194,8 @@ JOINING_EDITS = (
         """ELASTIC_TIMEOUT_SECS = 600
 """,
         """ELASTIC_TIMEOUT_SECS = 600
-SILENT_SECS = 60.0  # after which a rank that waits for its place is taken for dead: three times as long as it waits
+ANSWER_SECS = 3.0  # after which a rank that waits for its place hears that it must wait on, and asks again
+SILENT_SECS = 10.0  # after which one that has not asked again is taken for dead
 """,
         _REASON,
     ),
@@ -205,18 +233,43 @@ SILENT_SECS = 60.0  # after which a rank that waits for its place is taken for d
     ),
     Edit(
         _DRIVER,
-        """                    self._notify_workers_host_changes(self._host_manager.current_hosts, update_res)
+        """            self._wait_hosts_cond.acquire()
+            try:
+                update_res = self._host_manager.update_available_hosts()
+                if update_res != HostUpdateResult.no_update:
+                    self._notify_workers_host_changes(self._host_manager.current_hosts, update_res)
                     self._wait_hosts_cond.notify_all()
 """,
-        """                    current_hosts = self._host_manager.current_hosts
+        """            try:
+                update_res = self._host_manager.update_available_hosts()
+                if update_res != HostUpdateResult.no_update:
+                    current_hosts = self._host_manager.current_hosts
                     self._not_again = {key for key in self._not_again if key[0] in current_hosts.available_hosts}
                     if update_res & HostUpdateResult.added:
                         self._start_ahead(current_hosts)
+                    with self._wait_hosts_cond:
+                        self._wait_hosts_cond.notify_all()
                     if update_res & HostUpdateResult.removed:
                         self._notify_workers_host_changes(current_hosts, update_res)
-                    self._wait_hosts_cond.notify_all()
 """,
-        _REASON,
+        _UNLOCKED,
+    ),
+    Edit(
+        _DRIVER,
+        """                    self._wait_hosts_cond.notify_all()
+                    raise
+                # Transient error, retry until timeout
+                logging.warning(str(e))
+            finally:
+                self._wait_hosts_cond.release()
+""",
+        """                    with self._wait_hosts_cond:
+                        self._wait_hosts_cond.notify_all()
+                    raise
+                # Transient error, retry until timeout
+                logging.warning(str(e))
+""",
+        _UNLOCKED,
     ),
     Edit(
         _DRIVER,

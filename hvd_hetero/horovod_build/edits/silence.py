@@ -17,7 +17,10 @@ __all__ = ["SILENCE_EDITS"]
 _DRIVER = "horovod/runner/elastic/driver.py"
 _REGISTRATION = "horovod/runner/elastic/registration.py"
 _WORKER = "horovod/runner/elastic/worker.py"
+_NETWORK = "horovod/runner/common/util/network.py"
 _REASON = "all ranks wait for one that is frozen or cut off, for as long as that lasts"
+_TOLD = "a thread of the launcher that tells a frozen rank of new hosts waits for its answer for ever"
+_ONCE = "a rank that counts twice lets the others go on too soon; a barrier that is reset may wait for its own lock"
 
 SILENCE_EDITS = (
     Edit(
@@ -34,6 +37,37 @@ SILENCE_EDITS = (
         self._send(""",
         _REASON,
     ),
+    Edit(
+        _WORKER,
+        """class WorkerNotificationClient(network.BasicClient):
+""",
+        """class WorkerNotificationClient(network.BasicClient):
+    _answer_timeout = 5.0  # a rank may be frozen; what it was told lies ready for when it wakes up
+
+""",
+        _TOLD,
+    ),
+    Edit(
+        _NETWORK,
+        """class BasicClient(object):
+""",
+        """class BasicClient(object):
+    _answer_timeout = None  # seconds for which an answer is waited for; None: as long as it takes
+
+""",
+        _TOLD,
+    ),
+    Edit(
+        _NETWORK,
+        """            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+""",
+        """            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sock.settimeout(self._answer_timeout)
+            try:
+""",
+        _TOLD,
+    ),
     Edit(_WORKER, "import os\nimport threading\n", "import copy\nimport os\nimport threading\n", _REASON),
     Edit(
         _DRIVER,
@@ -41,6 +75,7 @@ SILENCE_EDITS = (
         shutdown_event""",
         """        # What was asked under this name was another process
         self._worker_clients.pop((slot_info.hostname, slot_info.local_rank), None)
+        self._newest[(slot_info.hostname, slot_info.local_rank)] = slot_info
         create_worker_fn = self._create_worker_fn
         shutdown_event""",
         _REASON,
@@ -81,16 +116,48 @@ QUESTION_SECONDS = 2.0
     ),
     Edit(
         _REGISTRATION,
+        """        with self._lock:
+            if key in self._states:
+                if state == FAILURE:
+""",
+        """        with self._lock:
+            if not self._driver.has_rank_assignment(host, slot):
+                return self._rendezvous_id  # nobody waits for it, and it must not count as one that is waited for
+            counts_already = key in self._states
+            if counts_already:
+                if state == FAILURE:
+""",
+        _ONCE,
+    ),
+    Edit(
+        _REGISTRATION,
+        "on the barrier. This requires us to reset the barrier,\n",
+        "until it is over. It waits outside the barrier,\n",
+        _ONCE,
+    ),
+    Edit(
+        _REGISTRATION,
+        """'key exists, reset barrier: {}[{}] = {} -> {}'
+                                 .format(host, slot, self._states[key], state))
+                    self._barrier.reset()
+""",
+        """'key exists: {}[{}] = {} -> {}'
+                                 .format(host, slot, self._states[key], state))
+""",
+        _ONCE,
+    ),
+    Edit(
+        _REGISTRATION,
         """            rendezvous_id = self._rendezvous_id
 
         rendezvous_id = self._wait(""",
         """            rendezvous_id = self._rendezvous_id
-            if state == READY and self._watched_id != rendezvous_id:
+            if state != SUCCESS and self._watched_id != rendezvous_id:
                 self._watched_id = rendezvous_id
                 threading.Thread(target=self._watch_the_missing, args=(rendezvous_id,), daemon=True).start()
 
-        while given_up:  # it counts once; when all others have come, it hears that it has no place, and not before
-            if self._rendezvous_id != rendezvous_id or self._driver.finished():
+        while counts_already:  # what it hears next is of the next rendezvous: that it has no place, as a rule
+            if self._rendezvous_id != rendezvous_id or self._driver.finished() or self._barrier.broken:
                 return rendezvous_id
             time.sleep(0.1)
 
@@ -99,27 +166,9 @@ QUESTION_SECONDS = 2.0
     ),
     Edit(
         _REGISTRATION,
-        """                                  'ignoring (current state is %s)', state, self._states[key])
-""",
-        """                                  'ignoring (current state is %s)', state, self._states[key])
-                    given_up = state == READY and self._states[key] == FAILURE
-""",
-        _REASON,
-    ),
-    Edit(
-        _REGISTRATION,
-        """        with self._lock:
-            if key in self._states:
-                if state == FAILURE:
-""",
-        """        given_up = False
-        with self._lock:
-            if key in self._states:
-                if state == FAILURE and self._states[key] == FAILURE:
-                    given_up = True
-                elif state == FAILURE:
-""",
-        _REASON,
+        "        failures = self.get(FAILURE)\n",
+        "        failures = list(self.get(FAILURE))  # one more may be told meanwhile\n",
+        _ONCE,
     ),
     Edit(
         _REGISTRATION,
@@ -136,14 +185,21 @@ QUESTION_SECONDS = 2.0
                 missing = [(slot_info.hostname, slot_info.local_rank)
                            for slots in self._driver.host_assignments.values() for slot_info in slots
                            if (slot_info.hostname, slot_info.local_rank) not in self._states]
+            asked_at = time.monotonic()
             silent = self._driver.those_without_an_answer(missing)
-            silent_since = {key: silent_since.get(key, time.monotonic()) for key in silent}
-            for host, slot in [key for key, since in silent_since.items()
-                               if time.monotonic() - since >= SILENCE_SECONDS]:
+            silent_since = {key: silent_since.get(key, asked_at) for key in silent}
+            with self._lock:  # some may have come while they were asked, and the others have gone on
+                if self._rendezvous_id != rendezvous_id:
+                    return
+                given_up = [key for key, since in silent_since.items()
+                            if key not in self._states and time.monotonic() - since >= SILENCE_SECONDS]
+                for key in given_up:
+                    self._states[key] = FAILURE
+                    self._workers[FAILURE].add(key)
+            for host, slot in given_up:
                 logging.error('{}[{}] has not answered for {:g} s, while others wait for it; it is given up. A longer '
                               'HOROVOD_ELASTIC_SILENCE_SECONDS gives it more time.'.format(host, slot, SILENCE_SECONDS))
-                del silent_since[(host, slot)]
-                threading.Thread(target=self.record_failure, args=(host, slot), daemon=True).start()
+                threading.Thread(target=self._wait, args=((host, slot), FAILURE, rendezvous_id), daemon=True).start()
 
     def _wait(self, key, state, rendezvous_id):
 """,
@@ -155,10 +211,10 @@ QUESTION_SECONDS = 2.0
 """,
         """    def those_without_an_answer(self, keys):
         \"\"\"Return those of these ranks that do not answer; not those that have not told their address yet.\"\"\"
-        clients = {key: self._worker_clients[key] for key in keys if key in self._worker_clients}
+        clients = [(key, self._worker_clients.get(key)) for key in keys]
         silent = []
         threads = [threading.Thread(target=lambda key=key, client=client: client.answers() or silent.append(key))
-                   for key, client in clients.items()]
+                   for key, client in clients if client]
         for thread in threads:
             thread.start()
         for thread in threads:

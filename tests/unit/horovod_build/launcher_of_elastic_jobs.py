@@ -28,7 +28,8 @@ class Job:
     def __init__(self, monkeypatch, least=1, most=4, spares=0, idle=()):
         monkeypatch.setenv("HOROVOD_ELASTIC_SPARES", str(spares))
         monkeypatch.setattr(module, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.02)
-        client = SimpleNamespace(notify_hosts_updated=lambda timestamp, what: self.told.put(what))
+        tell = lambda timestamp, what: self.told.put(what)  # noqa: E731
+        client = SimpleNamespace(notify_hosts_updated=tell, answers=lambda: True)
         monkeypatch.setattr(module, "WorkerNotificationClient", lambda *of: client)
         self.started, self.told, self.ended = queue.Queue(), queue.Queue(), {}
         self.hosts = Hosts("a", "b", *idle)
@@ -65,7 +66,13 @@ class Job:
     def comes_to_init(self, host, patience_s=SOON_S):
         """A rank that was started ahead asks for its place; its answer is put into the queue that this returns."""
         answer = queue.Queue()
-        ask = lambda: answer.put(self.driver.await_place(host, 0, patience_s))  # noqa: E731
+
+        def ask():
+            place = self.driver.await_place(host, 0, patience_s)
+            while place is None and patience_s == SOON_S:
+                place = self.driver.await_place(host, 0, patience_s)
+            answer.put(place)
+
         threading.Thread(target=ask, daemon=True).start()
         return answer
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from horovod.runner.elastic import discovery
 from horovod.runner.gloo_run import create_slot_env_vars
 from launcher_of_elastic_jobs import SOON_S, Job, eventually, module, nothing_comes
 
@@ -263,3 +264,138 @@ def test_a_spare_that_has_gone_silent_has_no_place(monkeypatch):
     job.stop_training(stays)
     assert eventually(lambda: job.driver.world_size() == 1)
     job.driver.stop()
+
+
+def test_a_rank_is_started_again_on_a_host_that_is_forgiven_while_too_few_wait(monkeypatch):
+    job = Job(monkeypatch, least=2)
+    job.loses("b")
+    job.stop_training("a")
+    assert eventually(lambda: job.host_is_given_up("b"))
+    job.driver._host_manager._hosts_state["b"]._cooldown_period_end_ts = 1.0  # long ago
+    assert job.started.get(timeout=SOON_S).hostname == "b"
+    assert eventually(lambda: job.driver._worker_registry.last_rendezvous() == 2)
+    assert job.driver.get_slot_info("b", 0).rank == 1
+    assert nothing_comes(job.started), "it is not started twice"
+    job.driver.stop()
+
+
+def test_ranks_that_meet_wait_neither_for_the_discovery_of_hosts_nor_for_one_that_is_told_of_them(job, monkeypatch):
+    asked, answers = threading.Event(), threading.Event()
+    find = job.hosts.find_available_hosts_and_slots
+
+    def slowly():
+        asked.set()
+        answers.wait(SOON_S)
+        return find()
+
+    monkeypatch.setattr(job.hosts, "find_available_hosts_and_slots", slowly)
+    assert asked.wait(SOON_S)
+    job.loses("b")
+    job.stop_training("a")
+    assert eventually(lambda: job.driver.world_size() == 1, within_s=5.0)
+    answers.set()
+
+
+def test_ranks_that_meet_do_not_wait_for_a_frozen_one_that_is_told_of_hosts(job):
+    told, answers = threading.Event(), threading.Event()
+    for client in job.driver._worker_clients.values():
+        client.notify_hosts_updated = lambda *what: (told.set(), answers.wait(SOON_S))
+    del job.hosts.slots["b"]
+    assert told.wait(SOON_S)
+    job.stop_training("a", "b")
+    assert eventually(lambda: job.driver.world_size() == 1, within_s=5.0)
+    answers.set()
+
+
+def test_the_end_of_a_slots_former_process_says_nothing_of_the_one_that_has_its_place_now(job):
+    former = job.ended["b"]
+    del job.hosts.slots["b"]
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    assert eventually(lambda: job.driver.world_size() == 1)
+    job.hosts.slots["b"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "b"
+    place = job.comes_to_init("b")
+    job.told.get(timeout=SOON_S)
+    job.stop_training("a")
+    assert place.get(timeout=SOON_S).rank == 1
+    former.put(0)
+    registry = job.driver._worker_registry
+    assert not eventually(registry.get_recorded_slots, within_s=0.3)
+
+
+def test_a_slot_that_is_not_tried_again_leaves_its_rank_to_another_host(monkeypatch):
+    job = Job(monkeypatch, most=3)
+    job.hosts.slots["a"] = 2
+    job.started.get(timeout=SOON_S)
+    job.ended["a"].put(1)
+    job.hosts.slots["c"] = 1
+    assert job.started.get(timeout=SOON_S).hostname == "c"
+    place = job.comes_to_init("c")
+    assert job.told.get(timeout=SOON_S)
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).size == 3
+    job.driver.stop()
+
+
+def test_others_hear_that_some_may_come_whenever_a_host_was_taken_away(job):
+    """One that comes between this and their meeting needs what they have, and is not told of to them."""
+    del job.hosts.slots["b"]
+    assert job.told.get(timeout=SOON_S) == module.HostUpdateResult.mixed
+
+
+def test_a_spare_that_ends_when_it_would_be_taken_stops_nobody(monkeypatch):
+    job = Job(monkeypatch, least=2, most=2, spares=1, idle=["c"])
+    spare = job.started.get(timeout=SOON_S).hostname
+    stays, lost = sorted(job.driver.host_assignments, key=lambda host: job.driver.host_assignments[host][0].rank)
+    registry = job.driver._worker_registry
+    job.loses(lost)
+    assert eventually(registry.get_recorded_slots)
+    with job.driver._ahead_changed:
+        job.stop_training(stays)
+        assert eventually(lambda: job.host_is_given_up(lost))
+        threading.Event().wait(0.1)
+        job.driver._host_manager.blacklist(spare)
+    assert nothing_comes(job.told)
+    assert not job.driver.finished()
+    job.hosts.slots["d"] = 1
+    assert eventually(lambda: job.driver.world_size() == 2 and "d" in job.driver.host_assignments)
+    job.driver.stop()
+
+
+def test_a_rank_that_waits_asks_often_and_the_others_are_told_once(job, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECS", 0.02)
+    tells, has_come = [], job.driver._tell_who_have_come
+    monkeypatch.setattr(job.driver, "_tell_who_have_come", lambda how: (tells.append(how), has_come(how)))
+    job.hosts.slots["c"] = 1
+    first = job.started.get(timeout=SOON_S)
+    place = job.comes_to_init("c")
+    assert job.told.get(timeout=SOON_S)
+    came_at = first.asked_at
+    assert eventually(lambda: first.asked_at > came_at + 0.1), "it is known to be alive"
+    assert tells == [True]
+    job.stop_training("a", "b")
+    assert place.get(timeout=SOON_S).rank == 2
+
+
+def test_a_rank_that_waits_is_known_to_be_alive_while_a_frozen_one_is_told_of_it(job, monkeypatch):
+    told, answers = threading.Event(), threading.Event()
+    for client in job.driver._worker_clients.values():
+        client.notify_hosts_updated = lambda *what: (told.set(), answers.wait(SOON_S))
+    job.hosts.slots["c"] = 1
+    job.started.get(timeout=SOON_S)
+    assert job.comes_to_init("c", patience_s=0.05).get(timeout=SOON_S / 2) is None, "it hears that it must wait on"
+    assert told.wait(SOON_S)
+    answers.set()
+
+
+def test_a_forgiven_host_is_not_dropped_by_a_thread_that_asks_for_the_hosts_meanwhile(monkeypatch):
+    manager = discovery.HostManager(discovery.FixedHosts({"a": 1}), cooldown_range=(1, 1))
+    manager.update_available_hosts()
+    manager.blacklist("a")
+    state = manager._hosts_state["a"]
+    state._cooldown_period_end_ts = 1.0  # long ago
+    whitelist = state.whitelist
+    monkeypatch.setattr(state, "whitelist", lambda: (manager.current_hosts, whitelist()))
+    assert manager.update_available_hosts() == module.HostUpdateResult.added
+    assert manager.current_hosts.available_hosts == {"a"}

@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from horovod.runner.elastic import registration
+from horovod.runner.elastic import registration, worker
 from launcher_of_elastic_jobs import Job, eventually
 
 SILENCE_S = 0.3
@@ -120,3 +120,83 @@ def test_a_silence_that_is_no_time_is_refused_by_its_name(seconds):
     )  # fmt: skip
     message = f"HOROVOD_ELASTIC_SILENCE_SECONDS must be a number of seconds above 0, got {seconds}; leave it out for 20"
     assert message in done.stderr
+
+
+def test_a_rank_that_comes_while_it_is_asked_is_not_given_up(job):
+    """The last question ran into its time limit, but then it was back, and all went on."""
+    asked = []
+
+    def answers():
+        asked.append(True)
+        if len(asked) == 2:
+            threading.Event().wait(SILENCE_S)
+            job.stop_training("b")
+            assert eventually(lambda: registry.last_rendezvous() == 2)
+        return False
+
+    registry = job.driver._worker_registry
+    with_the_other(job, SimpleNamespace(answers=answers))
+    assert eventually(lambda: registry.last_rendezvous() == 2)
+    assert not eventually(lambda: registry.count(registration.FAILURE), within_s=0.3)
+
+
+def test_a_rank_is_silent_from_the_question_on_that_it_did_not_answer(job):
+    asked = []
+    answers = lambda: (asked.append(True), threading.Event().wait(1.1 * SILENCE_S))[1]  # noqa: E731
+    with_the_other(job, SimpleNamespace(answers=answers))
+    assert eventually(lambda: job.host_is_given_up("b"))
+    assert len(asked) == 1, "its time limit counts"
+
+
+def test_the_frozen_one_is_given_up_also_where_all_others_have_ended(job):
+    job.driver._worker_clients["b", 0] = Asked(silent=10**9)
+    job.loses("a")
+    assert eventually(job.driver.finished), "there is nobody left to go on"
+
+
+def test_a_rank_that_asks_twice_counts_once(job):
+    job.stop_training("a")
+    job.stop_training("a")
+    registry = job.driver._worker_registry
+    assert not eventually(lambda: registry.last_rendezvous() == 2, within_s=0.3)
+    job.stop_training("b")
+    assert eventually(lambda: registry.last_rendezvous() == 2)
+
+
+def test_a_rank_without_a_place_is_told_so_at_once_and_counts_for_nobody(job):
+    """It was given up, and wakes up when its host is used again."""
+    heard = threading.Thread(target=job.driver.record_ready, args=("c", 0), daemon=True)
+    heard.start()
+    heard.join(5.0)
+    assert not heard.is_alive()
+    assert job.driver.get_slot_info("c", 0).rank == -1
+    job.stop_training("a")
+    registry = job.driver._worker_registry
+    assert not eventually(lambda: registry.last_rendezvous() == 2, within_s=0.3)
+
+
+def test_a_rank_that_ends_at_the_moment_when_the_last_one_comes_stops_nobody(job, monkeypatch):
+    """The thread that tells so has looked whether they meet right before they did."""
+    registry, resume = job.driver._worker_registry, job.driver.resume
+
+    def at_that_moment():
+        monkeypatch.setattr(registry, "_action_event", SimpleNamespace(wait=lambda: None, set=lambda: None))
+        threading.Thread(target=registry.record_failure, args=("a", 0), daemon=True).start()
+        threading.Event().wait(0.2)
+        resume()
+
+    monkeypatch.setattr(job.driver, "resume", at_that_moment)
+    job.stop_training("a", "b")
+    assert eventually(lambda: registry.last_rendezvous() == 2, within_s=2.0)
+
+
+def test_a_frozen_rank_holds_up_nobody_who_tells_it_of_new_hosts(monkeypatch):
+    frozen = threading.Event()
+    manager = SimpleNamespace(handle_hosts_updated=lambda *what: frozen.wait(20.0))
+    service = worker.WorkerNotificationService(b"key", None, manager)
+    client = worker.WorkerNotificationClient(service.addresses(), b"key", 0)
+    monkeypatch.setattr(client, "_answer_timeout", 0.1)
+    with pytest.raises(TimeoutError):
+        client.notify_hosts_updated(1, worker.HostUpdateResult.added)
+    frozen.set()
+    service.shutdown()
