@@ -6,9 +6,12 @@ time (milliseconds) hardly counts. So plans follow the faults, not the machine's
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,9 +104,20 @@ def meet(job: dict[str, Any]) -> None:
     directory = Path(job["directory"])
     (directory / f"here.{os.environ['HOROVOD_HOSTNAME']}").touch()
     if "HOROVOD_STARTED_AHEAD" in os.environ:
+        if job.get("spare_is_lost"):
+            threading.Thread(target=_end_in_its_place, args=(directory / "spare.lost",), daemon=True).start()
         return  # a spare or a newcomer: Horovod will wait
     while len(list(directory.glob("here.*"))) < int(os.environ["HOROVOD_SIZE"]) + job.get("spares", 0):
         time.sleep(0.02)
+
+
+def _end_in_its_place(mark: Path) -> None:
+    """Kill this process as soon as it has a lost rank's place: the others wait to meet it. One in a job does so."""
+    while "HOROVOD_GIVEN_PLACE_AT" not in os.environ:
+        time.sleep(0.0005)
+    with contextlib.suppress(FileExistsError):
+        mark.touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def faults_of_job(job: dict[str, Any], clock: Clock) -> Faults:

@@ -6,9 +6,10 @@
 A schedule's number is its seed. It draws the number of ranks, how often to commit, and one to four faults in random
 rounds; trainings of both frameworks take turns. Ranks are killed when a round begins or with their gradients on the way
 (also two at once, also rank 0), frozen for half a second, slowed down, made to report absurd speeds, or join; in a
-third of the jobs a spare waits to take a lost rank's place. In one of seven, each rank is on a host of its own (a
-network namespace, where they can be made), and links are cut for up to four seconds. In a few, a rank is gone without
-having ended: its process is stopped, or its link cut, for good. Each job is checked:
+third of the jobs a spare waits to take a lost rank's place, and in a third of these it is killed as it takes it, while
+the others meet it. In one of seven, each rank is on a host of its own (a network namespace, where they can be made),
+and links are cut for up to four seconds. In a few, a rank is gone without having ended: its process is stopped, or its
+link cut, for good. Each job is checked:
 
     it ends                     within the watchdog's limit, with the ranks that should be left
     every sample once           the samples of each epoch, written down from the batches themselves
@@ -109,12 +110,14 @@ def run(plan: Schedule, preloaded: Preloaded, timeout_s: float, patience_s: int)
         record = read(directory)
         reports = record.ends
         struck = {int(file.suffix[1:]) for file in directory.glob("fault.*")}
+        spare_lost = (directory / "spare.lost").exists()
     outcome["struck"] = Counter(
         "gone" if options.get("seconds") == FOR_GOOD_S else kind
         for i, (kind, options) in enumerate(job["faults"])
         if kind == "report" or i in struck  # a slow rank may be dead by the time of another fault of its
     )
     outcome["struck"].update("gone" if plan.cuts[i][2] == FOR_GOOD_S else "cut" for i in cuts)
+    outcome["struck"]["spare"] += spare_lost
     outcome["recovery_s"], outcome["lost"] = record.recovery_s, record.lost
     outcome["visited"] = sum(len(samples) for _, samples in record.rounds)
     if (wrong := faults_of(record, SAMPLES, job["epochs"])) is not None:

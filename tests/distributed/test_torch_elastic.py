@@ -41,7 +41,8 @@ FREEZE = {
     "faults": [["freeze", {"rank": 1, "at": 15, "seconds": 5}], *LIES], "samples": 240, "epochs": 7,
 }  # fmt: skip
 SPARE = {"spares": 1, "policy": "lb-bsp", "faults": [["kill", {"rank": 0, "at": 9, "late": True}]]}
-JOBS = {"join": JOIN, "freeze": FREEZE, "spare": SPARE} | {
+LOST_TWICE = {**SPARE, "spare_is_lost": True, "patience_s": 10}
+JOBS = {"join": JOIN, "freeze": FREEZE, "spare": SPARE, "spare lost": LOST_TWICE} | {
     name: {"faults": [["kill", kill]], **job} for name, (kill, job) in KILLS.items()
 }
 
@@ -68,6 +69,11 @@ def joined(request, jobs):
 
 @pytest.fixture(params=["spare"])
 def replaced(request, jobs):
+    return jobs[request.param].result()
+
+
+@pytest.fixture(params=["spare lost"])
+def lost_twice(request, jobs):
     return jobs[request.param].result()
 
 
@@ -125,6 +131,16 @@ def test_a_spare_takes_the_place_of_a_killed_rank_and_no_sample_is_lost(replaced
     assert len({tuple(report["parameters"]) for report in reports}) == 1
     expected = reliability.replayed(record.rounds, record.rates(), MOMENTUM, SAMPLES)
     np.testing.assert_allclose(reports[0]["parameters"], expected, rtol=1e-9)
+
+
+def test_a_rank_that_is_lost_while_the_others_meet_it_costs_no_sample(lost_twice, reliability):
+    reports, record, _ = lost_twice
+    sizes = [each["size"] for each in record.memberships]
+    assert sizes in ([3, 2], [3, 2, 2]), "the latter where the spare came when the others had met without it"
+    assert reliability.faults_of(record, SAMPLES, elastic_jobs.EPOCHS) is None
+    assert len(reports) == 2
+    expected = reliability.replayed(record.rounds, record.rates(), MOMENTUM, SAMPLES)
+    np.testing.assert_allclose([report["parameters"] for report in reports], [expected] * 2, rtol=1e-9)
 
 
 def test_a_join_loses_no_work_and_repeats_no_sample(joined):

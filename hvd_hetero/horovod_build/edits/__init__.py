@@ -11,6 +11,7 @@ from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
 from hvd_hetero.horovod_build.edits.joining import JOINING_EDITS
 from hvd_hetero.horovod_build.edits.locks import LOCK_EDITS
+from hvd_hetero.horovod_build.edits.meeting import FAILED_START_EDITS, MEETING_EDITS
 from hvd_hetero.horovod_build.edits.places import PLACE_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
@@ -21,8 +22,10 @@ from hvd_hetero.horovod_build.edits.waiting import WAITING_EDITS
 __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 
 SOURCE_EDITS: tuple[Edit, ...] = (
-    *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS
+    *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS,
+    *FAILED_START_EDITS
 )  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (
-    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *PLACE_EDITS, *SILENCE_EDITS, *RAY_EDITS
+    *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *PLACE_EDITS, *SILENCE_EDITS, *RAY_EDITS,
+    *MEETING_EDITS
 )  # fmt: skip
