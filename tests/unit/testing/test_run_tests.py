@@ -65,3 +65,17 @@ def test_each_file_of_distributed_tests_runs_in_one_stage(monkeypatch):
     assert run_tests.main() == 0
     files = (run_tests.ROOT / "tests/distributed").glob("test_*.py")
     assert sorted(ran) == sorted(str(file.relative_to(run_tests.ROOT)) for file in files)
+
+
+def test_each_file_of_unit_tests_runs_once(monkeypatch):
+    ran, left_out = [], []
+
+    def pytest(paths, only):
+        ran.extend(path for path in paths if path.startswith("tests"))
+        left_out.extend(path.removeprefix("--ignore=") for path in paths if path.startswith("--ignore="))
+        return run_tests.Count(passed=1)
+
+    monkeypatch.setattr(run_tests, "pytest", pytest)
+    run_tests.unit("")
+    assert all((run_tests.ROOT / path).exists() for path in ran)
+    assert sorted(ran) == sorted(["tests/unit", *left_out]), "what the others leave out has a process of its own"
