@@ -133,13 +133,6 @@ def test_options_of_the_optimizer_and_of_fit_give_what_one_process_gives(outcome
         assert rank[option]["rounds"] == 14
 
 
-@once
-def test_several_outputs_with_losses_of_their_own_are_trained(outcomes):
-    for rank in outcomes("several_outputs_by_name"):
-        assert rank["spread"] == 0.0
-        assert {"loss", "a_loss", "b_loss"} <= set(rank["keys"])
-
-
 def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outcomes):
     for rank in outcomes("a_train_step_of_ones_own"):
         assert rank["spread"] == 0.0

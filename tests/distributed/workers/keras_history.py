@@ -127,13 +127,16 @@ def several_outputs_tell_a_loss_each() -> dict:
     x, y = data(2)
 
     def make() -> Any:
-        inputs = keras.layers.Input((FEATURES,))
+        inputs = keras.layers.Input((FEATURES,), name="features")
         a, b = keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)
         model = keras.Model(inputs, {"a": a, "b": b})
-        model.compile(keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, metrics={"a": ["mae"], "b": ["mse"]})
+        model.compile(
+            keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, loss_weights={"a": 1.0, "b": 0.5},
+            metrics={"a": ["mae"], "b": ["mse"]},
+        )  # fmt: skip
         return model
 
-    return compared(make, (x, {"a": y[:, :1], "b": y[:, 1:]}))
+    return compared(make, ({"features": x}, {"a": y[:, :1], "b": y[:, 1:]}))
 
 
 def a_second_compile_makes_metrics_anew() -> dict:
