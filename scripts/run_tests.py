@@ -37,9 +37,10 @@ OF_TORCH = (
     "tests/unit/prediction/test_prediction_baselines.py",
 )
 SIDE_BY_SIDE = (f"--numprocesses={min(max(os.cpu_count() or 1, 2), 4)}", "--dist=worksteal")
-# What runs beside which tests: those leave a processor alone at times, and these need but one. Ray's tests wait for
-# its nodes and workers to start.
-BESIDE = {"types": "unit", "ray": "unit", "wheel": "distributed"}
+# What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
+# than unit tests, and these need but one. Ray's tests wait for its nodes and workers to start.
+BESIDE = {"types": ("distributed", "unit"), "ray": ("unit",), "wheel": ("distributed",)}
+IN_GAPS = ("mypy",)  # yields to all tests
 OF_RAY = "tests/distributed/test_ray.py"
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_strangers.py", "test_watchdog.py")
@@ -87,11 +88,12 @@ def main() -> int:
         parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {', '.join(stages)}")
 
     chosen = [name for name in stages if name in args.stages or not args.stages]
+    hosts = {name: host for name in chosen for host in reversed(BESIDE.get(name, ())) if host in chosen}
     results: dict[str, Count] = {}
     for name in chosen:
-        if BESIDE.get(name) in chosen:
+        if name in hosts:
             continue
-        others = [other for other in chosen if BESIDE.get(other) == name]
+        others = [other for other in chosen if hosts.get(other) == name]
         with ExitStack() as stack:
             ends = {other: stack.enter_context(beside(stage, other, stages[other], args.k)) for other in others}
             results[name] = stage(name, stages[name], args.k)
@@ -205,7 +207,7 @@ def run(program: str, *arguments: str) -> int:
     output = OUTPUT.get()
     executable = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     process = subprocess.Popen(
-        [executable, *arguments],
+        [*(["nice"] if program in IN_GAPS else []), executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,

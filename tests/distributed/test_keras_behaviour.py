@@ -44,15 +44,18 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
 
 
+MICRO_BATCHES, IDLE = "micro-batches", "one rank idle for an epoch, then another in every round"
+
+
 @pytest.mark.parametrize(
-    ("case", "names"),
+    ("case", "names", "policy"),
     [
-        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}),
-        ("several_outputs_tell_a_loss_each", {"loss", "a_loss", "b_loss", "a_mae", "b_mse"}),
-        ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}),
+        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}, MICRO_BATCHES),
+        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}, IDLE),
+        ("several_outputs_tell_a_loss_each", {"loss", "a_loss", "b_loss", "a_mae", "b_mse"}, MICRO_BATCHES),
+        ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}, IDLE),
     ],
 )
-@pytest.mark.parametrize("policy", ["micro-batches", "one rank idle for an epoch, then another in every round"])
 def test_fit_tells_what_one_process_tells_under_whatever_names(outcomes, case, names, policy):
     for rank in outcomes(case):
         told, expected = rank[policy]["keys"]
