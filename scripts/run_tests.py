@@ -28,7 +28,8 @@ GATES = "scripts/gates"
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
-# of its tests needs, so those of Keras share one, and those of PyTorch another.
+# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there are twice as many as
+# processors, since many tests wait.
 OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
     "tests/unit/torch_hooks",
@@ -36,7 +37,7 @@ OF_TORCH = (
     "tests/unit/benchmarks/test_torch_benchmarks.py",
     "tests/unit/prediction/test_prediction_baselines.py",
 )
-SIDE_BY_SIDE = (f"--numprocesses={min(max(os.cpu_count() or 1, 2), 4)}", "--dist=worksteal")
+SIDE_BY_SIDE = (f"--numprocesses={min(2 * (os.cpu_count() or 1), 4)}", "--dist=worksteal")
 # What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
 # than unit tests, and these need but one. Ray's tests wait for its nodes and workers to start.
 BESIDE = {"types": ("distributed", "unit"), "ray": ("unit",), "wheel": ("distributed",)}
