@@ -28,8 +28,8 @@ GATES = "scripts/gates"
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
-# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there are twice as many as
-# processors, since many tests wait.
+# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there are twice as many
+# as processors, since many tests wait.
 OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
     "tests/unit/torch_hooks",
