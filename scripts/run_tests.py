@@ -27,13 +27,21 @@ GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
-# Of the unit tests, which are of one process; those of ranks have processes of their own. Each of these imports what
-# all of its tests need, so Keras's have one. Of the others there is one more than processors, since some tests wait.
-OF_KERAS = "tests/unit/keras_callbacks"
-SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
-# What runs beside which tests: those leave a processor alone at times, and these need but one. Ray's tests wait for
-# its nodes and workers to start.
-BESIDE = {"types": "unit", "ray": "unit", "gates": "distributed", "wheel": "distributed"}
+# Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
+# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there are twice as many
+# as processors, since many tests wait.
+OF_KERAS = ("tests/unit/keras_callbacks",)
+OF_TORCH = (
+    "tests/unit/torch_hooks",
+    "tests/unit/benchmarks/test_demo_pace.py",
+    "tests/unit/benchmarks/test_torch_benchmarks.py",
+    "tests/unit/prediction/test_prediction_baselines.py",
+)
+SIDE_BY_SIDE = (f"--numprocesses={min(2 * (os.cpu_count() or 1), 4)}", "--dist=worksteal")
+# What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
+# than unit tests, and these need but one. Ray's tests wait for its nodes and workers to start.
+BESIDE = {"types": ("distributed", "unit"), "ray": ("unit",), "wheel": ("distributed",)}
+IN_GAPS = ("mypy",)  # yields to all tests
 OF_RAY = "tests/distributed/test_ray.py"
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_strangers.py", "test_watchdog.py")
@@ -66,10 +74,10 @@ def main() -> int:
     """Run the stages and return the exit code."""
     stages: dict[str, Callable[[str], list[Count]]] = {
         "lint": lambda _: [checked("ruff", "check", "."), checked("ruff", "format", "--check", ".")],
+        "gates": lambda _: import_gates(),
         "types": lambda _: [checked("mypy")],
         "unit": unit,
         "ray": lambda only: [pytest([OF_RAY], only)],
-        "gates": lambda _: import_gates(),
         "distributed": distributed,
         "wheel": lambda _: [checked("python", f"{GATES}/built_wheel.py")],
     }
@@ -81,11 +89,12 @@ def main() -> int:
         parser.error(f"there is no stage {', '.join(sorted(unknown))}; there are {', '.join(stages)}")
 
     chosen = [name for name in stages if name in args.stages or not args.stages]
+    hosts = {name: host for name in chosen for host in reversed(BESIDE.get(name, ())) if host in chosen}
     results: dict[str, Count] = {}
     for name in chosen:
-        if BESIDE.get(name) in chosen:
+        if name in hosts:
             continue
-        others = [other for other in chosen if BESIDE.get(other) == name]
+        others = [other for other in chosen if hosts.get(other) == name]
         with ExitStack() as stack:
             ends = {other: stack.enter_context(beside(stage, other, stages[other], args.k)) for other in others}
             results[name] = stage(name, stages[name], args.k)
@@ -130,9 +139,10 @@ def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[
 
 
 def unit(only: str) -> list[Count]:
-    """Run the tests of one process, those that import TensorFlow beside the others."""
-    with beside(pytest, [OF_KERAS], only) as of_keras:
-        return [pytest(["tests/unit", f"--ignore={OF_KERAS}", *SIDE_BY_SIDE], only), of_keras()]
+    """Run the tests of one process, those of TensorFlow and those of PyTorch beside the others."""
+    others = ["tests/unit", *(f"--ignore={path}" for path in (*OF_KERAS, *OF_TORCH)), *SIDE_BY_SIDE]
+    with beside(pytest, OF_KERAS, only) as of_keras, beside(pytest, OF_TORCH, only) as of_torch:
+        return [pytest(others, only), of_keras(), of_torch()]
 
 
 def distributed(only: str) -> list[Count]:
@@ -149,7 +159,7 @@ def distributed(only: str) -> list[Count]:
         return [pytest(others, only), of_keras(), of_idle()]
 
 
-def pytest(arguments: list[str], only: str) -> Count:
+def pytest(arguments: Iterable[str], only: str) -> Count:
     """Run the tests of what is given to pytest, and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
@@ -175,10 +185,16 @@ def counted(suite: dict[str, str]) -> Count:
 
 
 def import_gates() -> list[Count]:
-    """Look at code and docs, and import the core with nothing, and each adapter with its own framework alone."""
+    """Look at code and docs, and import the core with nothing, and each adapter with its own framework alone.
+
+    The adapters come first, side by side: in a new environment that leaves the frameworks compiled for all that
+    follows, where processes that import one at the same time would each compile it.
+    """
     adapters = [name for name in ("torch_hooks", "keras_callbacks") if any((ROOT / name).glob("*.py"))]
-    gates = [checked("python", f"{GATES}/{name}.py") for name in ("house", "docs", "bare_import")]
-    return gates + [checked("python", f"{GATES}/adapter_alone.py", name) for name in adapters]
+    with ExitStack() as stack:
+        ends = [stack.enter_context(beside(checked, "python", f"{GATES}/adapter_alone.py", name)) for name in adapters]
+        alone = [end() for end in ends]
+    return alone + [checked("python", f"{GATES}/{name}.py") for name in ("house", "docs", "bare_import")]
 
 
 def checked(program: str, *arguments: str) -> Count:
@@ -192,7 +208,7 @@ def run(program: str, *arguments: str) -> int:
     output = OUTPUT.get()
     executable = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     process = subprocess.Popen(
-        [executable, *arguments],
+        [*(["nice"] if program in IN_GAPS else []), executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         stdin=subprocess.DEVNULL,

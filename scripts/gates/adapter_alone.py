@@ -17,23 +17,29 @@ OTHERS = {
 }
 NEED_HOROVOD = {"torch_hooks": ("torch_hooks.elastic", "torch_hooks.wires.horovod")}
 
-# Runs in a fresh interpreter. sys.argv: the names that must not be imported, and the modules to import.
+# Runs in a fresh interpreter. sys.argv: a pair for each time, of the names that must not be imported and of the modules
+# to import. Each time they are imported anew; of what they need, only what no hidden name has a part in stays.
 PROGRAM = """
 import importlib, sys
-others, modules = (text.split(",") for text in sys.argv[1:])
+hidden = ()
+def is_of(name, others):
+    return any(name == other or name.startswith(other + ".") for other in others)
 class Without:
     # As where they are not installed: also who only asks whether they are there is told so.
     def __init__(self, finder):
         self.finder = finder
     def find_spec(self, name, path=None, target=None):
-        hidden = any(name == other or name.startswith(other + ".") for other in others)
-        return None if hidden else self.finder.find_spec(name, path, target)
+        return None if is_of(name, hidden) else self.finder.find_spec(name, path, target)
     def __getattr__(self, name):
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Without, sys.meta_path)
-for module in modules:
-    importlib.import_module(module)
-assert not set(others) & set(sys.modules), set(others) & set(sys.modules)
+for others, modules in zip(sys.argv[1::2], sys.argv[2::2]):
+    hidden, modules = others.split(","), modules.split(",")
+    for name in [name for name in sys.modules if is_of(name, (modules[0].partition(".")[0], "hvd_hetero"))]:
+        del sys.modules[name]
+    for module in modules:
+        importlib.import_module(module)
+    assert not [name for name in sys.modules if is_of(name, hidden)], hidden
 """
 
 
@@ -44,17 +50,22 @@ def main() -> int:
     adapter = parser.parse_args().adapter
     files = sorted((ROOT / adapter).rglob("*.py"))
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]
-    failed = not imports(names, OTHERS[adapter])
+    pairs = [(OTHERS[adapter], names)]
     if adapter in NEED_HOROVOD:
-        failed |= not imports([name for name in names if name not in NEED_HOROVOD[adapter]], ("horovod",))
-    return int(failed)
+        without = [name for name in names if name not in NEED_HOROVOD[adapter]]
+        pairs.insert(0, (("horovod", *OTHERS[adapter]), without))
+    return int(not imports(pairs))
 
 
-def imports(names: Sequence[str], absent: Sequence[str]) -> bool:
+def imports(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> bool:
     """Return whether these modules import where others are absent, and say so."""
-    argv = [sys.executable, "-c", PROGRAM, ",".join(absent), ",".join(names)]
+    argv = [sys.executable, "-c", PROGRAM, *(",".join(part) for pair in pairs for part in pair)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT)
-    print(done.stderr.strip() if done.returncode else f"{len(names)} modules import without {', '.join(absent)}")
+    if done.returncode:
+        print(done.stderr.strip())
+    else:
+        for others, names in pairs:
+            print(f"{len(names)} modules import without {', '.join(others)}")
     return not done.returncode
 
 

@@ -44,15 +44,18 @@ def test_a_metric_that_cannot_be_joined_is_rank_0s_and_a_warning_says_so_once(ou
         assert re.search(r"metric 'latest' keeps something.*rank 0's alone\. Keep a total and a count", warning)
 
 
+MICRO_BATCHES, IDLE = "micro-batches", "one rank idle for an epoch, then another in every round"
+
+
 @pytest.mark.parametrize(
-    ("case", "names"),
+    ("case", "names", "policy"),
     [
-        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}),
-        ("several_outputs_tell_a_loss_each", {"loss", "a_loss", "b_loss", "a_mae", "b_mse"}),
-        ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}),
+        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}, MICRO_BATCHES),
+        ("a_step_tells_trackers_under_names_of_its_own", {"loss", "reconstruction_loss", "root"}, IDLE),
+        ("several_outputs_tell_a_loss_each", {"loss", "a_loss", "b_loss", "a_mae", "b_mse"}, MICRO_BATCHES),
+        ("a_second_compile_makes_metrics_anew", {"loss", "auc", "precision"}, IDLE),
     ],
 )
-@pytest.mark.parametrize("policy", ["micro-batches", "one rank idle for an epoch, then another in every round"])
 def test_fit_tells_what_one_process_tells_under_whatever_names(outcomes, case, names, policy):
     for rank in outcomes(case):
         told, expected = rank[policy]["keys"]
@@ -131,13 +134,6 @@ def test_options_of_the_optimizer_and_of_fit_give_what_one_process_gives(outcome
         assert rank[option]["difference"] < 1e-4, "float32"
         assert rank[option]["spread"] == 0.0
         assert rank[option]["rounds"] == 14
-
-
-@once
-def test_several_outputs_with_losses_of_their_own_are_trained(outcomes):
-    for rank in outcomes("several_outputs_by_name"):
-        assert rank["spread"] == 0.0
-        assert {"loss", "a_loss", "b_loss"} <= set(rank["keys"])
 
 
 def test_a_train_step_of_ones_own_is_synchronised_and_its_logs_are_averaged(outcomes):

@@ -45,7 +45,7 @@ def test_metrics_are_the_same_on_all_ranks(ranks):
 
 
 @once
-@pytest.mark.parametrize("name", ["SGD", "micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
+@pytest.mark.parametrize("name", ["micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
 def test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name):
     for outcome in ranks.ask(f"embeddings, {name}"):
         assert outcome["sparse"], "their gradients are tf.IndexedSlices"
@@ -70,24 +70,23 @@ def test_an_optimizer_keeps_its_class_and_its_configuration(ranks):
         assert outcome == {"class": "Adam", "same": True, "copy": True}
 
 
-@pytest.mark.parametrize("how", ["one", "several", "unequal"])
+@pytest.mark.parametrize("how", ["equal", "unequal"])
 def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks, how):
     for outcome in ranks.ask("gathered"):
         assert outcome[how] < 1e-6
         assert outcome[how + " updates"] == 4
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2])
 def test_layers_of_a_ranks_own_are_neither_broadcast_nor_synchronised(ranks, count):
     for outcome in ranks.ask("own layers"):
         start, end = outcome[f"{count} at the start"], outcome[f"{count} at the end"]
         assert start["shared"] == end["shared"] == 0.0
         assert start["root's"]
         assert start["untouched"]
-        if count:
-            assert start["own"] == 1.0, "each rank has what it made"
-            assert end["own"] > 0.0
-            assert not end["untouched"]
+        assert start["own"] == 1.0, "each rank has what it made"
+        assert end["own"] > 0.0
+        assert not end["untouched"]
 
 
 def test_a_ranks_own_layers_stay_while_it_holds_no_data(ranks):

@@ -18,21 +18,19 @@ from keras_callbacks import LoadBalance, resize_batches
 keras = tf.keras
 EPOCHS, SEED = 2, 4
 PER_EPOCH = -(-SAMPLES // BATCH)
-POLICIES = {
-    "micro-batches": lambda: UNEQUAL,
-    "one rank idle for an epoch, then another in every round": lambda: EveryRoundAnother(1, idle=PER_EPOCH),
-}
+MICRO_BATCHES, IDLE = "micro-batches", "one rank idle for an epoch, then another in every round"
+POLICIES = {MICRO_BATCHES: lambda: UNEQUAL, IDLE: lambda: EveryRoundAnother(1, idle=PER_EPOCH)}
 
 
-def compared(make: Callable[[], Any], arrays: Any) -> dict:
-    """Under each policy: the difference of each figure from that of Keras alone on the same global batches."""
+def compared(make: Callable[[], Any], arrays: Any, *policies: str) -> dict:
+    """Under each of the policies: the difference of each figure from that of Keras alone on the same global batches."""
     outcome = {}
     whole = tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH)
     expected = on_rank_0(lambda: _of_one_process(make, arrays, whole))
-    for name, policy in POLICIES.items():
+    for name in policies:
         keras.utils.set_random_seed(3)
         model = make()
-        balance = LoadBalance(policy(), global_batch=BATCH)
+        balance = LoadBalance(POLICIES[name](), global_batch=BATCH)
         batches = resize_batches(arrays, balance, shuffle=True, seed=SEED)
         told = model.fit(
             batches, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=[balance], validation_data=whole
@@ -120,20 +118,23 @@ def a_step_tells_trackers_under_names_of_its_own() -> dict:
         model.compile(keras.optimizers.SGD(0.05))
         return model
 
-    return compared(make, data(2))
+    return compared(make, data(2), MICRO_BATCHES, IDLE)
 
 
 def several_outputs_tell_a_loss_each() -> dict:
     x, y = data(2)
 
     def make() -> Any:
-        inputs = keras.layers.Input((FEATURES,))
+        inputs = keras.layers.Input((FEATURES,), name="features")
         a, b = keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)
         model = keras.Model(inputs, {"a": a, "b": b})
-        model.compile(keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, metrics={"a": ["mae"], "b": ["mse"]})
+        model.compile(
+            keras.optimizers.SGD(0.05), {"a": "mse", "b": "mae"}, loss_weights={"a": 1.0, "b": 0.5},
+            metrics={"a": ["mae"], "b": ["mse"]},
+        )  # fmt: skip
         return model
 
-    return compared(make, (x, {"a": y[:, :1], "b": y[:, 1:]}))
+    return compared(make, ({"features": x}, {"a": y[:, :1], "b": y[:, 1:]}), MICRO_BATCHES)
 
 
 def a_second_compile_makes_metrics_anew() -> dict:
@@ -147,7 +148,7 @@ def a_second_compile_makes_metrics_anew() -> dict:
             model.compile(keras.optimizers.SGD(0.05), "binary_crossentropy", metrics=metrics)
         return model
 
-    return compared(make, (x, (y > 0).astype("float32")))
+    return compared(make, (x, (y > 0).astype("float32")), IDLE)
 
 
 def data_that_end_before_steps_per_epoch_end_the_epoch() -> dict:

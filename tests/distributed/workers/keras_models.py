@@ -78,19 +78,6 @@ def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
     }
 
 
-def several_outputs_by_name() -> dict:
-    x, y = data()
-    inputs = keras.layers.Input((FEATURES,), name="features")
-    hidden = keras.layers.Dense(5, activation="relu")(inputs)
-    a, b = keras.layers.Dense(1, name="a")(hidden), keras.layers.Dense(1, name="b")(hidden)
-    model = keras.Model(inputs, {"a": a, "b": b})
-    history, _ = trained(
-        model, "adam", policy=UNEQUAL, arrays=({"features": x}, {"a": y, "b": -y}),
-        compiled={"loss": {"a": "mse", "b": "mae"}, "loss_weights": {"a": 1.0, "b": 0.5}},
-    )  # fmt: skip
-    return {"keys": sorted(history), "spread": spread(model)}
-
-
 def a_train_step_of_ones_own() -> dict:
     class Own(keras.Model):
         def train_step(self, batch):

@@ -2,7 +2,7 @@
 
 Optimising takes a quarter of the processor time of a small ``fit``. It is TensorFlow's, and knows no version of Keras.
 So tf_keras runs without it, and Keras 3 with it where the weights of many kinds of training are compared: exactness,
-schemes, ported scripts, elastic jobs and examples.
+ported scripts, elastic jobs (of every kind of round) and examples.
 """
 
 import tensorflow as tf

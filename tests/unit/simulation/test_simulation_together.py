@@ -62,7 +62,7 @@ def rounds_of(kind: str, policy: str, *, together: bool, epochs: bool) -> tuple[
         observer=found.append,
     )
     assert type(simulation.meters) is (Together if together else OneByOne)
-    simulation.run(60)
+    simulation.run(40)
     names = RoundReport.__dataclass_fields__
     return [f.plan for f in found], np.array([[f.table.figures(name) for name in names] for f in found])
 

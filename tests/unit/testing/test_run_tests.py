@@ -43,11 +43,14 @@ def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatc
     assert run_tests.main() == 1
     said = capsys.readouterr().out
     assert said.index("--- distributed: 7 passed, 0 failed") < said.index("--- wheel: 0 passed, 1 failed")
-    assert (
-        said.index("--- unit: 9 passed, 0 failed") < said.index("--- types: 1 passed") < said.index("--- distributed")
-    )
+    assert said.index("--- distributed") < said.index("--- types: 1 passed"), "of two, beside the later one"
     assert "--- gates: 5 passed, 0 failed" in said
     assert said.endswith("\nfailed: wheel\n\n22 passed, 1 failed\n")
+    monkeypatch.setattr("sys.argv", ["run_tests.py", "types", "unit"])
+    assert run_tests.main() == 0
+    said = capsys.readouterr().out
+    assert said.index("--- unit: 9 passed, 0 failed") < said.index("--- types: 1 passed")
+    assert said.endswith("\n10 passed, 0 failed\n")
     monkeypatch.setattr("sys.argv", ["run_tests.py", "gates"])
     assert run_tests.main() == 0
     assert capsys.readouterr().out.endswith("\n5 passed, 0 failed\n")
@@ -65,3 +68,17 @@ def test_each_file_of_distributed_tests_runs_in_one_stage(monkeypatch):
     assert run_tests.main() == 0
     files = (run_tests.ROOT / "tests/distributed").glob("test_*.py")
     assert sorted(ran) == sorted(str(file.relative_to(run_tests.ROOT)) for file in files)
+
+
+def test_each_file_of_unit_tests_runs_once(monkeypatch):
+    ran, left_out = [], []
+
+    def pytest(paths, only):
+        ran.extend(path for path in paths if path.startswith("tests"))
+        left_out.extend(path.removeprefix("--ignore=") for path in paths if path.startswith("--ignore="))
+        return run_tests.Count(passed=1)
+
+    monkeypatch.setattr(run_tests, "pytest", pytest)
+    run_tests.unit("")
+    assert all((run_tests.ROOT / path).exists() for path in ran)
+    assert sorted(ran) == sorted(["tests/unit", *left_out]), "what the others leave out has a process of its own"
