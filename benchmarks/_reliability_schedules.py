@@ -25,6 +25,7 @@ TRAININGS = [("PyTorch", name) for name in (*EXACT, *LOADERS, *CONVERGING)]
 TRAININGS += [("Keras", name) for name in (*EXACT, *CONVERGING)]
 KINDS = ("kill", "join", "freeze", "slow", "report", "cut", "gone", "spare")
 SPARE_LOST = 0.3  # of the jobs with one: as it takes a lost rank's place, while the others meet it
+COMMITS_BY_TIME = 0.25  # of all jobs: as often as a hundredth of the time pays for
 FOR_GOOD_S = 1000.0  # longer than a job: the rank is given up
 LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 
@@ -90,8 +91,11 @@ def schedule(number: int, links: bool = True) -> Schedule:
         "seconds_per_sample": chance.sample([1.0, 2.0, 3.0, 5.0], k=4), "rate": 1 / 64, "momentum": 7 / 8,
     }  # fmt: skip
     job |= {**LOADERS, **CONVERGING}.get(name, {})
-    if spares and random.Random(-1 - number).random() < SPARE_LOST:  # by other chances: all else is as it was
+    other = random.Random(-1 - number)  # other chances, for all else to be as it was
+    if other.random() < SPARE_LOST and spares:
         job["spare_is_lost"] = True
+    if other.random() < COMMITS_BY_TIME:
+        job["rounds_per_commit"] = "auto"
     return Schedule(number, framework, name, ranks, spares, left, job, cuts if links else [])
 
 

@@ -7,7 +7,8 @@ It is at most SHARE where
 
 and what a failure costs grows with n, so the least such n is the best. Both c and r are measured as training goes on:
 c is the median of the last commits, with what they waited for a rank that was late, and r is the mean of the rounds
-since the commit before. A large model with small batches commits seldom, a small one in each round.
+since the commit before. A large model with small batches commits seldom, a small one in each round. The clock is the
+host's: copies that a GPU has only queued count as rounds.
 
 Ranks must commit before the same round. So rank 0 measures, and tells the others n with each commit, beside what a
 commit tells anyway. A membership begins with n = 1, and n at most doubles from one commit to the next: one round that
@@ -42,7 +43,7 @@ def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
         if value != "auto":
             raise ValueError(f"{name} must be a number of rounds or 'auto', got {value!r}; {way_out}")
         return "auto"
-    return integer(name, value, 1, way_out=f"'auto' lets commits take a hundredth of the time, and {way_out}")
+    return integer(name, value, 1, way_out=f"'auto' keeps to a hundredth of the time, and {way_out}")
 
 
 class CommitPace:
@@ -56,6 +57,7 @@ class CommitPace:
         """A new membership: with other ranks, rounds and commits take another time."""
         self.rounds = 1
         """between two commits, as rank 0 has told"""
+        self._most = 1
         self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._round_s = math.nan
         self._last: tuple[int, float] | None = None
@@ -63,6 +65,7 @@ class CommitPace:
     @contextmanager
     def commit(self, rounds: int) -> Iterator[None]:
         """Around a commit, after so many rounds of the training."""
+        self._most = 2 * self.rounds
         begin_s = self._clock()
         if self._last is not None and rounds > self._last[0]:
             self._round_s = (begin_s - self._last[1]) / (rounds - self._last[0])
@@ -77,7 +80,7 @@ class CommitPace:
         if not self._costs_s or not self._round_s > 0.0:
             return 1
         least = math.ceil((1.0 / SHARE - 1.0) * statistics.median(self._costs_s) / self._round_s)
-        return min(max(least, 1), 2 * self.rounds)
+        return min(max(least, 1), self._most)
 
     def is_due(self, chosen: Every, rounds: int) -> bool:
         """Whether so many rounds since the last commit are enough."""

@@ -244,6 +244,8 @@ class Member:
         return told
 
     def _commit_is_due(self, every: Every) -> bool:
+        if self._session is None:  # let go of, by a restore() of the user's own
+            return False
         return self._pace.is_due(every, self._session.balancer.rounds - self._survival.rounds)
 
     def _notice(self, *, failed: bool) -> None:

@@ -214,7 +214,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         The state of the model that is trained.
     batches_per_commit
         A commit copies all variables and is a collective; what was done since the last one is lost in a failure, and
-        done again. "auto": as many as keep commits within a hundredth of the time, by what rank 0 measures.
+        done again. "auto": as many as keep commits within an epoch to a hundredth of the time, by what rank 0 measures.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: Every = "auto") -> None:

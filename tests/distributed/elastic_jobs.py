@@ -44,6 +44,8 @@ def run(launch: Any, reliability: Any, script: str, framework: str, timeout_s: f
         )  # fmt: skip
         struck = len(list(Path(directory).glob("fault.*")))
         assert struck == len([kind for kind, _ in spec["faults"] if kind != "report"]), "a fault did not happen"
+        lost_in_its_place = (Path(directory) / "spare.lost").exists()
+        assert lost_in_its_place == spec.get("spare_is_lost", False), "the spare was to be killed as it took its place"
         record = reliability.read(Path(directory))
     return record.ends, record, "".join(result.stderr)
 

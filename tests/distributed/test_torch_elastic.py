@@ -40,7 +40,12 @@ FREEZE = {
     "ranks": 2, "patience_s": STARTED_S, "policy": "lb-bsp", "seconds_per_sample": [0.5, 1.0], "slept_s": 16,
     "faults": [["freeze", {"rank": 1, "at": 15, "seconds": 5}], *LIES], "samples": 240, "epochs": 7,
 }  # fmt: skip
-SPARE = {"spares": 1, "policy": "lb-bsp", "faults": [["kill", {"rank": 0, "at": 9, "late": True}]]}
+SPARE = {
+    "spares": 1,
+    "policy": "lb-bsp",
+    "rounds_per_commit": "auto",
+    "faults": [["kill", {"rank": 0, "at": 9, "late": True}]],
+}
 LOST_TWICE = {**SPARE, "spare_is_lost": True, "patience_s": 10}
 JOBS = {"join": JOIN, "freeze": FREEZE, "spare": SPARE, "spare lost": LOST_TWICE} | {
     name: {"faults": [["kill", kill]], **job} for name, (kill, job) in KILLS.items()

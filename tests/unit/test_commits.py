@@ -67,6 +67,16 @@ def test_a_commit_that_had_to_wait_and_a_round_that_stumbled_change_little():
     assert job.pace.paid_for == 5
 
 
+def test_who_asks_for_the_number_again_without_a_commit_hears_the_same():
+    job = Job()
+    for _ in range(4):
+        job.round(1.0, 10.0)
+    told = job.pace.paid_for
+    for _ in range(12):  # as a rank that asks in each batch whether hosts have changed
+        job.pace.rounds = job.pace.paid_for
+    assert job.pace.rounds == told == 2
+
+
 def test_commits_without_a_round_between_them_say_nothing_of_rounds():
     job = Job()
     for _ in range(50):
@@ -103,7 +113,7 @@ def test_a_number_of_the_users_own_is_kept():
         (
             0,
             ValueError,
-            "commits must be at least 1, got 0; 'auto' lets commits take a hundredth of the time, and give 1",
+            "commits must be at least 1, got 0; 'auto' keeps to a hundredth of the time, and give 1",
         ),
         (1.5, TypeError, "commits must be an integer, got 1.5"),
     ],

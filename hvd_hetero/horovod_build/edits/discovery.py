@@ -75,6 +75,18 @@ class HostState(object):
     ),
     Edit(
         _FILE,
+        """            for host in host_slots.keys():
+                if self._hosts_state[host].is_resurrected():
+                    self._hosts_state[host].whitelist()
+""",
+        """            for host in available_hosts:  # as of the moment at which they were counted
+                if self._hosts_state[host].is_resurrected():
+                    self._hosts_state[host].whitelist()
+""",
+        _DROPPED,
+    ),
+    Edit(
+        _FILE,
         """            self._current_hosts = DiscoveredHosts(host_slots=host_slots,
                                                   host_assignment_order=host_assignment_order)
             host_update_state = check_update(self._current_hosts.host_slots, prev_host_slots)

@@ -244,7 +244,8 @@ SILENT_SECS = 10.0  # after which one that has not asked again is taken for dead
                 update_res = self._host_manager.update_available_hosts()
                 if update_res != HostUpdateResult.no_update:
                     current_hosts = self._host_manager.current_hosts
-                    self._not_again = {key for key in self._not_again if key[0] in current_hosts.available_hosts}
+                    with self._ahead_changed:
+                        self._not_again = {key for key in self._not_again if key[0] in current_hosts.available_hosts}
                     if update_res & HostUpdateResult.added:
                         self._start_ahead(current_hosts)
                     with self._wait_hosts_cond:

@@ -64,11 +64,11 @@ MEETING_EDITS = (
                 (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),
                 *process_set_args_via_ranks)
 """,
-        """            for _ in range(3 if os.environ.get('HOROVOD_ELASTIC') == '1' else 1):
+        """            for tries_left in range(2 if os.environ.get('HOROVOD_ELASTIC') == '1' else 0, -1, -1):
                 initialization_ok = self.MPI_LIB_CTYPES.horovod_init(
                     (ctypes.c_int * comm_size)(*comm), ctypes.c_int(comm_size),
                     *process_set_args_via_ranks)
-                if initialization_ok:
+                if initialization_ok or not tries_left:
                     break
                 self.shutdown()  # and then meet again, without the rank that was lost
 """,

@@ -389,6 +389,22 @@ def test_a_rank_that_waits_is_known_to_be_alive_while_a_frozen_one_is_told_of_it
     answers.set()
 
 
+def test_a_host_whose_cooldown_ends_while_hosts_are_counted_is_forgiven_the_next_time(monkeypatch):
+    manager = discovery.HostManager(discovery.FixedHosts({"a": 1, "b": 1}), cooldown_range=(1, 1))
+    manager.update_available_hosts()
+    for host in ("a", "b"):
+        manager.blacklist(host)
+    first, second = (manager._hosts_state[host] for host in ("a", "b"))
+    first._cooldown_period_end_ts = second._cooldown_period_end_ts = 1.0  # long ago
+    answers = [False, False]  # when it is asked whether one has ended, and whether this one has; after that, it has
+    monkeypatch.setattr(second, "is_resurrected", lambda: answers.pop() if answers else True)
+    manager.update_available_hosts()
+    assert manager.current_hosts.available_hosts == {"a"}
+    assert manager.is_blacklisted("b"), "else its end is never noticed"
+    assert manager.update_available_hosts() == module.HostUpdateResult.added
+    assert manager.current_hosts.available_hosts == {"a", "b"}
+
+
 def test_a_forgiven_host_is_not_dropped_by_a_thread_that_asks_for_the_hosts_meanwhile(monkeypatch):
     manager = discovery.HostManager(discovery.FixedHosts({"a": 1}), cooldown_range=(1, 1))
     manager.update_available_hosts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import resource
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
+from hvd_hetero.commits import CommitPace  # noqa: E402
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
@@ -89,6 +91,22 @@ POLICIES = {
 
 def seen(jobs: list[Job]) -> Counter:
     return Counter(sample for job in jobs for sample in job.seen)
+
+
+def test_ranks_save_before_the_same_rounds_whatever_each_of_them_measures(tmp_path):
+    """By rank 0's clock a round takes ten times as long as to save it, by rank 1's no longer."""
+
+    def case(rank):
+        job, now, saved_at = Job(tmp_path / "a", every="auto"), itertools.count(), []
+        job.saved._pace = CommitPace(lambda: next(now))
+        save = job.saved._save
+        job.saved._save = lambda: (saved_at.append(job.balance.rounds), save())
+        job.optimizer.register_step_post_hook(lambda *_: [next(now) for _ in range(10 if rank == 0 else 0)])
+        job.run(40, until=40)
+        return saved_at
+
+    first, second = run_on_threads(case, 2)
+    assert first == second == [1, 2, 4, 8, 16, 26, 36]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
