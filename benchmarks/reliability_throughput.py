@@ -141,7 +141,8 @@ def main() -> int:
     )
     print(text)
     if options.write:
-        print(f"written to {write_result('reliability_throughput', text)}")
+        name = "reliability_throughput" + (f"_{options.ranks[0]}_ranks" if len(options.ranks) == 1 else "")
+        print(f"written to {write_result(name, text)}")
     return 0
 
 

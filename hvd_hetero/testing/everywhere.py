@@ -7,7 +7,6 @@ what became of it; the exit code is the first one that is not 0.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -21,16 +20,20 @@ _POLL_S = 0.05
 def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
     """Return the exit code of the first host that failed, or 0."""
     running: list[subprocess.Popen[bytes]] = []
+    come: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
+        come.append(number)
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+            process.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     for host, prefix in enumerate(prefixes):
-        running.append(subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(host)}))
+        process = subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(host)})
+        running.append(process)
+        for number in come:  # before this one was among them
+            process.send_signal(number)
     code = 0
     while running:
         for process in list(running):

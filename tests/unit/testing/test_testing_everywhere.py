@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -24,6 +25,26 @@ def test_all_are_waited_for_and_the_code_is_that_of_the_first_failure(command, c
     said, _ = job.communicate(timeout=20)
     assert sorted(said.splitlines()) == ["a 0", "b 1"]
     assert job.returncode == code
+
+
+class StruckAtStart(subprocess.Popen):
+    """Its starter gets a signal when it runs, and before the starter knows of it."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_signal_that_comes_while_they_start_is_passed_on_to_the_one_that_starts(monkeypatch):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr(everywhere.subprocess, "Popen", StruckAtStart)
+    begin_s = time.monotonic()
+    try:
+        assert everywhere.main([["/usr/bin/env"]] * 2, "NUMBER", ["sleep", "30"]) == 128 + signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert time.monotonic() - begin_s < 20.0
 
 
 def test_a_signal_is_passed_on_to_all_and_ends_the_job():
