@@ -36,6 +36,9 @@ OF_TORCH = (
     "tests/unit/benchmarks/test_demo_pace.py",
     "tests/unit/benchmarks/test_torch_benchmarks.py",
     "tests/unit/prediction/test_prediction_baselines.py",
+    "tests/unit/prediction/test_prediction_conformance.py",
+    "tests/unit/telemetry/test_exports.py",
+    "tests/unit/testing/test_docs_python.py",
 )
 SIDE_BY_SIDE = (f"--numprocesses={min(2 * (os.cpu_count() or 1), 4)}", "--dist=worksteal")
 # What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
