@@ -6,9 +6,10 @@ It is at most SHARE where
     n  >=  (1 / SHARE - 1) c / r
 
 and what a failure costs grows with n, so the least such n is the best. Both c and r are measured as training goes on:
-c is the median of the last commits, with what they waited for a rank that was late, and r is the mean of the rounds
-since the commit before. A large model with small batches commits seldom, a small one in each round. The clock is the
-host's: copies that a GPU has only queued count as rounds.
+r is the mean of the rounds since the commit before, and c has two parts. What a rank does alone, such as to copy, is
+the median of the last commits. What ranks do together is the shortest of these: the rest was waiting for a rank that
+was late, for which the next exchange of gradients would have waited instead. A large model with small batches commits
+seldom, a small one in each round. The clock is the host's: copies that a GPU has only queued count as rounds.
 
 Ranks must commit before the same round. So rank 0 measures, and tells the others n with each commit, beside what a
 commit tells anyway. A membership begins with n = 1, and n at most doubles from one commit to the next: one round that
@@ -58,7 +59,9 @@ class CommitPace:
         self.rounds = 1
         """between two commits, as rank 0 has told"""
         self._most = 1
-        self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._alone_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._together_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._in_this_one_s = 0.0
         self._round_s = math.nan
         self._last: tuple[int, float] | None = None
 
@@ -66,20 +69,30 @@ class CommitPace:
     def commit(self, rounds: int) -> Iterator[None]:
         """Around a commit, after so many rounds of the training."""
         self._most = 2 * self.rounds
+        self._in_this_one_s = 0.0
         begin_s = self._clock()
         if self._last is not None and rounds > self._last[0]:
             self._round_s = (begin_s - self._last[1]) / (rounds - self._last[0])
         yield
         end_s = self._clock()
-        self._costs_s.append(end_s - begin_s)
+        self._alone_s.append(end_s - begin_s - self._in_this_one_s)
+        self._together_s.append(self._in_this_one_s)
         self._last = (rounds, end_s)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what ranks do together in a commit, where one that is late is waited for."""
+        begin_s = self._clock()
+        yield
+        self._in_this_one_s += self._clock() - begin_s
 
     @property
     def paid_for(self) -> int:
         """Rounds until the next commit, by what this rank has measured: what rank 0 tells."""
-        if not self._costs_s or not self._round_s > 0.0:
+        if not self._alone_s or not self._round_s > 0.0:
             return 1
-        least = math.ceil((1.0 / SHARE - 1.0) * statistics.median(self._costs_s) / self._round_s)
+        commit_s = statistics.median(self._alone_s) + min(self._together_s)
+        least = math.ceil((1.0 / SHARE - 1.0) * commit_s / self._round_s)
         return min(max(least, 1), self._most)
 
     def is_due(self, chosen: Every, rounds: int) -> bool:

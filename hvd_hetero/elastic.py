@@ -195,7 +195,9 @@ class Member:
     def commit(self) -> None:
         """Keep everything as it is, and ask whether hosts have come or gone; on every rank, between two rounds."""
         with contextlib.nullcontext() if self._session is None else self._pace.commit(self._session.balancer.rounds):
-            super().commit()  # type: ignore[misc]
+            self.save()
+            with self._pace.together():
+                self.check_host_updates()
 
     def save(self) -> None:
         """Keep everything as it is now; ``commit()`` does so."""

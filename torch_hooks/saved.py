@@ -140,7 +140,8 @@ class SavedTraining:
         session, survival = self._session, Survival()
         with self._pace.commit(session.balancer.rounds):
             survival.keep(session.balancer, self._batches.state_dict())
-            own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
+            with self._pace.together():
+                own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
             with self._all_or_none():
                 if session.wire.rank == 0:
                     self._write({**survival.state_dict(), "own": list(own)})
@@ -244,7 +245,10 @@ class SavedTraining:
         except Exception as error:  # noqa: BLE001 - raised below
             failure = error
         told = f"{type(failure).__name__}: {failure}" if failure is not None else ""
-        told, self._pace.rounds = wire.broadcast_object((told, self._pace.paid_for), root_rank=0, name=f"{prefix}.file")
+        with self._pace.together():
+            told, self._pace.rounds = wire.broadcast_object(
+                (told, self._pace.paid_for), root_rank=0, name=f"{prefix}.file"
+            )
         if failure is not None:
             raise failure
         if told:

@@ -32,8 +32,8 @@ def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
     for host, prefix in enumerate(prefixes):
         process = subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(host)})
         running.append(process)
-        for number in come:  # before this one was among them
-            process.send_signal(number)
+        for earlier in come:  # before this one was among them
+            process.send_signal(earlier)
     code = 0
     while running:
         for process in list(running):

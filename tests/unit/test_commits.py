@@ -17,11 +17,14 @@ class Job:
         self.in_commits_s = 0.0
         self.commits: list[int] = []
 
-    def round(self, round_s: float, commit_s: float) -> None:
+    def round(self, round_s: float, commit_s: float, late_s: float = 0.0) -> None:
+        """A fifth of a commit is done together, and then another rank may be late."""
         if self.pace.is_due("auto", self.rounds - self.committed_at):
             with self.pace.commit(self.rounds):
-                self.pace.rounds = self.pace.paid_for
-                self.now += commit_s
+                self.now += 0.8 * commit_s
+                with self.pace.together():
+                    self.pace.rounds = self.pace.paid_for
+                    self.now += 0.2 * commit_s + late_s
             self.in_commits_s += commit_s
             self.committed_at = self.rounds
             self.commits.append(self.rounds)
@@ -65,6 +68,17 @@ def test_a_commit_that_had_to_wait_and_a_round_that_stumbled_change_little():
     for _ in range(12):
         job.round(1.0, 0.05)
     assert job.pace.paid_for == 5
+
+
+def test_to_wait_for_a_rank_that_is_late_costs_nothing_but_what_is_done_together_does():
+    job = Job()
+    for number in range(200):
+        job.round(1.0, 0.05, late_s=0.5 if number % 4 else 0.0)
+    assert job.pace.paid_for == 5
+    job = Job()
+    for _ in range(200):
+        job.round(1.0, 0.05, late_s=0.05)
+    assert job.pace.paid_for == 10, "always, so it is no lateness"
 
 
 def test_who_asks_for_the_number_again_without_a_commit_hears_the_same():

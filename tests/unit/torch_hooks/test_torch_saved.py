@@ -101,7 +101,7 @@ def test_ranks_save_before_the_same_rounds_whatever_each_of_them_measures(tmp_pa
         job.saved._pace = CommitPace(lambda: next(now))
         save = job.saved._save
         job.saved._save = lambda: (saved_at.append(job.balance.rounds), save())
-        job.optimizer.register_step_post_hook(lambda *_: [next(now) for _ in range(10 if rank == 0 else 0)])
+        job.optimizer.register_step_post_hook(lambda *_: [next(now) for _ in range(50 if rank == 0 else 0)])
         job.run(40, until=40)
         return saved_at
 
