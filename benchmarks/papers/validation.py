@@ -35,8 +35,7 @@ import numpy as np
 from rich.progress import Progress
 
 from hvd_hetero.simulation.compare import Outcome, compare_between
-from hvd_hetero.simulation.description import Description
-from hvd_hetero.simulation.replay import replay
+from hvd_hetero.simulation.recorded import recorded_description
 from hvd_hetero.simulation.schemes import choose
 from hvd_hetero.telemetry import Run, read_run
 from hvd_hetero.testing import KEEP_MEMORY, launch, quota_available
@@ -115,12 +114,7 @@ def measured(run: Run) -> float:
 
 def told(run: Run) -> dict[str, Outcome]:
     """What the command tells of each policy."""
-    machines = replay(run)
-    schemes = tuple(choose(policy, "policies") for policy in POLICIES)
-    described = Description(
-        machines.cluster, run.global_batch, machines.full_rounds, schemes, dataset=machines.dataset,
-        between=machines.extremes,
-    )  # fmt: skip
+    described, _ = recorded_description(run, [choose(policy, "policies") for policy in POLICIES])
     return {outcome.scheme: outcome for outcome, _ in compare_between(described)}
 
 

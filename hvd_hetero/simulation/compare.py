@@ -112,19 +112,23 @@ def compare_between(
 ) -> list[tuple[Outcome, Simulated]]:
     """Compare on the described cluster, and on those between which it lies.
 
-    A figure that differs between these by more than a twentieth has a range.
+    A figure that differs between these by more than a twentieth has a range. That of samples per second is wider by
+    ``rate_error`` at either end. It moves all schemes alike, so ratios and shares do not know it.
     """
     found = compare(described, progress)
     others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]
     compared = [compare(other, progress) for other in others if other.cluster != described.cluster]
     of_each = zip(*([outcome for outcome, _ in each] for each in (found, *compared)), strict=True)
-    return [(_ranged(outcomes), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
+    error = described.rate_error
+    return [(_ranged(outcomes, error), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
 
 
-def _ranged(outcomes: Sequence[Outcome]) -> Outcome:
+def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
     """Return the first of these, with the range of each figure that differs."""
     figures = {name: [getattr(outcome, name) for outcome in outcomes] for name in _FIGURES}
     ranges = {name: (min(values), max(values)) for name, values in figures.items()}
+    slowest, fastest = ranges["samples_per_s"]
+    ranges["samples_per_s"] = slowest / (1 + rate_error), fastest * (1 + rate_error)
     scales = {name: 1.0 if name in _SHARES else least for name, (least, _) in ranges.items()}
     between = {name: (least, most) for name, (least, most) in ranges.items() if most - least > _ALIKE * scales[name]}
     ratios = figures["times_bsp"]

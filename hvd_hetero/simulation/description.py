@@ -23,6 +23,7 @@ from hvd_hetero.topology.mixing import ALLREDUCE
 __all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
 
 SEED = Range(0, 2**63 - 1, "the seed of all draws")
+RATE_ERROR = Range(0, 1e3, "the share by which luck may move samples per second; 0.05 is 5 %")
 ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
 
 
@@ -44,6 +45,8 @@ class Description:
     target_loss: float | None = None
     between: tuple[Cluster, ...] = ()
     """Other machines that these may be as well."""
+    rate_error: float = 0.0
+    """The share by which luck may move every scheme's samples per second."""
 
 
 def read_description(path: str | Path) -> Description:
@@ -72,6 +75,7 @@ def read_description(path: str | Path) -> Description:
         target_loss=training.number("target_loss", Range(0, 1e9, "a training loss to reach"), None),
     )
     between = top.take("between", list, [])
+    described = replace(described, rate_error=top.number("rate_error", RATE_ERROR, 0.0))
     training.finish()
     top.finish()
     described = replace(described, between=tuple(_other(name, file, described.cluster, top.where) for name in between))

@@ -69,6 +69,8 @@ def _training(cluster: Cluster, described: Description, between: list[str]) -> I
     yield f"policies = [{', '.join(scheme.written for scheme in described.schemes)}]"
     if between:
         yield f"between = [{', '.join(map(_quoted, between))}]"
+    if described.rate_error:
+        yield f"rate_error = {described.rate_error!r}"
     yield ""
     yield "[training]"
     yield f"global_batch = {described.global_batch}"

@@ -4,7 +4,7 @@ Round k takes x_k samples in κ_k micro-batches t_k seconds:
 
     t_k = f_k (m x_k + b κ_k + c),        m, b, c >= 0,  f_k > 0 the rank's own ups and downs
 
-c is paid once: the update, the wait for the first micro-batch, the start of the transfer. With s_k = x_k / κ_k,
+c is paid once, besides what the rank has timed as such and t_k is without. With s_k = x_k / κ_k,
 y_k = log(t_k / κ_k), β = b / m and γ = c / m, two rounds in a row tell β and γ, because m cancels and f mostly stays:
 
     e_k(β, γ) = (y_{k+1} - y_k) - log((s_{k+1} + β + γ / κ_{k+1}) / (s_k + β + γ / κ_k)) = log(f_{k+1} / f_k)
@@ -18,7 +18,8 @@ for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean 
 the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with L(φ) <= min L + 6: with
 Gaussian noise of known τ 98 % of such ranges hold the truth, and fewer where τ is found from few pairs. Each comes with
 its own best ψ. Where κ never changes, b and c cannot
-be told apart, and c is 0.
+be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no more of it than it has seen:
+c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.
 
 y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
 
@@ -39,6 +40,7 @@ Shapes: K rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,10 +80,17 @@ class FixedSamples:
     most: Fixed
 
 
-def fixed_samples(samples: Floats, micro_batches: Floats, seconds: Floats, paired: NDArray[np.bool_]) -> FixedSamples:
+def fixed_samples(
+    samples: Floats,
+    micro_batches: Floats,
+    seconds: Floats,
+    paired: NDArray[np.bool_],
+    *,
+    most_round_s: float = math.inf,
+) -> FixedSamples:
     """Find β and γ from the samples, micro-batches and seconds of each round; (K,), all positive.
 
-    ``paired[k]`` says that rounds k and k + 1 may be compared, (K - 1,).
+    ``paired[k]`` says that rounds k and k + 1 may be compared, (K - 1,). ``most_round_s`` bounds c.
     """
     sizes = samples / micro_batches
     typical = float(np.median(sizes))
@@ -94,7 +103,9 @@ def fixed_samples(samples: Floats, micro_batches: Floats, seconds: Floats, paire
         return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
     before, after = sizes[:-1][told], sizes[1:][told]
     once_before, once_after = 1.0 / micro_batches[:-1][told], 1.0 / micro_batches[1:][told]
-    per_round = np.array(_PER_ROUND if (once_before != once_after).any() else _PER_ROUND[:1])
+    most = most_round_s / float(np.median(seconds / micro_batches))
+    possible = [share for share in _PER_ROUND if share < most] + ([most] if most <= _PER_ROUND[-1] else [])
+    per_round = np.array(possible if (once_before != once_after).any() else _PER_ROUND[:1])
 
     def of_each(figure: Callable[[Floats], Floats]) -> Floats:
         """Return a figure of e(φ, ψ), (φ, ψ); some at a time, so that memory holds the errors of long runs."""

@@ -31,6 +31,7 @@ Shapes: K rounds, n ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.limits import MOST_SPEED
 from hvd_hetero.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples
 from hvd_hetero.simulation.network import Network
+from hvd_hetero.simulation.rate_error import rate_error
 from hvd_hetero.simulation.variation import Recorded
 from hvd_hetero.telemetry import Run
 
@@ -78,6 +80,8 @@ class Replay:
     """Of each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
     kept: tuple[int, ...]
     """Which rounds were usable, by their place in the run."""
+    rate_error: float
+    """The share by which another run's samples per second may differ, from how rounds scatter."""
 
 
 def replay(run: Run) -> Replay:
@@ -132,8 +136,11 @@ def replay(run: Run) -> Replay:
     dataset = None if first.all() else max(_samples_of(run, first), 1)
     full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
     fixed_s = tuple(zip(*figures, strict=True))
+    slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
+    ranks_s = run.samples[keep] * slopes_s + cut[keep] * intercepts_s
+    luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
     return Replay(
-        run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist())
+        run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck
     )
 
 
@@ -161,9 +168,11 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
     usable, later = known[:, rank], slice(_COLD_ROUNDS, None)
     seconds = np.where(usable, busy_s[:, rank], 1.0)
+    once_s = run.once_s[later, rank]
     return fixed_samples(
-        np.where(usable, samples, 1.0)[later], np.where(usable, counts, 1.0)[later], seconds[later], paired[later]
-    )
+        np.where(usable, samples, 1.0)[later], np.where(usable, counts, 1.0)[later], seconds[later], paired[later],
+        most_round_s=float(np.median(once_s)) if (once_s > 0).all() else math.inf,
+    )  # fmt: skip
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
