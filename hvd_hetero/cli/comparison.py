@@ -48,6 +48,7 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
         ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
         more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
         console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
+        console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
     table = Table()
     table.add_column("scheme", no_wrap=True)
     headings = [*_COLUMNS]
@@ -66,7 +67,7 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
         table.add_row(escape(o.scheme), *cells)
     console.print(table)
     console.print(told(outcomes), markup=False)
-    if ranges:
+    if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
         console.print(
             "This run does not tell what a micro-batch costs besides its samples. Ranges lie between the least and the "
             "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
@@ -88,6 +89,7 @@ def write_json(described: Description, recorded: Replay | None, outcomes: Sequen
             "policy": recorded.policy,
             "samples_per_s": recorded.measured_rate,
             "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
+            "rate_error": recorded.rate_error,
         },
         "recommended": told(outcomes),
         "schemes": [outcome.plain() for outcome in outcomes],

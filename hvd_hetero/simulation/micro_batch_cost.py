@@ -15,16 +15,21 @@ micro-batches, the likelihood is Student's, in which one strange pair does not o
     L(φ, ψ) = sum over pairs of (ν + 1) log(1 + e_k² / (ν τ²)),        L(φ) = min over ψ of L(φ, ψ)
 
 for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights exp(-L(φ) / 2), because
-the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with L(φ) <= min L + 6: with
-Gaussian noise of known τ 98 % of such ranges hold the truth, and fewer where τ is found from few pairs. Each comes with
-its own best ψ. Where κ never changes, b and c cannot
-be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no more of it than it has seen:
-c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.
+the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with
+
+    L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
+
+for P pairs and p unknowns. With Gaussian noise whose τ is found from the same pairs, 98 % of such ranges hold the
+truth; three pairs allow nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ
+never changes, b and c cannot be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no
+more of it than it has seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a
+large c, and moves b.
 
 y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
 
 τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more; and at
-least 0.005, for what a line does not say of a real step.
+least 0.005, for what a line does not say of a real step. Where fewer than three pairs of one size may be compared, as
+in epochs of two rounds, rounds of one size that follow each other count, whatever lies between them.
 
 Which pairs may be compared is the caller's to know. Fewer than three of them that differ tell nothing, since one may be
 an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. So it is where all
@@ -46,6 +51,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 __all__ = ["Fixed", "FixedSamples", "fixed_samples"]
 
@@ -57,7 +63,7 @@ _TAILS = 4.0  # ν
 _LEAST_NOISE = 0.005
 _LEAST_PAIRS = 3
 _BEFORE = 3
-_WITHIN = 6.0  # of min L
+_PROBABILITY = 0.99  # one half of what a range leaves out is above it
 _MOST_ERRORS = 2**20  # at once
 
 
@@ -120,13 +126,17 @@ def fixed_samples(
         return np.concatenate([figure(errors(some)) for some in np.array_split(betas, parts)])
 
     same = np.abs(change_s[paired & alike])
+    if len(same) < _LEAST_PAIRS:
+        same = np.abs(change_s[alike])
     scatter = float(of_each(lambda errors: np.median(np.abs(errors), axis=-1)).min())
     noise = max(1.4826 * max(scatter, float(np.median(same)) if len(same) else 0.0), _LEAST_NOISE)
+    free = max(len(before) - (2 if len(per_round) > 1 else 1), 1)
+    tolerated = len(before) * math.log1p(float(stdtrit(free, _PROBABILITY)) ** 2 / free)
     both = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=-1))
     against, best = both.min(axis=1), per_round[both.argmin(axis=1)]
     weights = np.exp(-0.5 * (against - against.min()))
     likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
-    within = np.flatnonzero(against <= against.min() + _WITHIN)
+    within = np.flatnonzero(against <= against.min() + tolerated)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
