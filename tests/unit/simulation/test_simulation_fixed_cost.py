@@ -257,19 +257,21 @@ def test_a_strange_short_round_is_no_cost_of_a_round_that_the_rank_did_not_see()
     bound = fixed_samples(samples, counts, seconds, paired, most_round_s=0.0006)
     assert bound.likely.micro_batch == pytest.approx(15.0, rel=0.15)
     assert bound.least.micro_batch <= 15.0 <= bound.most.micro_batch
-    assert bound.likely.round <= 0.3 * (1 + 1e-9)  # 0.6 ms are 0.3 samples
+    assert bound.likely.round == pytest.approx(0.3, rel=0.05)  # 0.6 ms are 0.3 samples
     assert abs(bound.likely.micro_batch - 15) < abs(free.likely.micro_batch - 15)
 
 
-@pytest.mark.parametrize("pairs", [3, 4, 6])
-def test_few_noisy_pairs_of_nearly_one_size_allow_nearly_anything(pairs):
-    """40 and 36 samples, each give or take 7 %: the truth, no fixed cost, is in 38 of 40 ranges at least."""
+@pytest.mark.parametrize("beta", [10.0, 30.0])
+def test_three_noisy_pairs_hold_the_truth_as_often_as_many(beta):
+    """ElasticBSP's rounds: three short ones to compare, and four alike at the end, each give or take 2 %.
+
+    98 of 100 ranges are to hold the truth. 78 and 67 did, before they knew how few the pairs were.
+    """
+    samples = np.array([215, 129, 301, 147, 387, 67, 454, 454, 454, 454.0])
+    counts = np.array([5, 3, 7, 4, 9, 2, 11, 11, 11, 11.0])
     held = 0
-    for seed in range(40):
-        dice = np.random.default_rng(seed)
-        samples = np.tile([400.0, 144.0], pairs)
-        counts = np.tile([10.0, 4.0], pairs)
-        seconds = samples * np.exp(dice.normal(0, 0.07, 2 * pairs))
-        found = fixed_samples(samples, counts, seconds, np.arange(2 * pairs - 1) % 2 == 0, most_round_s=1.0)
-        held += found.least.micro_batch == 0.0
-    assert held >= 38
+    for seed in range(100):
+        seconds = (samples + beta * counts) * np.exp(np.random.default_rng(seed).normal(0, 0.02, 10))
+        found = fixed_samples(samples, counts, seconds, np.isin(np.arange(9), (0, 2, 4)))
+        held += found.least.micro_batch <= beta <= found.most.micro_batch
+    assert held >= 95
