@@ -109,8 +109,8 @@ def fixed_samples(
         return FixedSamples(Fixed(0.0), Fixed(0.0), Fixed(float(betas[-1])))
     before, after = sizes[:-1][told], sizes[1:][told]
     once_before, once_after = 1.0 / micro_batches[:-1][told], 1.0 / micro_batches[1:][told]
-    most = most_round_s / float(np.median(seconds / micro_batches))
-    possible = [share for share in _PER_ROUND if share < most] + ([most] if most <= _PER_ROUND[-1] else [])
+    bound = most_round_s / float(np.median(seconds / micro_batches))
+    possible = [share for share in _PER_ROUND if share < bound] + ([bound] if bound <= _PER_ROUND[-1] else [])
     per_round = np.array(possible if (once_before != once_after).any() else _PER_ROUND[:1])
 
     def of_each(figure: Callable[[Floats], Floats]) -> Floats:

@@ -207,12 +207,14 @@ def test_a_recorded_run_tells_what_the_other_scheme_would_have_done(recorded, ot
 
 
 def test_the_command_replays_a_run(tmp_path, capsys):
-    """LB-BSP on a run of BSP gains, and the measured rate is told."""
+    """LB-BSP on a run of BSP gains. The measured rate is told, and BSP's range is about it: its rounds scatter."""
     record(tmp_path / "run.jsonl", BSP(), MACHINES)
     document = simulated(["--from", tmp_path / "run.jsonl", "--policies", "lb-bsp"], capsys)
     assert document["recorded"]["policy"] == "bsp"
     rows = {row["scheme"]: row for row in document["schemes"]}
-    assert rows["bsp"]["samples_per_s"] == pytest.approx(document["recorded"]["samples_per_s"], rel=0.02)
+    recorded, (least, most) = document["recorded"], rows["bsp"]["between"]["samples_per_s"]
+    assert (least * most) ** 0.5 == pytest.approx(recorded["samples_per_s"], rel=0.02)
+    assert (most / least) ** 0.5 == pytest.approx(1 + recorded["rate_error"], rel=0.01)
     assert rows["lb-bsp"]["times_bsp"] > 1.5
 
 
