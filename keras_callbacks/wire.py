@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
+
+from hvd_hetero.communication.objects import all_objects, object_of
 
 __all__ = ["TensorFlowWire"]
 
@@ -38,8 +43,13 @@ class TensorFlowWire:
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object."""
-        return hvd.broadcast_object(obj, root_rank=root_rank, name=name)
+        return object_of(obj, self.rank == root_rank, partial(_laid_end_to_end, name))
 
-    def allgather_object(self, obj: Any, name: str) -> list[Any]:
+    def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return all ranks' objects, in order of rank."""
-        return list(hvd.allgather_object(obj, name=name))
+        return all_objects(obj, partial(_laid_end_to_end, name))
+
+
+def _laid_end_to_end(name: str, mine: bytes) -> memoryview:
+    with tf.device("cpu:0"):
+        return memoryview(hvd.allgather(tf.constant(np.frombuffer(mine, np.uint8)), name=name).numpy())

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 
 from hvd_hetero.communication.lines import FoundByName
+from hvd_hetero.communication.objects import all_objects, object_of
 from hvd_hetero.watchdog.patience import horovod_gives_up_s
 from torch_hooks.wires.waiting import wait
 
@@ -51,12 +52,11 @@ class HorovodWire(FoundByName):
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
-        return hvd.broadcast_object(obj, root_rank=root_rank, name=name)
+        return object_of(obj, self.rank == root_rank, partial(_laid_end_to_end, name))
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
-        gathered: Sequence[Any] = hvd.allgather_object(obj, name=name)
-        return gathered
+        return all_objects(obj, partial(_laid_end_to_end, name))
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> int:
         """Sum a tensor over all ranks, in place."""
@@ -114,6 +114,11 @@ class HorovodWire(FoundByName):
         if not isinstance(mpi_ops._handle_map, _UnderWay):
             mpi_ops._handle_map = _UnderWay(mpi_ops._handle_map)
         mpi_ops._handle_map.tell = tell
+
+
+def _laid_end_to_end(name: str, mine: bytes) -> memoryview:
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
+    return memoryview(hvd.allgather(sent, name=name).numpy())
 
 
 class _UnderWay(dict[int, Any]):

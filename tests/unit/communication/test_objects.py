@@ -1,0 +1,66 @@
+"""Objects in one collective: what each rank gets, and that it is one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_hetero.communication.objects import Gather, all_objects, object_of
+
+
+def on_ranks(ranks: int, call: Callable[[int, Gather], Any]) -> list[Any]:
+    """Call it on so many threads, whose one gather lays what they send end to end."""
+    sent = [b""] * ranks
+    all_there = threading.Barrier(ranks, timeout=10.0)
+    calls = [0] * ranks
+
+    def rank(number: int) -> Any:
+        def gather(mine: bytes) -> bytes:
+            calls[number] += 1
+            sent[number] = mine
+            all_there.wait()
+            return b"".join(sent)
+
+        return call(number, gather)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(rank, range(ranks)))
+    assert calls == [1] * ranks, "one collective"
+    return found
+
+
+_OBJECTS = st.recursive(
+    st.none() | st.integers() | st.text() | st.binary(max_size=300),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.lists(_OBJECTS, min_size=1, max_size=4))
+def test_each_rank_has_the_objects_of_all_in_their_order(objects: list[Any]) -> None:
+    assert on_ranks(len(objects), lambda rank, gather: all_objects(objects[rank], gather)) == [objects] * len(objects)
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_the_object_of_one_rank_is_itself_there_and_a_copy_elsewhere(root: int) -> None:
+    mine = [{"of": rank} for rank in range(3)]
+    found = on_ranks(3, lambda rank, gather: object_of(mine[rank], rank == root, gather))
+    assert found == [mine[root]] * 3
+    assert [each is mine[root] for each in found] == [rank == root for rank in range(3)]
+
+
+def test_functions_of_a_script_travel() -> None:
+    """Which the standard library's pickle refuses."""
+    doubled, _ = on_ranks(2, lambda rank, gather: object_of(lambda number: 2 * number, rank == 1, gather))
+    assert doubled(4) == 8
+
+
+def test_an_object_that_cannot_travel_is_said_where_it_is() -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        all_objects(threading.Lock(), lambda mine: mine)
