@@ -22,7 +22,7 @@ The last two are of the best N, which is in brackets; beside it the N of `√((n
 where the n - 1 others are anywhere in a micro-batch, 1/N of a step long, when the first is done: the last of them ends
 it (n - 1) / nN later in the mean, and the ranks idle for half of that, averaged over all n.
 
-Takes a minute and a half.
+Takes a minute.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 SHARE, SAMPLE_MS, EXCHANGE_MS = 96, 1.0, 3.0
 CHANCE, MOST, MEAN = 0.1, 4.0, 1.15
 RANKS = (2, 3, 4, 8)
-FIXED = (0.0, 0.005, 0.01, 0.03)  # of a step of an equal share
+FIXED = (0.0, 0.005, 0.01, 0.02)  # of a step of an equal share
 NUMBERS = (2, 3, 4, 5, 6, 8, 12, 16)
 ROUNDS, FORESEEN = 8000, 800
 LEAST = 1.05
