@@ -10,7 +10,7 @@ is compared with one process that does the samples really used, round by round.
 
 ``stumbles_bound.py`` says what can be reached with which number of ranks and which cost of a micro-batch.
 
-Takes about six minutes. The machine need not be quiet, since ranks sleep.
+Takes about four minutes, on a quiet machine: beside other work ranks wake late, and their exchange takes far longer.
 """
 
 from __future__ import annotations
