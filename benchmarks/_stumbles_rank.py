@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import horovod.torch as hvd
@@ -17,14 +19,19 @@ from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 PER_RANK, SAMPLES, FEATURES, RATE = 96, 2011, 8, 0.05
-SAMPLE_S, FIXED_S = 0.001, 0.0005  # of the fastest rank
+SAMPLE_S = 0.001  # of the fastest rank
 STUMBLES, MOST = 0.1, 4.0
+REMEMBERED = 15  # micro-batches
 
 
 class Training:
-    """A user's loop under one policy, whose computing is a sleep that stumbles."""
+    """A user's loop under one policy, whose computing is a sleep that stumbles.
 
-    def __init__(self, policy: str, factor: float, seed: int) -> None:
+    A micro-batch takes what is declared, from its arrival to its last gradient. The real passes and late wake-ups are
+    within: a sleep is shorter by the median of what the last few took besides, or each would cost 2 ms more.
+    """
+
+    def __init__(self, policy: str, factor: float, fixed_s: float, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
         self.y = torch.sin(self.x.sum(1, keepdim=True))
@@ -34,7 +41,13 @@ class Training:
         self.balance._session.balancer.observer = self.finished.append
         self.seen: list[list[int]] = []
         self.start: torch.Tensor | None = None
-        self._factor, self._chance = factor, np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
+        self.computing_s = self.ending_s = 0.0
+        """from a batch to its last gradient, as declared; from the last gradient of a round to the end of its update"""
+        self.turns_s = 0.0
+        self.samples = self.micro_batches = 0
+        self._besides: deque[float] = deque([0.0], maxlen=REMEMBERED)
+        self._factor, self._fixed_s = factor, fixed_s
+        self._chance = np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
         self._rounds = self._train()
 
     def _train(self) -> Iterator[None]:
@@ -46,15 +59,24 @@ class Training:
             for index in loader:
                 if self.start is None:
                     self.start = self._flat()
+                began = time.perf_counter()
                 done = self.balance.rounds
                 self.seen += [[] for _ in range(done + 1 - len(self.seen))]  # in some this rank may have had nothing
                 self.seen[done] += index.tolist()
                 optimizer.zero_grad()
                 stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
-                time.sleep(self._factor * stumble * (SAMPLE_S * len(index) + FIXED_S))
+                declared_s = self._factor * stumble * (SAMPLE_S * len(index) + self._fixed_s)
+                sleep_s = max(declared_s - statistics.median(self._besides), 0.0)
+                time.sleep(sleep_s)
                 functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
+                computed = time.perf_counter()
                 optimizer.step()
+                self._besides.append(computed - began - sleep_s)
+                self.computing_s += declared_s
+                self.samples += len(index)
+                self.micro_batches += 1
                 if self.balance.rounds > done:
+                    self.ending_s += time.perf_counter() - computed
                     yield
 
     def turn(self, rounds: int) -> float:
@@ -64,7 +86,31 @@ class Training:
         for _ in range(rounds):
             next(self._rounds)
         seconds = time.perf_counter() - began
+        self.turns_s += seconds
         return sum(finished.table.total for finished in self.finished[first:]) / seconds
+
+    def warm_up(self, rounds: int) -> None:
+        """Train so many rounds that do not count."""
+        self.turn(rounds)
+        self.turns_s = self.computing_s = self.ending_s = 0.0
+        self.samples = self.micro_batches = 0
+
+    def account(self) -> dict[str, float]:
+        """Where the time went, in the mean over the ranks, and the samples per second that none exceeds.
+
+        A rank that did nothing but compute, with the stumbles that it met, would do samples / computing_s: the sum over
+        the ranks bounds every rule by which a round ends.
+        """
+        mine = (self.computing_s, self.ending_s, self.turns_s, self.samples, self.micro_batches)
+        computing, ending, turns, samples, micro_batches = np.array(hvd.allgather_object(mine)).T
+        other = turns - computing - ending
+        return {
+            "bound": float((samples / computing).sum()),
+            "computing": float((computing / turns).mean()),
+            "ending": float((ending / turns).mean()),
+            "other": float((other / turns).mean()),
+            "other_ms": float(1e3 * (other / micro_batches).mean()),
+        }
 
     def outcome(self) -> dict:
         """Compare the parameters with those of one process on the samples really used, and count the samples."""
@@ -98,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policies", nargs=2, required=True)
     parser.add_argument("--factors", type=float, nargs="+", required=True)
+    parser.add_argument("--fixed-ms", type=float, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument("--pairs", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -105,14 +152,15 @@ def main() -> None:
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    trainings = {name: Training(name, options.factors[hvd.rank()], options.seed) for name in options.policies}
+    factor, fixed_s = options.factors[hvd.rank()], options.fixed_ms / 1e3
+    trainings = {name: Training(name, factor, fixed_s, options.seed) for name in options.policies}
     for training in trainings.values():
-        training.turn(options.warm_up)
+        training.warm_up(options.warm_up)
     rates: dict[str, list[float]] = {name: [] for name in trainings}
     for pair in range(options.pairs):
         for name in options.policies[:: 1 if pair % 2 else -1]:
             rates[name].append(trainings[name].turn(options.rounds))
-    report({name: training.outcome() | {"rates": rates[name]} for name, training in trainings.items()})
+    report({name: t.outcome() | t.account() | {"rates": rates[name]} for name, t in trainings.items()})
 
 
 if __name__ == "__main__":

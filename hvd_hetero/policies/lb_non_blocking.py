@@ -50,8 +50,12 @@ class LBNonBlocking(Policy):
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
     ``global_batch`` holds.
 
-    Rejected: N by a model, the loss N B + w X / N with measured fixed costs B and idle time w. Times that scatter hide
-    small fixed costs, and N then stayed at a wrong one.
+    Rejected: N by a model. With φ the fixed part of a step, N costs φ N of a step, and waiting (n - 1) / 2nN of it if
+    the others are anywhere in a micro-batch when the first is done. So √((n - 1) / 2nφ) would be best
+    (``benchmarks/stumbles_bound.py``). But times that scatter hide a small φ, and N then went to a wrong one.
+
+    Rejected: to end a round where the ranks' micro-batches are about to end together. Even if each rank knows how far
+    the others are, that gains a hundredth at most, for most waiting is for stumbles that have just begun.
 
     Parameters
     ----------
