@@ -50,16 +50,16 @@ TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets", LA
     # gains nothing with TensorFlow, whose ranks fork nothing.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }  # fmt: skip
-WITHOUT_STACKS = "tests.distributed.workers.without_stacks"
+OF_TENSORFLOW = "tests.distributed.workers.without_stacks", "tests.distributed.workers.plain_graphs"
 FRAMEWORKS = {
     "torch": Framework(*TORCH),
     "torch.distributed": Framework(*TORCH, {"HVD_HETERO_TEST_WIRE": "torch.distributed"}),
     "Keras 3": Framework(
-        ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets", WITHOUT_STACKS, LAUNCHER),
+        ("horovod.tensorflow", "keras_callbacks", "sklearn.datasets", *OF_TENSORFLOW, LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "0", **QUIET},
     ),
     "tf_keras": Framework(
-        ("horovod.tensorflow", "keras_callbacks", WITHOUT_STACKS, "tests.distributed.workers.plain_graphs", LAUNCHER),
+        ("horovod.tensorflow", "keras_callbacks", *OF_TENSORFLOW, LAUNCHER),
         {"TF_USE_LEGACY_KERAS": "1", **QUIET},
     ),
 }

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
 def outcomes(request, pool):
     """What each rank answers to a case."""
-    with pool("keras_behaviour.py", 2, request.param, ["plain graphs"]) as ranks:
+    with pool("keras_behaviour.py", 2, request.param) as ranks:
         yield ranks.ask
 
 

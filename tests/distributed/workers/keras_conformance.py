@@ -1,7 +1,4 @@
-"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names.
-
-Graphs run as they were traced.
-"""
+"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras_elastic
 import numpy as np
-import plain_graphs  # noqa: F401
 import tensorflow as tf
 from keras_fits import Start, on_rank_0
 from pool import serve
