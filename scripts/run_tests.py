@@ -152,15 +152,17 @@ def unit(only: str) -> list[Count]:
 def distributed(only: str) -> list[Count]:
     """Run two halves side by side, since jobs wait much, and beside them what hardly does anything else.
 
-    Three equal parts take more of the processors: ranks that wait ask for news.
+    One half has the tests with Keras in their names: TensorFlow is imported there alone. Three equal parts take more of
+    the processors: ranks that wait ask for news.
     """
-    idle, keras, others = [], [], []
+    idle, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        path, of_keras = str(file.relative_to(ROOT)), file.name.startswith("test_keras")
+        path = str(file.relative_to(ROOT))
         if path != OF_RAY:
-            (idle if file.name in IDLE else keras if of_keras else others).append(path)
-    with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:
-        return [pytest(others, only), of_keras(), of_idle()]
+            (idle if file.name in IDLE else others).append(path)
+    keras, no_keras = (f"({only}) and {half}" if only else half for half in ("keras", "not keras"))
+    with beside(pytest, others, keras) as of_keras, beside(pytest, idle, only) as of_idle:
+        return [pytest(others, no_keras), of_keras(), of_idle()]
 
 
 def pytest(arguments: Iterable[str], only: str) -> Count:
