@@ -45,7 +45,7 @@ LAUNCHER = "horovod.runner.launch"  # horovodrun's, which is forked, too: anothe
 # The first optimizer that a process makes imports torch._dynamo: two seconds of a processor for each rank. And the
 # examples learn scikit-learn's digits: another one.
 TORCH = ("horovod.torch", "torch_hooks", "torch._dynamo", "sklearn.datasets", LAUNCHER), {
-    CYCLE: "2", WAIT: "200",
+    CYCLE: "2", WAIT: "1000",
     # Memory from malloc in pages of 2 MiB halves what a fork takes: of ranks, and of ranks into workers of loaders. It
     # gains nothing with TensorFlow, whose ranks fork nothing.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
