@@ -28,19 +28,20 @@ GATES = "scripts/gates"
 # machine, or one that others use, may take a multiple of what a quiet one does.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
-# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there are twice as many
-# as processors, since many tests wait.
+# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there is one more than
+# processors, since many tests wait; each collects all tests, which takes it 3 s, and in a fresh clone 10 s.
 OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
     "tests/unit/torch_hooks",
     "tests/unit/benchmarks/test_demo_pace.py",
+    "tests/unit/benchmarks/test_speed_benchmark.py",
     "tests/unit/benchmarks/test_torch_benchmarks.py",
     "tests/unit/prediction/test_prediction_baselines.py",
     "tests/unit/prediction/test_prediction_conformance.py",
     "tests/unit/telemetry/test_exports.py",
     "tests/unit/testing/test_docs_python.py",
 )
-SIDE_BY_SIDE = (f"--numprocesses={min(2 * (os.cpu_count() or 1), 4)}", "--dist=worksteal")
+SIDE_BY_SIDE = (f"--numprocesses={min((os.cpu_count() or 1) + 1, 4)}", "--dist=worksteal")
 # What runs beside which tests, the first of these that run: they leave a processor alone at times, ranks more often
 # than unit tests, and these need but one. Ray's tests wait for its nodes and workers to start.
 BESIDE = {"types": ("distributed", "unit"), "ray": ("unit",), "wheel": ("distributed",)}
@@ -151,15 +152,17 @@ def unit(only: str) -> list[Count]:
 def distributed(only: str) -> list[Count]:
     """Run two halves side by side, since jobs wait much, and beside them what hardly does anything else.
 
-    Three equal parts take more of the processors: ranks that wait ask for news.
+    One half has the tests with Keras in their names: TensorFlow is imported there alone. Three equal parts take more of
+    the processors: ranks that wait ask for news.
     """
-    idle, keras, others = [], [], []
+    idle, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
-        path, of_keras = str(file.relative_to(ROOT)), file.name.startswith("test_keras")
+        path = str(file.relative_to(ROOT))
         if path != OF_RAY:
-            (idle if file.name in IDLE else keras if of_keras else others).append(path)
-    with beside(pytest, keras, only) as of_keras, beside(pytest, idle, only) as of_idle:
-        return [pytest(others, only), of_keras(), of_idle()]
+            (idle if file.name in IDLE else others).append(path)
+    keras, no_keras = (f"({only}) and {half}" if only else half for half in ("keras", "not keras"))
+    with beside(pytest, others, keras) as of_keras, beside(pytest, idle, only) as of_idle:
+        return [pytest(others, no_keras), of_keras(), of_idle()]
 
 
 def pytest(arguments: Iterable[str], only: str) -> Count:
@@ -190,14 +193,14 @@ def counted(suite: dict[str, str]) -> Count:
 def import_gates() -> list[Count]:
     """Look at code and docs, and import the core with nothing, and each adapter with its own framework alone.
 
-    The adapters come first, side by side: in a new environment that leaves the frameworks compiled for all that
-    follows, where processes that import one at the same time would each compile it.
+    The adapters are imported side by side, before any test: in a new environment that leaves the frameworks compiled
+    for all that follows, where processes that import one at the same time would each compile it.
     """
     adapters = [name for name in ("torch_hooks", "keras_callbacks") if any((ROOT / name).glob("*.py"))]
     with ExitStack() as stack:
         ends = [stack.enter_context(beside(checked, "python", f"{GATES}/adapter_alone.py", name)) for name in adapters]
-        alone = [end() for end in ends]
-    return alone + [checked("python", f"{GATES}/{name}.py") for name in ("house", "docs", "bare_import")]
+        others = [checked("python", f"{GATES}/{name}.py") for name in ("house", "docs", "bare_import")]
+        return others + [end() for end in ends]
 
 
 def checked(program: str, *arguments: str) -> Count:

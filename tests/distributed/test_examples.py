@@ -158,7 +158,7 @@ def demos(request, tmp_path_factory, preloaded):
         options = ["--framework", framework, "--rounds", "20", "--global-batch", "32", "--slow", "6"]
         command = [sys.executable, str(EXAMPLES / "demo.py"), *options, "--out", str(out)]
         # A rank that yields while it waits for the slow one would use as much of a processor as one that computes.
-        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "200", "HOROVOD_CYCLE_TIME": "5", PRELOADED: imported}
+        env = {**os.environ, "HOROVOD_WAIT_SLEEP_US": "1000", "HOROVOD_CYCLE_TIME": "5", PRELOADED: imported}
         return out, subprocess.run(command, capture_output=True, text=True, timeout=DEMO_S, env=env, check=False)
 
     made = {framework: tmp_path_factory.mktemp(framework) for framework in ("torch", "keras")}  # not by two threads

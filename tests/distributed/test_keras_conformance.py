@@ -27,16 +27,16 @@ once = pytest.mark.parametrize("ranks", ["Keras 3"], indirect=True)
 def test_learning_rates_warm_up_step_by_step(ranks):
     for outcome in ranks.ask("learning rates"):
         initial, steps = outcome["initial"], outcome["warm-up"]
-        expected = [initial * (0.5 + 0.5 * step / 25) for step in range(25)]
+        expected = [initial * (0.5 + 0.5 * step / 15) for step in range(15)]
         assert steps == pytest.approx(expected, rel=1e-5)
 
 
 def test_learning_rates_follow_a_schedule_by_epochs(ranks):
     for outcome in ranks.ask("learning rates"):
         initial, rates = outcome["initial"], outcome["rates"]
-        assert rates[5:10] == pytest.approx([initial * 0.1] * 5)
-        assert rates[10:15] == pytest.approx([initial * 0.01] * 5)
-        assert rates[15:] == pytest.approx([initial * epoch for epoch in range(15, 20)])
+        assert rates[3:5] == pytest.approx([initial * 0.1] * 2)
+        assert rates[5:7] == pytest.approx([initial * 0.01] * 2)
+        assert rates[7:] == pytest.approx([initial * epoch for epoch in range(7, 10)])
 
 
 def test_metrics_are_the_same_on_all_ranks(ranks):
@@ -44,19 +44,12 @@ def test_metrics_are_the_same_on_all_ranks(ranks):
         assert outcome["loss spread"] == 0.0
 
 
-@once
-@pytest.mark.parametrize("name", ["micro-batches", "momentum", "clipped", "Adam", "Adam, clipped", "AdamW"])
+@pytest.mark.parametrize("name", ["micro-batches", "Adam", "Adam, clipped", "AdamW"])
 def test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name):
     for outcome in ranks.ask(f"embeddings, {name}"):
         assert outcome["sparse"], "their gradients are tf.IndexedSlices"
         assert outcome["difference"] < 1e-5 * outcome["moved"]
         assert outcome["spread"] == 0.0
-
-
-@pytest.mark.parametrize("ranks", ["tf_keras"], indirect=True)
-@pytest.mark.parametrize("name", ["micro-batches", "Adam", "Adam, clipped", "AdamW"])
-def test_embeddings_are_trained_by_tf_keras_as_it_does_in_one_process(ranks, name):
-    test_embeddings_are_trained_as_keras_does_in_one_process(ranks, name)
 
 
 def test_an_infinite_gradient_is_gone_with_its_round(ranks):
@@ -70,11 +63,10 @@ def test_an_optimizer_keeps_its_class_and_its_configuration(ranks):
         assert outcome == {"class": "Adam", "same": True, "copy": True}
 
 
-@pytest.mark.parametrize("how", ["equal", "unequal"])
-def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks, how):
+def test_gradients_are_the_mean_over_all_micro_batches_of_all_ranks(ranks):
     for outcome in ranks.ask("gathered"):
-        assert outcome[how] < 1e-6
-        assert outcome[how + " updates"] == 4
+        assert outcome["difference"] < 1e-6
+        assert outcome["updates"] == 4
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -116,13 +108,11 @@ def test_an_elastic_state_is_committed_restored_and_synchronised(ranks):
         assert outcome["committed"] == changed
 
 
-@pytest.mark.parametrize(
-    ("name", "fits"),
-    [
-        ("elastic, commits last", [[0, 0], [0, 3], [1, 0], [1, 3]]),
-        ("elastic, commits first", [[0, 0], [0, 4], [1, 0], [2, 0]]),
-    ],
-)
+COMMITS_LAST = "elastic, commits last", [[0, 0], [0, 3], [1, 0], [1, 3]]
+
+
+@once
+@pytest.mark.parametrize(("name", "fits"), [COMMITS_LAST, ("elastic, commits first", [[0, 0], [0, 4], [1, 0], [2, 0]])])
 def test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, name, fits):
     for outcome in ranks.ask(name):
         assert outcome["left"] == 0, "all three failures happened"
@@ -133,6 +123,12 @@ def test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, name, fits):
         assert outcome["iterations"] == 18
 
 
+@pytest.mark.parametrize("ranks", ["tf_keras"], indirect=True)
+def test_a_fit_of_tf_keras_goes_on_after_failures_as_if_there_were_none(ranks):
+    test_a_fit_goes_on_after_failures_as_if_there_were_none(ranks, *COMMITS_LAST)
+
+
+@once
 def test_after_failures_a_sample_is_committed_once_where_nobody_knows_the_rounds_of_an_epoch(ranks):
     for outcome in ranks.ask("elastic, unknown rounds"):
         assert outcome["left"] == 0

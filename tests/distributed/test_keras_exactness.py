@@ -23,7 +23,7 @@ def label(job):
 @pytest.fixture(scope="module")
 def ranks(request, pool):
     framework, number = request.param
-    with pool("keras_exactness.py", number, framework) as ranks:
+    with pool("keras_exactness.py", number, framework, ["optimised graphs"] * (framework == "Keras 3")) as ranks:
         yield ranks
 
 

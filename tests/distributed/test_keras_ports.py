@@ -25,7 +25,7 @@ OF_TF_KERAS = ["distillation", "distillation by train_step", "tensorflow2_keras_
 @pytest.fixture(scope="module", params=["Keras 3", "tf_keras"])
 def outcomes(request, pool):
     """What each rank answers to a case."""
-    with pool("keras_behaviour.py", 2, request.param) as ranks:
+    with pool("keras_behaviour.py", 2, request.param, ["optimised graphs"] * (request.param == "Keras 3")) as ranks:
         yield ranks.ask
 
 

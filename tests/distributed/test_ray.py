@@ -54,9 +54,10 @@ class Cluster:
         self.environ = {
             **os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_DEDUP_LOGS": "0",
-            "RAY_USAGE_STATS_ENABLED": "0", "HOROVOD_WAIT_SLEEP_US": "200", "HOROVOD_CYCLE_TIME": "2",
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0",
+            "HOROVOD_WAIT_SLEEP_US": "1000", "HOROVOD_CYCLE_TIME": "2",
         }  # fmt: skip
-        self._node(0, "--head", "--port", "6379", "--include-dashboard=false")
+        self._node(0, "--head", "--port", "6379", "--include-dashboard=false", "--no-monitor")
         self._node(1, "--address", self.address)
 
     def _node(self, host: int, *options: str) -> None:

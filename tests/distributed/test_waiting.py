@@ -95,7 +95,7 @@ def test_a_rank_that_is_at_work_is_waited_for(jobs, case):
         ),
     ],
 )
-def test_a_fit_that_gets_stuck_ends_with_a_message(jobs, case, said):
+def test_a_fit_of_keras_that_gets_stuck_ends_with_a_message(jobs, case, said):
     """Keras 3: a rank that is stopped for good, and a collective that one rank alone calls in a callback."""
     failure = failure_of(jobs[case])
     assert failure.exit_codes[0] == EXIT_CODE

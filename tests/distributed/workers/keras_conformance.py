@@ -1,7 +1,4 @@
-"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names.
-
-Graphs run as they were traced.
-"""
+"""One rank of the conformance tests: what Horovod's own tests of its Keras side expect, of this package's names."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import keras_elastic
 import numpy as np
-import plain_graphs  # noqa: F401
 import tensorflow as tf
 from keras_fits import Start, on_rank_0
 from pool import serve
 
-from hvd_hetero.policies import BSP, StaticAllocation
+from hvd_hetero.policies import StaticAllocation
 from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
 
 keras = tf.keras
@@ -64,20 +60,19 @@ def learning_rates_warm_up_and_follow_a_schedule() -> dict:
     x = np.random.default_rng(hvd.rank()).random((5 * BATCH, 3)).astype("float32")
     initial = 0.1 * hvd.size()
     callbacks = [
-        LearningRateWarmup(initial, warmup_epochs=5),
-        LearningRateSchedule(initial, 1e-1, start_epoch=5, end_epoch=10),
-        LearningRateSchedule(initial, 1e-2, start_epoch=10, end_epoch=15),
-        LearningRateSchedule(initial, lambda epoch: epoch, start_epoch=15, end_epoch=20),
+        LearningRateWarmup(initial, warmup_epochs=3),
+        LearningRateSchedule(initial, 1e-1, start_epoch=3, end_epoch=5),
+        LearningRateSchedule(initial, 1e-2, start_epoch=5, end_epoch=7),
+        LearningRateSchedule(initial, lambda epoch: epoch, start_epoch=7, end_epoch=10),
         Note(),
     ]
     model = linear(initial)
     model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
-    history = fit(model, (x, x), "lb-bsp", callbacks, epochs=20)
+    history = fit(model, (x, x), "lb-bsp", callbacks, epochs=10)
     return {
         "initial": initial,
         "rates": rates,
-        "first": steps[:5],
-        "warm-up": steps[:25],
+        "warm-up": steps[:15],
         "loss spread": spread([np.array(history["loss"]), np.array(history["mae"])]),
     }
 
@@ -160,18 +155,16 @@ def gradients_are_gathered_over_micro_batches() -> dict:
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
 
-    outcome = {}
-    for name, policy in (("equal", BSP(max_micro_batch=1)), ("unequal", StaticAllocation([5, 1]))):
-        inputs = keras.layers.Input((3,))
-        layer = keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros")
-        model = Mean(inputs, layer(inputs))
-        model.compile(keras.optimizers.SGD(0.5))
-        fit(model, x, policy)
-        expected = -0.5 * x.reshape(4, BATCH, 3).mean(1).sum(0)
-        kernel = model.get_weights()[0]
-        outcome[name] = float(np.abs(kernel - expected[:, None]).max())
-        outcome[name + " updates"] = int(model.optimizer.iterations)
-    return outcome
+    inputs = keras.layers.Input((3,))
+    layer = keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros")
+    model = Mean(inputs, layer(inputs))
+    model.compile(keras.optimizers.SGD(0.5))
+    fit(model, x, StaticAllocation([5, 1]))
+    expected = -0.5 * x.reshape(4, BATCH, 3).mean(1).sum(0)
+    kernel = model.get_weights()[0]
+    return {
+        "difference": float(np.abs(kernel - expected[:, None]).max()), "updates": int(model.optimizer.iterations),
+    }  # fmt: skip
 
 
 def layers_of_a_ranks_own() -> dict:
@@ -217,8 +210,6 @@ CASES: dict[str, Any] = {
         )
         for name, shares, optimizer in (
             ("micro-batches", [3, 1], lambda: keras.optimizers.SGD(1.0)),
-            ("momentum", [3, 1], lambda: keras.optimizers.SGD(1.0, momentum=0.9)),
-            ("clipped", [3, 1], lambda: keras.optimizers.SGD(1.0, clipnorm=0.02)),
             ("Adam", [3, 1], lambda: keras.optimizers.Adam(0.1)),
             ("Adam, clipped", [1, 1], lambda: keras.optimizers.Adam(0.1, clipnorm=0.02)),
             ("AdamW", [1, 0], lambda: keras.optimizers.AdamW(0.1, weight_decay=0.01)),

@@ -3,12 +3,13 @@
 The first feature of a sample is its index, which the model ignores, so what was visited is written down by the model
 itself, in training. (The train step is Keras's own, so that the loss is weighted where it can be.) The oracle shares no
 code with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union,
-round by round, with plain Keras and a GradientTape.
+round by round, with plain Keras and a GradientTape. Graphs are optimised if the argument says so.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import plain_graphs
 import tensorflow as tf
 from every_round import EveryRoundAnother
 from pool import serve
@@ -185,5 +187,7 @@ CASES: dict[str, Callable[[], Any]] = {
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["optimised graphs"]:
+        plain_graphs.optimise()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     serve(hvd, CASES)

@@ -78,22 +78,6 @@ def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
     }
 
 
-def a_train_step_of_ones_own() -> dict:
-    class Own(keras.Model):
-        def train_step(self, batch):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-            return {"own": loss}
-
-    inputs = keras.layers.Input((FEATURES,))
-    model = Own(inputs, keras.layers.Dense(1)(inputs))
-    history, _ = trained(model, "sgd", policy=UNEQUAL)
-    return {"logs": hvd.allgather_object(history["own"]), "spread": spread(model)}
-
-
 def local_updates_follow_a_schedule() -> dict:
     """Ranks that make different numbers of updates are at different places of a schedule, and nothing is wrong."""
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
-import plain_graphs  # noqa: F401
 import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_exactness import SAMPLES, Net, samples

@@ -98,7 +98,8 @@ DATA: dict[str, Callable[[LoadBalance], BalancedLoader]] = {
         Stream(hvd.size(), hvd.rank()), balance, stream="shard", rounds_per_epoch=4
     ),
 }
-STOPS = {"0 workers": range(1, ROUNDS)}  # else fewer: each stop and each epoch forks workers anew
+STOPS = {"0 workers": range(1, ROUNDS)}
+LATE = 3, 6, 9  # else fewer, and late: each stop, and each epoch that follows one, forks workers anew
 POLICIES: dict[str, Callable[[], Policy]] = {
     "lb-bsp": lambda: LBBSP("narx"),
     "self-adaptive": lambda: SelfAdaptive(total=6, every=2),
@@ -167,7 +168,7 @@ def saves(policy: str, data: str) -> dict[str, Any]:
     whole = Job(policy, data, CLOCK)
     whole.run(ROUNDS)
     job = Job(policy, data, CLOCK)
-    for stop in STOPS.get(data, (1, 3, 6)):
+    for stop in STOPS.get(data, LATE):
         job.run(stop)
         state = job.state()
         if hvd.rank() == 0:
@@ -179,7 +180,7 @@ def saves(policy: str, data: str) -> dict[str, Any]:
 def resumes(policy: str, data: str) -> dict[str, Any]:
     """Jobs that go on from each of those states."""
     outcome = {}
-    for stop in STOPS.get(data, (1, 3, 6)):
+    for stop in STOPS.get(data, LATE):
         job = Job(policy, data, CLOCK)
         job.load(torch.load(DIRECTORY / f"{policy}, {data}, {stop}.pt"))
         job.run(ROUNDS)

@@ -56,11 +56,12 @@ def test_stages_that_run_beside_tests_are_told_and_counted_after_them(monkeypatc
     assert capsys.readouterr().out.endswith("\n5 passed, 0 failed\n")
 
 
-def test_each_file_of_distributed_tests_runs_in_one_stage(monkeypatch):
-    ran = []
+def test_each_file_of_distributed_tests_runs_once_as_a_whole_or_in_two_halves(monkeypatch):
+    ran = {}
 
     def pytest(paths, only):
-        ran.extend(path for path in paths if not path.startswith("-"))
+        for path in paths:
+            ran.setdefault(path, []).append(only)
         return run_tests.Count(passed=1)
 
     monkeypatch.setattr(run_tests, "pytest", pytest)
@@ -68,6 +69,7 @@ def test_each_file_of_distributed_tests_runs_in_one_stage(monkeypatch):
     assert run_tests.main() == 0
     files = (run_tests.ROOT / "tests/distributed").glob("test_*.py")
     assert sorted(ran) == sorted(str(file.relative_to(run_tests.ROOT)) for file in files)
+    assert {tuple(sorted(parts)) for parts in ran.values()} == {("",), ("keras", "not keras")}
 
 
 def test_each_file_of_unit_tests_runs_once(monkeypatch):
