@@ -8,8 +8,10 @@ It is at most SHARE where
 and what a failure costs grows with n, so the least such n is the best. Both c and r are measured as training goes on:
 r is the mean of the rounds since the commit before, and c has two parts. What a rank does alone, such as to copy, is
 the median of the last commits. What ranks do together is the shortest of these: the rest was waiting for a rank that
-was late, for which the next exchange of gradients would have waited instead. A large model with small batches commits
-seldom, a small one in each round. The clock is the host's: copies that a GPU has only queued count as rounds.
+was late, for which the next exchange of gradients would have waited instead. (An average with neighbours would not
+have: there some waiting is a cost that is left out.) A rank that is late at each commit counts in full, so an
+unbalanced training commits less often than it could. A large model with small batches commits seldom, a small one in
+each round. The clock is the host's: copies that a GPU has only queued count as rounds.
 
 Ranks must commit before the same round. So rank 0 measures, and tells the others n with each commit, beside what a
 commit tells anyway. A membership begins with n = 1, and n at most doubles from one commit to the next: one round that

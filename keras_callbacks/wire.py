@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -43,13 +42,13 @@ class TensorFlowWire:
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object."""
-        return object_of(obj, self.rank == root_rank, partial(_laid_end_to_end, name))
+        return object_of(obj, self.rank == root_rank, name, _laid_end_to_end)
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return all ranks' objects, in order of rank."""
-        return all_objects(obj, partial(_laid_end_to_end, name))
+        return all_objects(obj, name, self.size, _laid_end_to_end)
 
 
-def _laid_end_to_end(name: str, mine: bytes) -> memoryview:
+def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
     with tf.device("cpu:0"):
         return memoryview(hvd.allgather(tf.constant(np.frombuffer(mine, np.uint8)), name=name).numpy())

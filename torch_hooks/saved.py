@@ -138,6 +138,7 @@ class SavedTraining:
 
     def _save(self) -> None:
         session, survival = self._session, Survival()
+        self._saved_at = session.balancer.rounds  # also of one that fails: with a full disk, each round would try again
         with self._pace.commit(session.balancer.rounds):
             survival.keep(session.balancer, self._batches.state_dict())
             with self._pace.together():
@@ -145,7 +146,6 @@ class SavedTraining:
             with self._all_or_none():
                 if session.wire.rank == 0:
                     self._write({**survival.state_dict(), "own": list(own)})
-        self._saved_at = session.balancer.rounds
 
     def _write(self, progress: Mapping[str, Any]) -> None:
         parts = {name: part.state_dict() for name, part in self._parts.items()}

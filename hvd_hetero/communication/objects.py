@@ -1,45 +1,79 @@
 """Objects of ranks in one collective: messages of unequal length, laid end to end.
 
-Rank i sends m_i, the length of its pickle in eight bytes and the pickle. A gather of rows brings m_0 m_1 ... m_{n-1} to
-all, and the lengths in it tell where each begins; to broadcast an object, only its rank sends anything. Horovod's own
-functions exchange lengths first, in a collective of their own, and a collective is a round trip whatever it carries.
+Rank i sends m_i: a header of the call's name and the length of its pickle, then the pickle. A gather of rows brings
+m_0 m_1 ... m_{n-1} to all, and the lengths tell where each begins; to broadcast an object, its rank alone sends
+anything. Horovod's own functions exchange lengths first, in a collective of their own, and a collective is a round trip
+whatever it carries. A gather is a ring of n - 1 hops where a broadcast is a tree, so this is for tens of ranks at most,
+where the round trip that is saved is the longer one.
+
+TensorFlow pairs calls of Horovod by their kind and not by their names, and here all are of one kind. So each message
+names its call, and one that belongs to another is refused.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from hvd_hetero.errors import HeteroError
+
 __all__ = ["Gather", "all_objects", "object_of"]
 
-Gather: TypeAlias = Callable[[bytes], bytes | memoryview]
-"""A collective that lays what the ranks send end to end, in order of rank."""
-_LENGTH = 8
+Gather: TypeAlias = Callable[[str, memoryview], memoryview]
+"""A collective of this name that lays what the ranks send end to end, in order of rank."""
+_HEADER = struct.Struct("<IQ")
+_MOST = 2**31 - 1  # Horovod counts bytes in a C int
 
 
-def all_objects(obj: Any, gather: Gather) -> Sequence[Any]:
+def all_objects(obj: Any, name: str, ranks: int, gather: Gather) -> Sequence[Any]:
     """Return every rank's object, in order of rank."""
-    return _read(gather(_message(obj)))
+    pickles = _pickles(gather(name, _message(obj, name)), name, ranks)
+    return [pickle.loads(each) for each in pickles]
 
 
-def object_of(obj: Any, is_mine: bool, gather: Gather) -> Any:
+def object_of(obj: Any, is_mine: bool, name: str, gather: Gather) -> Any:
     """Return the object of the one rank that says that it is its own; there as it is, elsewhere a copy."""
-    (found,) = _read(gather(_message(obj) if is_mine else b""))
-    return obj if is_mine else found
+    (pickled,) = _pickles(gather(name, _message(obj, name) if is_mine else memoryview(b"")), name, 1)
+    return obj if is_mine else pickle.loads(pickled)
 
 
-def _message(obj: Any) -> bytes:
+def _message(obj: Any, name: str) -> memoryview:
     import cloudpickle  # what Horovod installs and uses: functions of the user's script travel, too
 
-    pickled: bytes = cloudpickle.dumps(obj)
-    return len(pickled).to_bytes(_LENGTH, "little") + pickled
+    written = io.BytesIO()
+    written.seek(_HEADER.size)
+    cloudpickle.dump(obj, written)
+    length = written.tell() - _HEADER.size
+    if written.tell() > _MOST:
+        raise ValueError(
+            f"what a rank tells the others at once must be below 2 GiB, got {length / 2**30:.1f} GiB of "
+            f"{type(obj).__name__} ({name}); keep large arrays in the model, whose tensors travel one by one"
+        )
+    message = written.getbuffer()
+    _HEADER.pack_into(message, 0, _checksum(name), length)
+    return message
 
 
-def _read(messages: bytes | memoryview) -> list[Any]:
-    left, found = memoryview(messages), []
+def _pickles(messages: memoryview, name: str, expected: int) -> list[memoryview]:
+    left, names, found = messages, set(), []
     while left:
-        end = _LENGTH + int.from_bytes(left[:_LENGTH], "little")
-        found.append(pickle.loads(left[_LENGTH:end]))
+        of_call, length = _HEADER.unpack_from(left)
+        end = _HEADER.size + length
+        names.add(of_call)
+        found.append(left[_HEADER.size : end])
         left = left[end:]
+    if names != {_checksum(name)} or len(found) != expected:
+        raise HeteroError(
+            f"ranks are out of step: in {name!r}, which {expected} of them tell, {len(found)} did, "
+            f"{'some of them in another call' if names - {_checksum(name)} else 'all in this one'}; make the same "
+            "calls of Horovod and of this package in the same order on every rank"
+        )
     return found
+
+
+def _checksum(name: str) -> int:
+    return zlib.crc32(name.encode())

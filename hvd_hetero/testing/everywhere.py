@@ -15,6 +15,7 @@ import sys
 import time
 
 _POLL_S = 0.05
+ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
@@ -27,14 +28,19 @@ def main(prefixes: list[list[str]], variable: str, command: list[str]) -> int:
         for process in running:
             process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDS:
         signal.signal(number, pass_on)
     for host, prefix in enumerate(prefixes):
+        if come:
+            break
         process = subprocess.Popen([*prefix, *command], env={**os.environ, variable: str(host)})
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # each signal reaches it once, from here or from pass_on
+        earlier = list(come)
         running.append(process)
-        for earlier in come:  # before this one was among them
-            process.send_signal(earlier)
-    code = 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        for missed in earlier:
+            process.send_signal(missed)
+    code = 0 if len(running) == len(prefixes) else 128 + come[0]
     while running:
         for process in list(running):
             if (ended := process.poll()) is not None:

@@ -65,6 +65,11 @@ def test_broadcasts_and_objects(ranks):
     assert everywhere(ranks, "broadcasts") == [[[1.0] * 3, 0, [], {"of": 1}, [0, 1, 2]]] * RANKS
 
 
+def test_objects_of_any_rank_and_length_whatever_device_is_the_default(ranks):
+    expected = [[{"of": rank} for rank in range(RANKS)], ["x" * 100 * rank for rank in range(RANKS)]]
+    assert everywhere(ranks, "objects") == [expected] * RANKS
+
+
 def test_calls_of_several_lines_find_each_other_in_whatever_order_ranks_make_them(ranks):
     sums = {"a": 3.0, "b": 30.0, "c": 300.0, "d": 3000.0, "table": 21.0}
     assert everywhere(ranks, "lines") == [{str(round): sums for round in range(3)}] * RANKS

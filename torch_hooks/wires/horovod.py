@@ -52,11 +52,11 @@ class HorovodWire(FoundByName):
 
     def broadcast_object(self, obj: Any, root_rank: int, name: str) -> Any:
         """Return rank ``root_rank``'s object, on every rank."""
-        return object_of(obj, self.rank == root_rank, partial(_laid_end_to_end, name))
+        return object_of(obj, self.rank == root_rank, name, _laid_end_to_end)
 
     def allgather_object(self, obj: Any, name: str) -> Sequence[Any]:
         """Return every rank's object, in order of rank."""
-        return all_objects(obj, partial(_laid_end_to_end, name))
+        return all_objects(obj, name, self.size, _laid_end_to_end)
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> int:
         """Sum a tensor over all ranks, in place."""
@@ -116,9 +116,11 @@ class HorovodWire(FoundByName):
         mpi_ops._handle_map.tell = tell
 
 
-def _laid_end_to_end(name: str, mine: bytes) -> memoryview:
-    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
-    return memoryview(hvd.allgather(sent, name=name).numpy())
+def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+    with torch.inference_mode(False):  # Horovod makes room in the result from a thread of its own
+        sent = torch.frombuffer(mine, dtype=torch.uint8) if mine else nothing
+        return memoryview(hvd.allgather(sent, name=name).numpy())
 
 
 class _UnderWay(dict[int, Any]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pool import serve
-from ranks import OVER_TORCH, hvd
+from ranks import DEVICE, OVER_TORCH, hvd
 from torch.utils.data import TensorDataset
 
 from hvd_hetero.errors import RoundStateError
@@ -80,6 +80,18 @@ def broadcasts() -> list[Any]:
         tensors[n] = tensors[n].tolist()
     obj = wire.broadcast_object({"of": wire.rank}, root_rank=1, name="object")
     return [*tensors, obj, list(wire.allgather_object(wire.rank, name="objects"))]
+
+
+def objects() -> list[Any]:
+    """Of each rank for all, under a default device that no object may come to, and where nothing is trained."""
+    wire = wire_here()
+    torch.set_default_device("meta")
+    try:
+        with torch.inference_mode():
+            of_each = [wire.broadcast_object({"of": wire.rank}, root, f"object of {root}") for root in range(wire.size)]
+            return [of_each, list(wire.allgather_object("x" * 100 * wire.rank, name="words"))]
+    finally:
+        torch.set_default_device(DEVICE)
 
 
 def lines() -> dict[str, Any]:
@@ -201,8 +213,8 @@ if OVER_TORCH:
 else:
     of_all_ranks = partial(hvd.allreduce, name="of the body")
 CASES = [
-    kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, lines, a_call_before_its_turn,
-    lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
+    kind, sums, several_sums, gathers, gathers_of_all_types, exchanges, broadcasts, objects, lines,
+    a_call_before_its_turn, lines_are_used_again, collectives_of_the_body, a_group_of_some, parameters_in_bfloat16,
 ]  # fmt: skip
 
 
