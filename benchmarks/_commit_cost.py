@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 WARM_UP, LAYERS = 4, 10
-ROUNDS = 80
+ROUNDS = 160
 """Of a training that chooses by itself when to commit: it takes 1, 2, 4 ... rounds from one to the next until then."""
 
 
@@ -18,11 +18,12 @@ def width_of(parameters: int) -> int:
 
 
 class Timed:
-    """Rounds of a training, and commits of its state, whose ``commit`` this replaces; ``held`` gives what to copy."""
+    """Rounds of a training, and commits of its state, whose methods this replaces; ``held`` gives what to copy."""
 
     def __init__(self, state: Any, held: Callable[[], list[Any]]) -> None:
-        self._commit, self._held = state.commit, held
-        state.commit = self._timed_commit
+        self._commit, self._ask, self._held = state.commit, state.check_host_updates, held
+        state.commit, state.check_host_updates = self._timed_commit, self._timed_question
+        self._together_s: list[float] = []
         self._rounds: list[tuple[float, float]] = []
         self._commits: list[tuple[float, float]] = []
         self._after: list[int] = []
@@ -36,6 +37,11 @@ class Timed:
     def end(self) -> None:
         """Of a round."""
         self._rounds.append((self._begin_s, time.perf_counter()))
+
+    def _timed_question(self) -> None:
+        begin_s = time.perf_counter()
+        self._ask()
+        self._together_s.append(time.perf_counter() - begin_s)
 
     def _timed_commit(self) -> None:
         begin_s = time.perf_counter()
@@ -53,6 +59,7 @@ class Timed:
         return {
             "rounds_s": [end_s - begin_s for begin_s, end_s in self._rounds],
             "commits_s": [end_s - begin_s for begin_s, end_s in self._commits],
+            "together_s": self._together_s,
             "commits_at_s": [begin_s for begin_s, _ in self._commits],
             "commits_after": self._after,
             "copies_s": self._copies_s,

@@ -9,7 +9,11 @@ a commit is not. Two trainings, one after the other:
     every second round      commits of a known number. Time of a commit / time of a round without one; beside it, a copy
                             into new memory (``copy.deepcopy``), as Horovod's own ``TorchState`` makes one
     "auto", the default     as often as a hundredth of the time pays for. Rounds from one commit to the next, once they
-                            are no more doubled, and the share of that time which went into the commit
+                            are no more doubled, and the share of that time which went into the commit; beside it, the
+                            same share with the time in which a rank waited for the other one
+
+A commit takes what a rank does alone, and the question that ranks ask together. That takes as long as on the rank that
+came last, which waits for nobody: the other one would have waited in the next exchange of gradients instead.
 """
 
 from __future__ import annotations
@@ -45,8 +49,8 @@ def main() -> int:
     job = json.dumps({"parameters": options.parameters, "rounds": options.rounds})
     lines = [
         "| framework | rank | parameters | a round | a commit | copied into new memory | "
-        "rounds between commits, `auto` | share of the time, `auto` |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "rounds between commits, `auto` | share of the time, `auto` | with waiting |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     shares = []
     for framework in options.framework:
@@ -54,11 +58,12 @@ def main() -> int:
         done = launch(RANK[framework], RANKS, [job], timeout_s=1200.0, elastic=Elastic(least=RANKS, most=RANKS))
         for rank, told in enumerate(done.reports):
             cost, deep = costs(told["2"])
-            apart, share = chosen(told["auto"])
+            questions_s = [min(took) for took in zip(*(each["auto"]["together_s"] for each in done.reports), strict=True)]
+            apart, share, with_waiting = chosen(told["auto"], questions_s)
             shares.append(share)
             lines.append(
                 f"| {NAMES[framework]} | {rank} | {told['parameters']:,} | 1 | {cost:.3f} | {deep:.3f} | {apart} | "
-                f"{share:.4f} |"
+                f"{share:.4f} | {with_waiting:.4f} |"
             )
     lines += [
         "",
@@ -79,8 +84,8 @@ def costs(told: dict[str, Any]) -> tuple[float, float]:
     return tuple(statistics.median(told[name][WARM_UP // 2 :]) / round_s for name in ("commits_s", "copies_s"))
 
 
-def chosen(told: dict[str, Any]) -> tuple[str, float]:
-    """Rounds between the last commits within the epoch, and the share of the time since the one before that each took.
+def chosen(told: dict[str, Any], questions_s: list[float]) -> tuple[str, float, float]:
+    """Rounds between the last commits within the epoch, and the share of the time since the one before that they took.
 
     The first one that is not twice as far from the last as that was from the one before shows what was measured.
     """
@@ -89,8 +94,10 @@ def chosen(told: dict[str, Any]) -> tuple[str, float]:
     settled = [n for n in range(1, len(apart)) if apart[n] != 2 * apart[n - 1] and after[n + 1] < len(told["rounds_s"])]
     if not settled:
         raise RuntimeError(f"commits after {after} rounds have not settled; train for more rounds")
-    shares = [told["commits_s"][n + 1] / (at_s[n + 1] - at_s[n]) for n in settled]
-    return ", ".join(str(apart[n]) for n in settled), statistics.median(shares)
+    period_s = sum(at_s[n + 1] - at_s[n] for n in settled)
+    took_s = [told["commits_s"][n + 1] for n in settled]
+    without_s = [told["commits_s"][n + 1] - told["together_s"][n + 1] + questions_s[n + 1] for n in settled]
+    return ", ".join(str(apart[n]) for n in settled), sum(without_s) / period_s, sum(took_s) / period_s
 
 
 if __name__ == "__main__":
