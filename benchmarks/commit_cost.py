@@ -58,7 +58,8 @@ def main() -> int:
         done = launch(RANK[framework], RANKS, [job], timeout_s=1200.0, elastic=Elastic(least=RANKS, most=RANKS))
         for rank, told in enumerate(done.reports):
             cost, deep = costs(told["2"])
-            questions_s = [min(took) for took in zip(*(each["auto"]["together_s"] for each in done.reports), strict=True)]
+            asked_s = zip(*(each["auto"]["together_s"] for each in done.reports), strict=True)
+            questions_s = [min(took_s) for took_s in asked_s]
             apart, share, with_waiting = chosen(told["auto"], questions_s)
             shares.append(share)
             lines.append(

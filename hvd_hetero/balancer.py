@@ -81,20 +81,20 @@ class Balancer:
         self.workers = workers
         self.global_batch = self._planner.global_batch
         self.signals: Signals | None = None
-        """needed by policies whose rounds end when the first rank is done"""
+        """What policies need whose rounds end when the first rank is done."""
         self.observer = observer
         self.next_round_over: Callable[[], None] | None = None
-        """called once, when the next round is agreed"""
+        """A function to call once, when the next round is agreed."""
         self.ways_out = WaysOut()
-        """for errors: what users of the framework at hand can do"""
+        """What errors tell users of this framework to do."""
         self.finished: FinishedRound | None = None
-        """the latest round agreed"""
+        """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size, hindrances)
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)
         self.weight = 0.0
-        """what to multiply the accumulated gradient by before it is summed over the ranks"""
+        """The factor of the accumulated gradient, before it is summed over the ranks."""
         self._wait_s = self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._heard: RoundTable | None = None

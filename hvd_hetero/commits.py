@@ -33,7 +33,7 @@ from hvd_hetero.checks import integer
 __all__ = ["SHARE", "CommitPace", "Every", "every"]
 
 SHARE = 0.01
-"""of a training's time that commits may take"""
+"""The share of a training's time that commits may take."""
 _REMEMBERED = 5
 
 Every: TypeAlias = int | Literal["auto"]
@@ -59,7 +59,7 @@ class CommitPace:
     def begin(self) -> None:
         """A new membership: with other ranks, rounds and commits take another time."""
         self.rounds = 1
-        """between two commits, as rank 0 has told"""
+        """Rounds between two commits, as rank 0 has told."""
         self._most = 1
         self._alone_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._together_s: deque[float] = deque(maxlen=_REMEMBERED)

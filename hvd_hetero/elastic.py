@@ -49,15 +49,15 @@ class Survival:
 
     def __init__(self) -> None:
         self.common: dict[str, Any] | None = None
-        """what all ranks have committed alike; None before the first commit"""
+        """What all ranks have committed alike; None before the first commit."""
         self.place: Mapping[str, Any] | None = None
-        """in the data"""
+        """The place in the data."""
         self.mixes = False
-        """whether each rank has a model of its own (D-PSGD, MATCHA): their mean is what they have learnt together"""
+        """True: each rank has a model of its own (D-PSGD, MATCHA). Their mean is what the ranks learnt together."""
         self.resets = 0
-        """how often the membership has changed"""
+        """How often the membership has changed."""
         self.rates_for: int | None = None
-        """the global batch that the committed learning rates are for; None before the first round"""
+        """The global batch that the committed learning rates are for; None before the first round."""
         self._rank: int | None = None
         self._own: Mapping[str, Any] | None = None
 
@@ -174,9 +174,9 @@ class Member:
         self._survival = Survival()
         self._pace = CommitPace()
         self._session: Any = None
-        """the adapter's, of the training that is followed"""
+        """The adapter's session of the training that is followed."""
         self._former: Callable[[], Any] = lambda: None
-        """what gives the LoadBalance of before, while it exists"""
+        """A function that returns the former session, while it exists."""
         self._recovery = RecoveryClock()
         self._tells = False  # of a recovery, when its ranks agree: the same on all of them
         super().__init__(functools.partial(self._from_rank_0, broadcast), rank, **values)  # type: ignore[call-arg]

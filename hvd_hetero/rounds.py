@@ -55,16 +55,16 @@ class RoundPlan:
     samples: tuple[int, ...]
     micro_batches: tuple[int, ...]
     ends: Literal["all", "first"] = "all"
-    """"all": when every rank has done its micro-batches. "first": when one rank has; the others stop after the
-    micro-batch at hand, and what they leave undone returns to the queue"""
+    """"all": the round ends when every rank has done its micro-batches. "first": it ends when one rank has. The others
+    stop after the micro-batch at hand, and what they leave undone returns to the queue."""
     local: bool = False
-    """whether each rank updates its own parameters after every micro-batch, and the round averages the parameters"""
+    """True: each rank updates its own parameters after every micro-batch, and the round averages the parameters."""
     total: int = field(init=False, repr=False, compare=False)
     """Samples of the round over all ranks."""
     shares: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
     """``samples`` as an array that cannot be written to."""
     cuts: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)
-    """``micro_batches`` as such an array."""
+    """``micro_batches`` as an array that cannot be written to."""
 
     def __post_init__(self) -> None:
         if self.ends not in ("all", "first"):
@@ -103,14 +103,15 @@ class RoundPlan:
 
     @property
     def typical_size(self) -> float:
-        """Samples of a micro-batch in the mean over the ranks."""
+        """The mean size of the round's micro-batches, in samples."""
         return self.total / max(int(self.cuts.sum()), 1)
 
     def sizes(self, rank: int, held: int | None = None) -> tuple[int, ...]:
-        """Samples of each micro-batch of a rank, the smaller ones first; ``held``: of so many, where its data end.
+        """Return the samples of each micro-batch of a rank, the smaller ones first.
 
-        Smaller first, because the accumulated gradient is re-scaled when the size changes, by (old size) / (new size):
-        in this order that factor is below one and cannot overflow a half-precision gradient.
+        ``held`` is the number of samples that the rank still has, where its data end in this round. Smaller
+        first, because the accumulated gradient is re-scaled when the size changes, by (old size) / (new size): in this
+        order that factor is below one and cannot overflow a half-precision gradient.
         """
         k, samples = self.micro_batches[rank], self.samples[rank]
         if held is not None and held < samples:
@@ -128,7 +129,8 @@ class RoundPlan:
         """The plan for a short round of ``total`` samples: same proportions, micro-batches no larger than they were.
 
         Every rank that had samples keeps at least one while there are enough, so that as few as possible sit idle.
-        The round that takes the last samples of an epoch ends when all are done, for nobody could do what is left.
+        The round that takes the last samples of an epoch ends when all are done, because no later round could do what
+        is left.
         """
         if total > self.total:
             return self
@@ -150,13 +152,13 @@ class RoundPlan:
         if not any(ended):
             return self
         samples = [0 if over else x for x, over in zip(self.samples, ended, strict=True)]
-        if not any(samples):  # those who have data were to get none
+        if not any(samples):  # the ranks that still have data were to get none
             return RoundPlan.of(proportional([float(not over) for over in ended], self.total, minimum=0))
         micro_batches = [k if x else 0 for x, k in zip(samples, self.micro_batches, strict=True)]
         return RoundPlan(tuple(samples), tuple(micro_batches), "all", self.local)
 
     def within(self, limits: npt.ArrayLike) -> RoundPlan:
-        """The same samples in micro-batches no larger than each rank's limit (0: no limit), for its memory's sake."""
+        """The same samples, in micro-batches that each rank's memory can hold: at most its limit (0: no limit)."""
         if not np.count_nonzero(limits):
             return self
         largest = np.asarray(limits, dtype=np.int64)
@@ -181,15 +183,15 @@ class MicroBatch:
     """What this rank is about to do."""
 
     plan: RoundPlan
-    """of the whole round, shortened where an epoch ends"""
+    """The plan of the whole round, shortened where an epoch ends."""
     samples: int
     last: bool = True
-    """whether the synchronisation follows"""
+    """True: the synchronisation follows."""
     epoch: int = 0
     data: int = 0
-    """checksum of the order of the data and the place in it"""
+    """A checksum of the order of the data and the place in it."""
     round: int = -1
-    """the number of its round where the data side runs ahead"""
+    """The number of its round, where the data side runs ahead."""
 
 
 @dataclass(slots=True)  # one is made in every round, and freezing it took half of that time
@@ -197,51 +199,52 @@ class RoundReport:
     """One rank's row of the table. Seconds are of a monotonic clock; NaN stands for "not known"."""
 
     samples: float
-    """samples really used in this round"""
+    """Samples really used in this round."""
     micro_batches: float
-    """micro-batches really done in this round"""
+    """Micro-batches really done in this round."""
     compute_s: float
-    """forward, backward and the optimizer's update, waiting not included"""
+    """Seconds of forward, backward and the optimizer's update, without waiting."""
     input_s: float
-    """waiting for this rank's own data"""
+    """Seconds of waiting for this rank's own data."""
     wait_s: float
-    """from the rank's last gradient to the end of the synchronisation, and in layers that talk to other ranks, of the
-    round *before* this one: the waiting of a round is known only after the table of that round has left"""
+    """Seconds from the rank's last gradient to the end of the synchronisation, and of waiting in layers that talk to
+    other ranks. They belong to the round *before* this one: a round's waiting is known only after its table has left.
+    """
     samples_per_s: float
-    """the speed that the rank predicts for itself"""
+    """The speed that the rank predicts for itself."""
     cpu: float
-    """the rank's CPU driver, a fraction (``hvd_hetero.measurement.readings``)"""
+    """The processor time available to the rank, a fraction (``hvd_hetero.measurement.readings``)."""
     memory: float
-    """the rank's memory driver, a fraction"""
+    """The memory available to the rank, a fraction."""
     fingerprint: float
-    """of the plan and of the place in the data that the rank believes in"""
+    """A checksum of the plan, and of the place in the data, that the rank believes in."""
     settings: float
-    """one number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike"""
+    """One number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike."""
     witness: float
-    """one number for a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
-    ranks are together; 0 where it is not known"""
+    """One number for a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
+    ranks are together; 0: not known."""
     slope_s: float = 0.0
-    """seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0 where not profiled"""
+    """Seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0: not profiled."""
     intercept_s: float = 0.0
-    """and the seconds that a batch takes besides"""
+    """Seconds that a batch takes besides its samples; 0: not profiled."""
     saturation: float = 0.0
-    """samples below which a smaller batch saves no time; 0 where not profiled"""
+    """Samples below which a smaller batch saves no time; 0: not profiled."""
     limit: float = 0.0
-    """the largest micro-batch that this rank's memory is known to allow; 0 where none has failed"""
+    """The largest micro-batch that this rank's memory is known to allow; 0: none has failed."""
     timed_samples: float = 0.0
-    """the samples that ``compute_s`` and ``input_s`` are of, which may be those of the round before; 0 where these tell
-    nothing of the speed (a short round, or the very first)"""
+    """Samples that ``compute_s`` and ``input_s`` were measured on, which may be those of the round before; 0 if these
+    tell nothing about the speed (a short round, or the very first)."""
     fixed_samples: float = 0.0
-    """what a micro-batch costs besides its samples, in samples that would take as long; 0 where it is not known. The
-    speed is then that of a micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)"""
+    """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed is then that of a
+    micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)."""
     once_s: float = 0.0
-    """of ``compute_s`` and ``input_s``, what comes once a round: the update before it, and waiting for its first
-    micro-batch; 0 where it is not known"""
+    """The part of ``compute_s`` and ``input_s`` that comes once a round: the update before it, and waiting for the
+    first micro-batch; 0: not known."""
     ended: float = 0.0
-    """1 where the rank reads a part of the data alone, and that ends with this round"""
+    """1: the rank reads a part of the data alone, and that part ends with this round."""
     throttled: float = 0.0
-    """Share of its time in which a quota held the rank back. This and what follows are of about the last second
-    (``measurement.hindrances``); NaN in the first."""
+    """Share of its time in which a quota held the rank back. This figure and all that follow describe about the last
+    second (``measurement.hindrances``); NaN in the first."""
     quota_cores: float = 0.0
     """Cores that the strictest quota allows; 0: there is none."""
     contended: float = 0.0
@@ -320,7 +323,7 @@ class RoundTable:
 
     @property
     def transfer_s(self) -> float:
-        """Seconds of transfers alone in the round before, in layers, too: the wait of who came last. NaN: not known."""
+        """Seconds of transfers alone in the round before: the wait of the rank that came last. NaN: not known."""
         return float(self.column("wait_s").min())
 
     @property
@@ -330,7 +333,7 @@ class RoundTable:
 
     @property
     def unanimous(self) -> bool:
-        """Whether all ranks have the very same bits of plan, place in the data, settings and witness."""
+        """True: all ranks have the very same bits of plan, place in the data, settings and witness."""
         common = self._rows[:, _COMMON].tobytes()
         return common == common[: len(common) // self.workers] * self.workers
 
@@ -338,7 +341,7 @@ class RoundTable:
         """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""
         figures = self.column(name)
         if name == "witness" and figures.any():
-            figures = np.where(figures == 0, figures[figures != 0][0], figures)  # who has none agrees with everybody
+            figures = np.where(figures == 0, figures[figures != 0][0], figures)  # 0, not known, agrees with all
         same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
         return [int(rank) for rank in np.flatnonzero(~same)]
 
@@ -350,7 +353,7 @@ class FinishedRound:
     round: int
     epoch: int
     plan: RoundPlan
-    """what was planned for this very round, shortened where the epoch ends"""
+    """The plan of this very round, shortened where the epoch ends."""
     table: RoundTable
     elapsed_s: float
-    """since the round before was agreed, on this rank's clock: the one figure here that differs between ranks"""
+    """Seconds since the round before was agreed, on this rank's clock: the one figure that differs between ranks."""

@@ -53,9 +53,9 @@ class Differs(NamedTuple):
 
     why: str
     certain: bool = False
-    """whether that will be so in this epoch"""
+    """True: that will be so in this epoch."""
     now: bool = False
-    """whether a collective in this body would not be met by all ranks in this very round"""
+    """True: some rank would not take part in a collective of this body, in this very round."""
 
 
 class Watched(Protocol):
@@ -84,7 +84,7 @@ class _Look(NamedTuple):
     settings: list[float]
     parameters: list[float]
     gradients: list[float]
-    """empty where they are not those of all ranks"""
+    """Empty where they are not those of all ranks."""
 
 
 class Body:
@@ -93,7 +93,7 @@ class Body:
     def __init__(self, wire: TorchWire, *, wanted: bool) -> None:
         self._wire = wire
         self.watching = False
-        """whether the body runs, and is looked at"""
+        """True: the body runs, and is watched."""
         self._wanted = wanted
         self._differs: Differs | None = None
         self._optimizers: Sequence[Watched] = ()

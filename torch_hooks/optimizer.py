@@ -32,8 +32,8 @@ class DistributedOptimizer(WrappedOptimizer):
     ``NeighbourAverage``, ``LocalUpdates``).
 
     What belongs to an update and not to a batch (clipping, unscaling, a schedule per step) has its place in
-    ``register_step_pre_hook`` and ``register_step_post_hook``: they run once per round on every rank, while the loop's
-    body runs once per micro-batch, and not at all on a rank without data. Ranks that differ in their learning rates are
+    ``register_step_pre_hook`` and ``register_step_post_hook``: they run once per round on every rank. The loop's body
+    runs once per micro-batch, and a rank without data skips it. Ranks that differ in their learning rates are
     found out in the next round; in a parameter (on CPUs), within as many rounds as there are parameters.
 
     A round begins without gradients: what is left of an earlier one is cleared then, in whatever order the loop calls

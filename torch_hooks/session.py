@@ -25,13 +25,13 @@ _WAYS_OUT = WaysOut(
     fingerprint="Give all ranks the same policy, global_batch, dataset (of their own: stream='shard'), seed, "
     "num_workers and prefetch_factor, let them leave an epoch at the same round (stop_at of the loader), and freeze "
     "parameters on all of them at once",
-    settings="The body of the loop runs once per micro-batch, and not at all on a rank without data: do what belongs "
+    settings="The body of the loop runs once per micro-batch, and a rank without data skips it: do what belongs "
     "to an update, such as scheduler.step(), in optimizer.register_step_post_hook(…), or once per epoch",
     witness="The body of the loop does not run on a rank without data: change gradients, as clipping does, in "
     "optimizer.register_step_pre_hook(…), and let all ranks change parameters alike",
     unused="Call optimizer.step() once for every batch, also for one that you would rather skip; to accumulate, set "
     "max_micro_batch of the policy",
-    waiting="The body of the loop runs once per micro-batch, and not at all on a rank without data: call no collective "
+    waiting="The body of the loop runs once per micro-batch, and a rank without data skips it: call no collective "
     "in it, but once after the loop (average_by_samples), and leave the loop on all ranks alike (stop_at of the "
     "loader)",
     memory="use a smaller model, or, if it fits by itself, put the loop's body in a function, so that no variable "

@@ -5,7 +5,7 @@
 Figure 12: training loss over time on a GTX 1080 Ti with an RTX 2080 Ti. The paper says that with two workers AD-PSGD is
 "almost the same as AllReduce", and that allocation has "a significant acceleration effect". Here the small network on
 the digits, times over with noise, is trained by BSP, by self-adaptive allocation and by AD-PSGD, whose neighbours
-answer at once, as in its paper, or between two batches (``hvd_hetero.simulation.gossip``). ``SPEEDUP`` is how much
+answer at once, as in its paper, or between two batches (``_gossip.py``). ``SPEEDUP`` is how much
 faster the 2080 Ti is (assumed, as in ``self_adaptive_fig6_8``), and a second pair is 1 : 2.
 
 Figure 13: samples per second over a parameter server's, one of four workers (assumed) 2 and 5 times slower. The paper
@@ -22,11 +22,11 @@ import sys
 import _pictures
 import _tables
 from _digits import noisy_digits
+from _gossip import GossipModels, GossipSimulation
 from self_adaptive_fig9_10 import MICRO_BATCH, MODELS
 
 from hvd_hetero.policies import BSP, Policy, SelfAdaptive
 from hvd_hetero.simulation import Cluster, Compute, Network, Options, RoundSimulation, Worker, simulate
-from hvd_hetero.simulation.gossip import GossipModels, GossipSimulation
 from hvd_hetero.simulation.learners import Allreduce
 from hvd_hetero.simulation.order import WholeRounds
 

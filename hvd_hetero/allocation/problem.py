@@ -35,11 +35,6 @@ class Allocation:
         """Seconds of the latest worker, which Eq. 3 minimises."""
         return float(self.finish_s.max())
 
-    @property
-    def latest_rank(self) -> int:
-        """Worker that the others wait for; the lowest rank of several."""
-        return int(self.finish_s.argmax())
-
 
 @dataclass(frozen=True, slots=True)
 class SolverFailure:

@@ -44,7 +44,7 @@ class Cutter:
         self.order = order
         self.least = least
         self.epoch = 0
-        """the epoch that begins next"""
+        """The epoch that begins next."""
         self._plans = plans
         self._goes_on = False
 

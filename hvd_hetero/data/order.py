@@ -24,15 +24,15 @@ class Cut:
     """One rank's part of one round."""
 
     plan: RoundPlan
-    """shortened where the data end; the same on every rank"""
+    """The plan, shortened where the data end; the same on every rank."""
     rank: int
     part: Part
-    """fewer than planned in the round in which data that this rank reads alone end"""
+    """The rank's samples: fewer than planned where data end that this rank reads alone."""
     epoch: int
     fingerprint: int
-    """a checksum of what ranks must have in common to take the same round"""
+    """A checksum of what ranks must have in common to take the same round."""
     round: int = -1
-    """the number of the round, counted from the rounds agreed when it was cut"""
+    """The number of the round, counted from the rounds agreed when it was cut."""
 
     @property
     def samples(self) -> int:
@@ -65,13 +65,13 @@ class Order(ABC):
 
     epoch: int
     size: int | None = None
-    """samples of this epoch over all ranks; None where that is not known"""
+    """Samples of this epoch over all ranks; None where that is not known."""
     lead: int = 0
-    """rounds that may be taken before the oldest of them is finished"""
+    """Rounds that may be taken before the oldest of them is finished."""
     survives_resets: ClassVar[bool] = True
-    """whether other ranks can go on where these have stopped in an epoch"""
+    """True: other ranks can go on where these have stopped in an epoch."""
     _open: deque[Any]
-    """rounds that were taken and are not finished, the oldest first"""
+    """Rounds that were taken and are not finished, the oldest first."""
 
     @property
     def in_flight(self) -> int:

@@ -48,7 +48,7 @@ class _Taken:
     indices: npt.NDArray[np.int64]
     plan: RoundPlan
     exhausted: bool
-    """whether nothing was left after it, at that time"""
+    """True: nothing was left after it, at that time."""
 
 
 class SharedPermutation(Order):

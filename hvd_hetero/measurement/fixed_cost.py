@@ -70,7 +70,7 @@ class _Stretch:
 
     size: float
     level: float
-    """the mean of log t, of the last M rounds as if exponential"""
+    """The mean of log t, with weights that fall exponentially over M rounds."""
     latest: float
     """The same, of about the last two rounds."""
     drivers: tuple[float, ...]

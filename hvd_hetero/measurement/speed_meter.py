@@ -48,9 +48,9 @@ class _Round:
     input_s: float = 0.0
     disturbed: bool = False
     tells_cost: bool = False
-    """whether its time says something about what a micro-batch costs"""
+    """True: its time tells something about the cost of a micro-batch."""
     teaches: bool = False
-    """and its speed about later ones"""
+    """True: its speed tells something about later rounds."""
 
 
 class SpeedMeter:
@@ -72,25 +72,25 @@ class SpeedMeter:
         self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
         self.rests = True
-        """whether `rest` is called while others compute"""
+        """True: `rest` is called while others compute."""
         self.queued = False
-        """whether work runs behind the clock, stopwatch or not"""
+        """True: a device works on after the clock was read, whether a stopwatch follows it or not."""
         self.limit = 0
-        """the largest micro-batch that fits, where one has not; 0: none has failed"""
+        """The largest micro-batch that fits in memory; 0: none has failed."""
         self.round = _Round()
         """the round at hand"""
         self._before = _Round()
         self._unlearned: _Round | None = None
-        """a round of which there has been no time to learn"""
+        """A round that is yet to be learnt from."""
         self._apply_s = 0.0
         self.once_s = 0.0
-        """what of `busy_s` comes once a round: the update before it, and waiting for its first micro-batch"""
+        """The part of `busy_s` that comes once a round: the update before it, and waiting for its first micro-batch."""
         self._running = False
-        """whether a micro-batch is at work"""
+        """True: a micro-batch is being computed."""
         self._held_s = 0.0
-        """seconds that other ranks have held up this micro-batch"""
+        """Seconds that this micro-batch has spent waiting for other ranks."""
         self._round_held_s = 0.0
-        """and the micro-batches done of this round; after `end_round`, of the one before"""
+        """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
         self.cpu, self.memory = self._drivers()
         self._read_at = clock()

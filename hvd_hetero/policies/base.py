@@ -31,25 +31,25 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    """how users and reports call the scheme"""
+    """The name that users and reports call the scheme by."""
 
     measures: ClassVar[bool] = True
-    """whether plans depend on measured times (if not, a time that cannot be taken does not matter)"""
+    """True: plans depend on measured times. False: a rank may report none."""
 
     weighs_fixed_cost: bool = False
-    """whether plans go by what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)"""
+    """True: plans go by what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)."""
 
     updates_locally: bool = False
-    """whether ranks update their own parameters after every micro-batch (``RoundPlan.local``)"""
+    """True: ranks update their own parameters after every micro-batch (``RoundPlan.local``)."""
 
     keeps_total: ClassVar[bool] = True
-    """whether every round but the last of an epoch has the same samples, so that their number is known beforehand"""
+    """True: every round but the last of an epoch has the same number of samples, which is known beforehand."""
 
     anticipates: bool = False
-    """whether a rank stops where it expects another one to end the round soon (``measurement.anticipation``)"""
+    """True: a rank stops where it expects another one to end the round soon (``measurement.anticipation``)."""
 
     weighs_twice: bool = False
-    """whether a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)"""
+    """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 
     @property
     def accumulates(self) -> bool:

@@ -88,9 +88,9 @@ class SelfAdaptive(Policy):
         self._global_batch = 0
         self._history: list[list[int]] = []
         self._shares: list[int] = []
-        """samples of each rank, once at rest"""
+        """Samples of each rank, once at rest."""
         self._counts: list[int] = []
-        """and its micro-batches"""
+        """Micro-batches of each rank, once at rest."""
         self._stable = False
         self._period = 0
         self._costs = Costs(0)

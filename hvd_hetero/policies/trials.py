@@ -61,7 +61,7 @@ class _Tried:
     gain: float = 0.0
     rounds: int = 0
     due: int = 0
-    """the round from which on it may be tried"""
+    """The first round in which it may be tried."""
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ class _Kept:
     """All that is known."""
 
     home: int = 0
-    """j"""
+    """j, the candidate in use."""
     at: int = 0
-    """the candidate of the present rounds: j, or the one that is tried"""
+    """The candidate of the present rounds: j, or the one that is tried."""
     since: int = 0
-    """rounds since that changed"""
+    """Rounds since the candidate changed."""
     rounds: int = 0
     here: _Mean = field(default_factory=_Mean)
     there: _Mean = field(default_factory=_Mean)

@@ -38,14 +38,14 @@ class Drivers:
     """What a worker can read of its own resources."""
 
     known: bool = True
-    """whether it can read its CPU at all"""
+    """True: it can read its CPU."""
     lag_s: float = 0.0
     noise: float = 0.0
-    """standard deviation of the error of a reading"""
+    """Standard deviation of the error of a reading."""
     memory: Availability | None = None
-    """the share of memory available; None: not known"""
+    """The share of memory available; None: not known."""
     recorded: tuple[Resources, ...] = ()
-    """instead of all that: the reading before each round, over and over"""
+    """Recorded readings, one before each round, over and over; they replace all of the above."""
 
     def __post_init__(self) -> None:
         for name in ("lag_s", "noise"):
@@ -62,12 +62,12 @@ class Worker:
 
     compute: Compute
     availability: Availability = ALWAYS
-    """the share of its full speed that it has"""
+    """The share of its full speed that it has."""
     variation: tuple[Variation, ...] = ()
     bandwidth: float | None = None
-    """of its link, bytes per second; None: the network's"""
+    """Bytes per second of its link; None: the network's."""
     link: Availability = ALWAYS
-    """the share of that bandwidth that it has"""
+    """The share of that bandwidth that it has."""
     drivers: Drivers = field(default_factory=Drivers)
 
 
@@ -79,7 +79,7 @@ class Cluster:
     network: Network = field(default_factory=Network)
     seed: int = 0
     measurement_noise: float = 0.0
-    """relative error of a rank's own compute time"""
+    """Relative error of a rank's own compute time."""
 
     def __post_init__(self) -> None:
         if not self.workers:

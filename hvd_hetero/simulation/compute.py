@@ -34,13 +34,13 @@ class Compute:
     """Γ of one worker."""
 
     slope_s: float
-    """m, seconds per sample"""
+    """m, seconds per sample."""
     intercept_s: float = 0.0
-    """b, seconds per micro-batch"""
+    """b, seconds per micro-batch."""
     saturation: float = 1.0
-    """x_s, samples: smaller micro-batches take no less time"""
+    """x_s, samples: smaller micro-batches take no less time."""
     memory_limit: int | None = None
-    """x_o, samples of the largest micro-batch that fits; None for no limit"""
+    """x_o, samples of the largest micro-batch that fits; None for no limit."""
 
     def __post_init__(self) -> None:
         if not (self.slope_s > 0 and math.isfinite(self.slope_s)):
@@ -78,7 +78,7 @@ class Pieces:
     small_s: Floats
     large_s: Floats
     base: Ints
-    """samples of a small one; a large one has one more"""
+    """Samples of a small micro-batch; a large one has one more."""
 
     @property
     def count(self) -> Ints:

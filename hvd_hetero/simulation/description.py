@@ -34,12 +34,12 @@ class Description:
     cluster: Cluster
     global_batch: int
     rounds: int
-    """how many rounds of ``global_batch`` samples each scheme is to train on"""
+    """How many rounds of ``global_batch`` samples each scheme is to train on."""
     schemes: tuple[SchemeChoice, ...]
     lead: int = 0
     signal_s: float = 0.0
     dataset: int | None = None
-    """samples of an epoch; None: endless"""
+    """Samples of an epoch; None: endless."""
     problem: str | None = None
     learning_rate: float = 0.5
     target_loss: float | None = None

@@ -65,16 +65,16 @@ class Options:
     """How to run the rounds. The defaults are those of the simplest job."""
 
     lead: int = 0
-    """plans are fixed so many rounds ahead, as by a loader that prefetches"""
+    """Rounds by which plans are fixed ahead, as by a loader that prefetches."""
     signal_s: float = 0.0
-    """from one worker's end of a round to the others' hearing of it, where the first ends the round"""
+    """Seconds until the other workers hear that the first one has ended the round."""
     sync: str | Mixing = ALLREDUCE
     """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
     place of the allreduce. A learner needs to know as well (``learner_for``)"""
     together: bool = True
-    """measure and predict for all workers at once, where their predictor can; else by one meter of production each"""
+    """True: measure and predict for all workers at once, where their predictor can. Else each has a meter."""
     evaluate_every: int = 0
-    """rounds between two evaluations of the loss, which take no simulated time; 0: never"""
+    """Rounds between two evaluations of the loss, which take no simulated time; 0: never."""
 
 
 class RoundSimulation:

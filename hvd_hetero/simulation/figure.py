@@ -1,4 +1,4 @@
-"""Pictures of simulated schemes. Needs matplotlib, the extra ``hvd-hetero[report]``."""
+"""Pictures of simulated schemes. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _figure(inches: tuple[float, float]) -> Figure:
     try:
         from matplotlib.figure import Figure  # not pyplot: no window system, no global state
     except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'hvd-hetero[report]', or leave --plot out") from None
+        raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out") from None
     return Figure(figsize=inches, layout="constrained")
 
 

@@ -43,7 +43,7 @@ class Network:
     server_bandwidth: float = math.inf
     """β_0 of the server's link, bytes per second"""
     recorded_s: tuple[float, ...] = ()
-    """of kind "recorded": seconds per round, over and over"""
+    """Seconds per round of the kind "recorded", over and over."""
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "message_bytes"):

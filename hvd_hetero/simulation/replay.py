@@ -67,13 +67,13 @@ class Replay:
     policy: str
     cluster: Cluster
     rounds: int
-    """rounds that were usable"""
+    """Rounds that were usable."""
     full_rounds: int
     """Rounds of the global batch that hold the samples of these rounds, one at least."""
     measured_rate: float
-    """samples per second, in those rounds"""
+    """Samples per second, in those rounds."""
     dataset: int | None
-    """samples of an epoch, if the run saw the end of one"""
+    """Samples of an epoch, if the run saw the end of one."""
     extremes: tuple[Cluster, Cluster]
     """The machines with the least and the most fixed cost that the run allows."""
     fixed_s: tuple[tuple[float, float, float], ...]

@@ -37,7 +37,7 @@ class Simulated:
     samples: list[int] = field(default_factory=list)
     transfer_s: list[float] = field(default_factory=list)
     idle_s: list[float] = field(default_factory=list)
-    """waiting for others, the mean over workers"""
+    """Seconds of waiting for others, the mean over workers."""
     micro_batches: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     loss: list[tuple[float, int, float]] = field(default_factory=list)

@@ -45,7 +45,7 @@ class SchemeChoice:
     """None where it needs a server"""
     server: Scheme | None = None
     sync: str = ALLREDUCE
-    """whom each worker averages with, as production calls it (``hvd_hetero.topology.mixing``)"""
+    """Which workers each one averages with, as production calls it (``hvd_hetero.topology.mixing``)."""
     usable: bool = True
     """Whether production has it, too."""
     written: str = ""

@@ -123,7 +123,7 @@ class ServerSimulation:
         n = self.machines.count
         self.result = Simulated(scheme.name, n)
         self.staleness: list[int] = []
-        """of every push: the updates between its pull and its arrival"""
+        """The staleness of every push: updates between its pull and its arrival."""
         self._evaluate_every = evaluate_every
         self._clocks = [0] * n
         self._slowest = 0

@@ -153,7 +153,7 @@ class _Means:
     memory: Floats
     cpu: Floats
     counted: bool
-    """whether the file has the kernel's counters"""
+    """True: the file has the kernel's counters."""
 
     @classmethod
     def of(cls, run: Run) -> _Means:

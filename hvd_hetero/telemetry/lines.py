@@ -39,7 +39,7 @@ class Part(NamedTuple):
     cut_short: bool
     """The file ends within a line, which is left out."""
     recoveries: list[Recovery]
-    """of the rounds that were the first ones after a change of ranks"""
+    """The recoveries that ended with one of these rounds."""
 
 
 def read_lines(

@@ -33,7 +33,7 @@ class Parts:
     missing: int = 0
     run: str | None = None
     numbers: tuple[int, ...] = ()
-    """which part each file was, when it was looked at; empty for a file that is a run by itself"""
+    """The number of each file's part, when it was looked at; empty for a file that is a run by itself."""
 
     def still(self, headers: Iterable[Mapping[str, Any]]) -> bool:
         """Whether files that were read later begin with these headers: meanwhile another part may have begun."""

@@ -1,4 +1,4 @@
-"""Pictures of recorded runs; needs matplotlib (``hvd-hetero[report]``)."""
+"""Pictures of recorded runs; needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process: a case of three ranks costs milliseconds, and needs neither launcher nor Horovod.
+"""Ranks of PyTorch as threads of this process: a case of three takes milliseconds, without launcher and Horovod.
 
     def case(rank):
         balance = torch_hooks.LoadBalance("lb-bsp", global_batch=12)   # finds the wire of its thread
@@ -6,6 +6,8 @@
         return balance.rounds
 
     assert run_on_threads(case, ranks=3) == [10, 10, 10]
+
+Keras's ranks are processes, because TensorFlow's collectives are operations of a graph (``testing.launch``).
 
 Everything of a process is shared: random number generators, environment, the count of its processor's time. So seed and
 build models under a lock, or before, and give the policy speeds by a clock of the test's own. Import beforehand what is

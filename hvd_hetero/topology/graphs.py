@@ -35,11 +35,6 @@ class Graph:
         """Return the number of neighbours of each node, (n,)."""
         return np.bincount(np.array(self.edges, dtype=np.int64).ravel(), minlength=self.nodes)
 
-    def neighbors(self, node: int) -> tuple[int, ...]:
-        """Return the ranks that ``node`` exchanges with, in ascending order."""
-        check_rank("node", node, self.nodes)
-        return tuple(sorted(a + b - node for a, b in self.edges if node in (a, b)))
-
     def is_connected(self) -> bool:
         """Return True if a path leads from every node to every other."""
         adjacent: list[list[int]] = [[] for _ in range(self.nodes)]

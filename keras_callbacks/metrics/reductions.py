@@ -35,13 +35,13 @@ class Update:
     variable: tf.Variable
     kind: Reduction
     last: str
-    """the name of the last assignment"""
+    """The name of the last assignment."""
     values: list[tf.Tensor] = field(default_factory=list)
-    """what is assigned, or added"""
+    """The values that are assigned, or added."""
     increments: list[tuple[float, tf.Tensor]] = field(default_factory=list)
-    """what a sum grows by: sign and value"""
+    """The terms that a sum grows by: sign and value."""
     counts_batches: bool = False
-    """whether it grows by the same whatever the batch"""
+    """True: it grows by the same number, whatever the batch."""
 
 
 def variables_of(graph: Any, known: Iterable[tf.Variable] = ()) -> dict[str, tf.Variable]:

@@ -52,7 +52,7 @@ class RoundQueue:
         show: Callable[[int, list[Any]], None] = lambda first, batches: None,
     ) -> None:
         self.ends = ends
-        """whether an epoch ends by itself, and fit need not be told how long it is"""
+        """True: an epoch ends by itself, and fit need not be told how long it is."""
         self._cutter = Cutter(order, balancer)
         self._balancer = balancer
         self._batch_of = batch_of
@@ -63,9 +63,9 @@ class RoundQueue:
         self._known: deque[tuple[Cut, Any]] = deque()  # rounds that are cut and not used yet, and their batches
         self._used = 0  # rounds of this iteration
         self.lock = threading.RLock()
-        """held while plans change: a stream asks for them from a thread of TensorFlow"""
+        """Held while plans change, because a stream asks for them from a thread of TensorFlow."""
         self.spec: Any = None
-        """types and shapes of a batch, behind whatever was mapped last"""
+        """Types and shapes of a batch, after the last ``map``."""
         self._cutter.begin()
         # Who looks at a batch before training, as Keras does to build a model, finds one. Fit without the callback
         # fails at the second.

@@ -14,18 +14,18 @@ _SHUFFLED = 10_000  # samples that are held to draw from, where an epoch is long
 _CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
 
 Chunk = list[tf.Tensor]
-"""some samples, component by component"""
+"""Some samples, component by component."""
 
 
 class Source(Protocol):
     """Samples that are read from front to end."""
 
     spec: Any
-    """of a batch: types and shapes, with an unknown batch size"""
+    """Types and shapes of a batch of unknown size."""
     length: int | None
-    """samples of an epoch; None where that is not known"""
+    """Samples of an epoch; None where that is not known."""
     ends: bool
-    """whether an epoch ends by itself"""
+    """True: an epoch ends by itself."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
         """The samples of an epoch, some at a time."""

@@ -45,7 +45,7 @@ class GraphRound:
         self._synchroniser = synchroniser
         self._state: tf.Tensor | None = None
         self._weighed = False
-        """whether the loss of the round at hand is weighed, and so are its gradients"""
+        """True: the loss of this round is weighted, and so are its gradients."""
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
 

@@ -56,7 +56,7 @@ class Counter:
     def __init__(self, samples_of: Callable[[Any], int] | None, *, own_collate: bool) -> None:
         self._samples_of = samples_of
         self.told = samples_of is not None
-        """whether somebody says how many samples a batch holds, for it may be fewer than were planned"""
+        """True: the user says how many samples a batch holds, because it may hold fewer than planned."""
         self._looks = own_collate and samples_of is None
 
     def __call__(self, batch: Any, given: int, *, required: bool) -> int:

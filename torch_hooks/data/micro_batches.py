@@ -35,9 +35,9 @@ class MicroBatches:
         **options: Any,
     ) -> None:
         self.before_round: Callable[[], None] | None = None
-        """called on every rank before a round begins, when all that the loop did for the one before is done"""
+        """A function to call on every rank before a round begins, when the loop is done with the round before."""
         self.iterating = False
-        """whether an iteration is under way"""
+        """True: an iteration is under way."""
         self.cutter = cutter
         self._session = session
         self._dataset = dataset

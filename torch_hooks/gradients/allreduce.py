@@ -46,7 +46,7 @@ class Allreduce(Synchroniser):
 
     In the last backward pass every bucket goes on the wire as soon as it is full, with its weight already applied:
     factors handed to Horovod would have to be equal on all ranks. (Where the first batch of a rank had several passes,
-    as in scripts that do not add their losses, its buckets leave at ``step()``.) Every large gradient is gone through
+    as in scripts that do not add their losses, its buckets leave at ``step()``.) Each large gradient is read
     once: on its way to its bucket's memory, or where it leaves alone. (Where all weights are equal, Horovod could
     divide, which is the same work in its thread; but what is averaged and what is summed would be two collectives.)
 
@@ -73,19 +73,19 @@ class Allreduce(Synchroniser):
         """Whether no bucket of this round will write into memory that is in use."""
         self._under_way: list[Bucket] = []
         self._expected = 0
-        """buckets that fill by themselves"""
+        """Buckets that fill by themselves."""
         self._filled = -1  # so many did in the last round
         self._aside: list[Gradient] = []
-        """of a micro-batch that failed after they had left"""
+        """Gradients of a micro-batch that failed after they were sent."""
         self._some_arrived = False
         self._some_wait = False
-        """for a bucket"""
+        """True: some gradients wait for the rest of their bucket."""
         self._altered: list[Gradient] = []
-        """by somebody else, between their arrival and that of the last one of their bucket"""
+        """Gradients that the user has modified while they waited in a bucket."""
         self._first_batch = True
-        """whether none had data before: it shows how gradients come, and whether the loop changes them"""
+        """True: no batch had data before. It shows how gradients come, and whether the loop changes them."""
         self._at_the_end = True
-        """whether nothing leaves before ``finish``: in the first batch, and if that had several backward passes"""
+        """True: nothing leaves before ``finish``. So in the first batch, and if that had several backward passes."""
         self._several_passes = False
 
     @property

@@ -36,7 +36,7 @@ class Attempt:
         self._copies = {p: p.grad.clone() for p in accumulated if p.grad is not None}
 
     def touch(self, parameter: torch.Tensor) -> bool:
-        """Its gradient has been added to. Whether it is wanted: not if it has left before."""
+        """A gradient was added to this parameter. Return False if an earlier one was already sent."""
         if self.left and parameter in self.left:
             parameter.grad = None
             return False

@@ -31,15 +31,15 @@ class Gradient:
         self.bucket: Bucket | None = None
         self.arrived = False
         self.weighed = False
-        """whether it was multiplied by the weight of this rank, and lies where it leaves from"""
+        """True: it was multiplied by this rank's weight, and lies in the memory that is sent."""
         self.at_once = False
-        """whether it is to be weighed as soon as it has arrived"""
+        """True: weigh it as soon as it has arrived."""
         self.slot: torch.Tensor | None = None
-        """from where it leaves, unless it leaves alone"""
+        """The memory that it is sent from, unless it is sent alone."""
         self.tensor: torch.Tensor | None = None
         self.version = 0
         self.norm: float | None = None
-        """where it is watched by its value, too: what is written through ``.data`` raises no version"""
+        """Its norm, where it is watched by its value, too: a write through ``.data`` raises no version."""
         self.sent: torch.Tensor | None = None
 
     @property
@@ -127,7 +127,7 @@ class Bucket:
         self.waits_for = len(members)
         self.under_way: UnderWay | None = None
         self._address: int | None = None
-        """of a gradient that has left alone"""
+        """The address of a gradient that was sent alone."""
         for member in members:
             member.bucket = self
         self.release()

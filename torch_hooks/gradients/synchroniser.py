@@ -44,13 +44,13 @@ class Synchroniser(ABC):
     """
 
     overlaps: ClassVar[bool] = True
-    """whether gradients leave as they arise, so that they must not be touched before ``finish``"""
+    """True: gradients are sent as they arise, so they must not be touched before ``finish``."""
 
     keeps_ranks_alike: ClassVar[bool] = False
-    """whether all ranks hold the same gradients after ``finish``, and so the same parameters after each round"""
+    """True: all ranks hold the same gradients after ``finish``, and so the same parameters after each round."""
 
     updates_locally: ClassVar[bool] = False
-    """whether each micro-batch is a step of its own, and the round ends with what follows the last step"""
+    """True: each micro-batch is a step of its own, and the round ends with what follows the last step."""
 
     def __init__(self, trained: Trained) -> None:
         self._balancer = trained.balancer
@@ -63,11 +63,11 @@ class Synchroniser(ABC):
         self._table_type = torch.float64 if all(p.dtype == torch.float64 for p in self._names) else torch.float32
         self._norm: ParameterNorm | None = None
         self._witness = 0.0
-        """of the round to come, looked at while this rank waited in the one before"""
+        """The witness of the next round, taken while this rank waited in the last one."""
         self.rearranged = False
-        """whether parameters may be trained now that were not before"""
+        """True: parameters may be trained now that were not before."""
         self.scale = 0.0
-        """logarithm of what the gradients are scaled by, which must be the same on every rank"""
+        """Logarithm of the factor that scales the gradients, which must be the same on every rank."""
 
     @property
     def under_way(self) -> bool:

@@ -45,7 +45,7 @@ class ARIMA(Predictor):
         try:
             import statsmodels.tsa.arima.model  # noqa: F401  (a missing package should show before training)
         except ImportError as error:
-            raise ImportError("ARIMA needs statsmodels: pip install 'hvd-hetero[prediction]'") from error
+            raise ImportError("ARIMA needs statsmodels: pip install statsmodels") from error
         self._refit_every = refit_every
         self._speeds: deque[float] = deque(maxlen=window + 2)
         self._parameters: tuple[float, float, float] | None = None  # φ1, φ2, θ

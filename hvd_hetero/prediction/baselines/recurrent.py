@@ -47,7 +47,7 @@ class Recurrent(Predictor):
         try:
             import torch
         except ImportError as error:
-            raise ImportError(f"{type(self).__name__} needs torch: pip install 'hvd-hetero[torch]'") from error
+            raise ImportError(f"{type(self).__name__} needs torch: pip install torch") from error
         self._retrain_every, self._steps = retrain_every, steps
         self._speeds: deque[float] = deque(maxlen=window)
         self._ema, self._mean, self._deviation = 0.0, 0.0, 0.0  # deviation 0: not trained yet

@@ -1,7 +1,7 @@
 """Listeners that hand the records of a training to other programs, and a recorded run as a timeline.
 
-    balance.on_round(TensorBoard("runs/1"))                         # needs hvd-hetero[tensorboard]
-    balance.on_round(PrometheusFile("/var/lib/node_exporter/train.prom"))       # needs hvd-hetero[prometheus]
+    balance.on_round(TensorBoard("runs/1"))                         # needs tensorboard
+    balance.on_round(PrometheusFile("/var/lib/node_exporter/train.prom"))       # needs prometheus-client
 
 Make them on every rank: other ranks than 0 open nothing. `figures` is for programs that are not here.
 """

@@ -39,9 +39,7 @@ def _ranks(values: Sequence[float | None]) -> dict[str, float]:
     return {"least": min(known.values()), "median": statistics.median(known.values()), "most": max(known.values())}
 
 
-def require(module: str, who: str, extra: str) -> None:
+def require(module: str, who: str, package: str) -> None:
     """Raise, when a listener is made and not in the first round, if its library is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ModuleNotFoundError(
-            f"{who} needs {module}, which is not installed; run pip install 'hvd-hetero[{extra}]'", name=module
-        )
+        raise ModuleNotFoundError(f"{who} needs {module}, which is not installed: pip install {package}", name=module)

@@ -49,7 +49,7 @@ class PrometheusFile:
         labels: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        require("prometheus_client", "PrometheusFile", "prometheus")
+        require("prometheus_client", "PrometheusFile", "prometheus-client")
         self._path = _path(path)
         self._every_s = _seconds(every_s)
         self._labels = _named(labels)

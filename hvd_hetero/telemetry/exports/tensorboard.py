@@ -18,7 +18,7 @@ class TensorBoard:
     """Write the figures of each round as scalars under ``hvd_hetero/``; the step is the number of the round.
 
     It writes by ``torch.utils.tensorboard`` if PyTorch is imported, else by ``tf.summary``. Both need the package
-    ``tensorboard`` (``pip install 'hvd-hetero[tensorboard]'``). The first record imports it, and with it TensorFlow
+    ``tensorboard`` (``pip install tensorboard``). The first record imports it, and with it TensorFlow
     if that is installed, also beside PyTorch: this takes seconds.
     """
 

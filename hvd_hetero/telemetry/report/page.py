@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no network, no script, text escaped. Needs jinja2 (``hvd-hetero[report]``).
+"""One self-contained HTML page: no network, no script, text escaped. Needs jinja2.
 
 The page forbids itself all but its own style sheet (Content-Security-Policy), so even a name that slipped through
 unescaped could run and load nothing.
@@ -46,7 +46,7 @@ def check_page(path: Path) -> None:
     try:
         import jinja2  # noqa: F401
     except ImportError:
-        raise ValueError("the page needs jinja2: pip install 'hvd-hetero[report]', or give --no-page") from None
+        raise ValueError("the page needs jinja2: pip install jinja2, or give --no-page") from None
     check_output(path, "--page", "report", lambda begin: f'content="{GENERATOR}"'.encode() in begin)
 
 

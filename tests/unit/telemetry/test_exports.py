@@ -170,9 +170,9 @@ def test_a_file_that_cannot_be_written_is_tried_again_with_one_warning(tmp_path,
 
 def test_a_library_that_is_missing_is_told_when_the_listener_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hvd-hetero\[prometheus\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install prometheus-client"):
         PrometheusFile(tmp_path / "train.prom")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hvd-hetero\[tensorboard\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install tensorboard"):
         TensorBoard(tmp_path)
 
 

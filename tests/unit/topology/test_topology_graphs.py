@@ -39,11 +39,6 @@ def test_from_edges_normalises():
     assert from_edges(np.array([[0, 1]])).edges == ((0, 1),)
 
 
-def test_neighbors():
-    """The other ends of a node's edges, in ascending order."""
-    assert from_edges([(3, 1), (1, 0), (2, 3)]).neighbors(1) == (0, 3)
-
-
 def test_connected():
     """One part or several, lone nodes included."""
     assert ring(1).is_connected()
@@ -65,8 +60,6 @@ def test_connected():
         (lambda: mixing_rho(np.ones((2, 3))), "matrix must be square"),
         (lambda: mixing_rho([[0.5, 0.5], [0.4, 0.6]]), "rows and columns that sum to 1, got a sum of"),
         (lambda: mixing_rho([[np.nan]]), "rows and columns that sum to 1, got a sum of nan"),
-        (lambda: ring(4).neighbors(4), "node must be from 0 to 3, got 4"),
-        (lambda: ring(4).neighbors(-1), "node must be from 0 to 3, got -1"),
     ],
 )
 def test_bad_input_is_refused(make, message):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from script_modules import load
 
 from hvd_hetero.simulation import Cluster, Network
-from hvd_hetero.simulation.gossip import GossipModels, GossipSimulation
 from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.simulation.problems import SoftmaxRegression, digits
+
+gossip = load("_gossip", "benchmarks/papers")
+GossipModels, GossipSimulation = gossip.GossipModels, gossip.GossipSimulation
 
 
 def test_where_neighbours_answer_at_once_each_worker_goes_at_its_own_pace():
