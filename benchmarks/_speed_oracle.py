@@ -48,7 +48,7 @@ class Oracle:
     split is the mean of the last half of them.
 
     In turns with other schemes ranks are not as fast as in one row of rounds (a slow rank lost up to a twentieth), so
-    from one pass of rounds on the split is set anew before each turn, by the last 60 rounds in turns. Where ranks
+    from one pass of rounds on the split is set again before each turn, by the last 60 rounds in turns. Where ranks
     change, the oracle is told (``now``), and keeps a split for each state of theirs.
     """
 

@@ -51,7 +51,7 @@ NAN = float("nan")
 CAVEATS = """\
 How far to believe this: the constants of the predictors (pull, margins, rates, prior of the mixture, its members) were
 chosen with all these series in view, only NARX's parameters come from other series than they are judged on. The
-recorded series were taken anew after noisier ones had been thrown away, on which NARX came to 0.8 to 0.96 of EMA's
+recorded series were taken again after noisier ones had been thrown away, on which NARX came to 0.8 to 0.96 of EMA's
 error (tests/data/traces/README.md). And the recorded CPU driver is the very quota that sets the speed: what NARX makes
 of it is a best case, and a driver that only observes the load may serve it less well. On job 1, worker 6, eight rounds
 hold 7 tenths of the squared error, so its ratio says little; on other series with one such burst the mixture misses

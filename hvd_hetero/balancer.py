@@ -367,7 +367,7 @@ class Balancer:
             try:
                 self._planner.load_state_dict(common)
             except ValueError as error:  # the policy has other options now
-                logger.warning("shares are negotiated anew: %s", error)
+                logger.warning("shares are negotiated again: %s", error)
             else:
                 return True
         speeds, limits = zip(*prospects, strict=True)

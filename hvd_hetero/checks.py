@@ -115,5 +115,5 @@ def require_version(state: Mapping[str, Any], of: str, version: int) -> None:
     if state.get("version") != version:
         raise ValueError(
             f"the state of {of} has version {state.get('version')}, and this program reads version {version}; resume "
-            "with the version of hvd-hetero that saved it, or begin anew with the model's parameters alone"
+            "with the version of hvd-hetero that saved it, or begin again with the model's parameters alone"
         )

@@ -6,7 +6,7 @@ Three kinds of knowledge, and each lives where it can survive:
     own       a rank's predictor, and what fits its memory: of that process and its machine, wherever it is numbered now
     place     in the data: what it says is the data side's business (``state_dict`` of the order)
 
-Where the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated anew,
+Where the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated again,
 before the first round: each rank tells the speed that it expects of itself, and the policy divides by what is known
 (``Policy.renegotiate``). A newcomer knows nothing of itself yet, and begins with a fresh predictor.
 """
@@ -145,7 +145,7 @@ class Survival:
         try:
             balancer.load_own_state(self._own)
         except (ValueError, KeyError, TypeError) as error:  # the policy is another one, or the state is damaged
-            logger.warning("rank %d begins to measure its speed anew: %s", balancer.rank, error)
+            logger.warning("rank %d begins to measure its speed again: %s", balancer.rank, error)
 
 
 class Member:
@@ -231,7 +231,7 @@ class Member:
         Session.goes_on = True
 
     def check_host_updates(self) -> None:
-        """Raise if hosts have come or gone, so that the ranks meet anew."""
+        """Raise if hosts have come or gone, so that the ranks meet again."""
         try:
             super().check_host_updates()  # type: ignore[misc]
         except Exception as interrupt:
@@ -289,7 +289,7 @@ class Member:
         if session is self._former() or numbered != (session.wire.rank, session.wire.size):
             raise ValueError(
                 "balance is of a former membership, whose ranks and signals are gone; make LoadBalance, and what takes "
-                "it, anew inside the function that hvd.elastic.run calls after every reset"
+                "it, again inside the function that hvd.elastic.run calls after every reset"
             )
         self._leave()
         self._session = session  # from here on it is to be let go of, whatever fails

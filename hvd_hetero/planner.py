@@ -154,7 +154,7 @@ class Planner:
         if others := self._other_terms(state):
             raise ValueError(
                 f"the state is of a training with {others}, this one has { {name: mine[name] for name in others} }; "
-                "resume with the same, or begin anew with the model's parameters alone"
+                "resume with the same, or begin again with the model's parameters alone"
             )
         if len(state["plans"]) != self.lead + 1:
             raise ValueError(

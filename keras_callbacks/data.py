@@ -165,7 +165,7 @@ def _tensors(data: Any) -> tuple[Any, int]:
             elif callable(leaf) or hasattr(leaf, "__iter__"):
                 way_out = (
                     "for a generator write tf.data.Dataset.from_generator(function, output_signature=…), where the "
-                    "function yields single samples, anew whenever it is called; behind one that yields batches put "
+                    "function yields single samples, again whenever it is called; behind one that yields batches put "
                     ".unbatch()"
                 )
             raise TypeError(

@@ -5,7 +5,7 @@
 
     @hvd.elastic.run
     def train(state):
-        balance = LoadBalance(global_batch=512)             # anew after every reset
+        balance = LoadBalance(global_batch=512)             # made again after every reset
         model.fit(
             resize_batches((x, y), balance, shuffle=True), initial_epoch=state.epoch, epochs=20,
             callbacks=[balance, CommitStateCallback(state)],
@@ -20,7 +20,7 @@ where a fit has begun, and change the steps of an epoch for all callbacks. Here 
 three.
 
 **Names on the wire** are those of nodes in the graph of the train function. They follow rank 0's count of trainings, as
-the ``LoadBalance`` made anew has heard it, and the graph is traced after that; so survivors and newcomers agree.
+the new ``LoadBalance`` has heard it, and the graph is traced after that; so survivors and newcomers agree.
 """
 
 from __future__ import annotations

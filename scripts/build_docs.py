@@ -3,7 +3,7 @@
     python scripts/build_docs.py [OPTION OF MKDOCS ...]
 
 MkDocs, its theme and what reads the docstrings need nothing of what training needs, so they are not in ``.venv``, and
-``make setup`` knows nothing of them. ``.setup/docs`` is made anew where another Python, or another pin, is asked for.
+``make setup`` knows nothing of them. ``.setup/docs`` is made again where another Python, or another pin, is asked for.
 
 Runs on the system's Python with nothing but the standard library.
 """

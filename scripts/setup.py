@@ -7,7 +7,7 @@ part to Horovod; torch's is not compiled again.
 
 Each stage has a stamp in ``.venv/stamps``: a hash of what it was made from and of the stage before it, written when the
 stage is complete. A stage whose stamp fits is skipped, so that an unchanged set-up costs a fraction of a second, and a
-changed pin installs again from there on. A stage that was killed leaves a mark, upon which ``.venv`` is made anew: pip
+changed pin installs again from there on. A stage that was killed leaves a mark, upon which ``.venv`` is made again: pip
 can mend most half-made installations, but cannot be trusted to notice each of them. A lock keeps two set-ups apart.
 
 Runs on the system's Python with nothing but the standard library.
@@ -149,7 +149,7 @@ def heal(expected_venv: str) -> None:
             if stamp.name != "venv":
                 stamp.unlink()
     if reason:
-        say(f"making .venv anew: {reason}")
+        say(f"making .venv again: {reason}")
         shutil.rmtree(VENV)
 
 

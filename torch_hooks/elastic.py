@@ -5,7 +5,7 @@
 
     @hvd.elastic.run
     def train(state):
-        balance = LoadBalance(global_batch=512)             # these three anew after every reset
+        balance = LoadBalance(global_batch=512)             # make these three again after every reset
         loader = BalancedLoader(dataset, balance, shuffle=True)
         optimizer = DistributedOptimizer(state.optimizer, balance, model.named_parameters())
         state.follow(balance, loader)                       # go on where the last commit stood

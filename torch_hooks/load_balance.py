@@ -161,6 +161,6 @@ class LoadBalance(Face):
         if len(paces) != balancer.workers:
             raise ValueError(
                 f"the state is of {len(paces)} ranks, this job has {balancer.workers}; launch as many, or "
-                "begin anew with the model's parameters alone"
+                "begin again with the model's parameters alone"
             )
         balancer.load_state_dict({**state, "pace": paces[balancer.rank]})

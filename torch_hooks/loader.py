@@ -213,7 +213,7 @@ class BalancedLoader:
         if cutter.begin() and not cutter.more:  # of streams and samplers, whose length is known only now
             raise ValueError(
                 f"epoch {cutter.order.epoch} has {cutter.order.remaining} samples, fewer than a round needs "
-                f"({cutter.least}); every iter() of an IterableDataset or of a sampler must give all of them anew, and "
+                f"({cutter.least}); every iter() of an IterableDataset or of a sampler must give all of them again; "
                 "drop_last needs global_batch of them"
             )
         self._require_data_on_all()

@@ -17,7 +17,7 @@ as a whole or not at all, so a job that is ended while it writes leaves the form
 
 What is in it is what survives a change of ranks in memory, too (``hvd_hetero.elastic``): plans and the policy's state,
 each rank's predictor, the place in the data. A rank on another host than that of its number was on knows nothing of its
-speed. With other ranks, another policy or other options of it, shares are negotiated anew. Not in it: the state of
+speed. With other ranks, another policy or other options of it, shares are negotiated again. Not in it: the state of
 random generators, and what each rank has of its own, such as running statistics of batch norm (rank 0's become all
 ranks').
 
@@ -226,7 +226,7 @@ class SavedTraining:
         except Exception as error:  # whatever a file that somebody else wrote makes of it
             raise HeteroError(
                 f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
-                "begin anew, or give another path"
+                "begin again, or give another path"
             ) from error
         if version != _VERSION or names != set(self._parts):
             raise HeteroError(

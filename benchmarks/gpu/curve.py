@@ -38,7 +38,7 @@ ROUNDS_OF_A_STEP = 3
 
 
 def make_step(network: Network) -> Callable[[int], None]:
-    """Return a step of training on so many samples, made anew on the device."""
+    """Return a step of training on so many samples, made again on the device."""
     model = network.make("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 

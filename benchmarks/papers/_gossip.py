@@ -150,7 +150,7 @@ class GossipSimulation:
             self.models.average(worker, neighbour)
 
     def _step(self, worker: int) -> None:
-        """The worker has averaged: it steps, and begins anew once its exchange is through."""
+        """The worker has averaged: it steps, and begins again once its exchange is through."""
         self._waits[worker] = False
         if self.models is not None:
             self.models.step(worker, self._gradients[worker])

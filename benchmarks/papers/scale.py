@@ -7,7 +7,7 @@ the default's mixture costs more; and one meter of production each, as ``SpeedMe
 
 Decision: all that a rank does with the sum of the rows, which is on every rank the same work: make the table of it, ask
 whether the ranks agree, set aside speeds that cannot be, split, and keep to limits of memory. With tolerance 0 as well,
-where every round is split anew. Targets: 1,000 workers x 1,000 rounds below 10 s; the decision below 1 % of a round of
+where every round is split again. Targets: 1,000 workers x 1,000 rounds below 10 s; the decision below 1 % of a round of
 100 ms at 1,000 workers, and below 5 ms at 10,000.
 """
 
@@ -85,11 +85,11 @@ def main() -> int:
     with Progress(transient=True) as progress:
         for n in progress.track(SIZES, description="simulating"):
             rounds = min(1000, 1_000_000 // n)
-            usual, ema, anew = Timed(n, LBBSP()), Timed(n, LBBSP("ema")), Timed(n, LBBSP(tolerance=0.0))
+            usual, ema, again = Timed(n, LBBSP()), Timed(n, LBBSP("ema")), Timed(n, LBBSP(tolerance=0.0))
             whole_s = usual.run(rounds)
             ema.run(max(rounds // 10, FEW))
-            anew.run(FEW)
-            decisions_s = [np.array(timed.decision_s[WARM:]) for timed in (usual, anew)]
+            again.run(FEW)
+            decisions_s = [np.array(timed.decision_s[WARM:]) for timed in (usual, again)]
             typical_s, anew_s = (float(np.median(s)) for s in decisions_s)
             each = [f"{timed.each_us:.1f}" for timed in (usual, ema)] + [""] * 2
             if n <= MOST_ONE_BY_ONE:
@@ -106,11 +106,11 @@ def main() -> int:
             if n == 10_000:
                 verdicts.check("decision at 10,000 workers, ms", 1e3 * max(typical_s, anew_s), most=5.0)
     headings = ["workers", "rounds", "s in all", "µs a worker and round", "EMA, µs", "one by one, µs", "EMA so, µs"]
-    lines = _tables.table([*headings, "decision, µs", "99 %", "split anew, µs"], rows)
+    lines = _tables.table([*headings, "decision, µs", "99 %", "split again, µs"], rows)
     lines += [
         "",
         "Default `LBBSP()`, but for the columns of EMA. One by one: with a `SpeedMeter` for each worker, as each rank "
-        f"of a real training has. Medians, but for the seconds in all and the 99 %. Split anew: {FEW} rounds with "
+        f"of a real training has. Medians, but for the seconds in all and the 99 %. Split again: {FEW} rounds with "
         "tolerance 0.",
     ]
     if options.plot:

@@ -17,7 +17,7 @@ class Parts:
     """Hands out the samples of a micro-batch, at most ``most`` at a time, until all are done.
 
     Right after a failed attempt (``cramped``) the first part is a small one: the names in the user's code still hold
-    the graph of that attempt, until the code binds them anew, which a small part does before memory runs short again.
+    the graph of that attempt, until the code binds them again, which a small part does before memory runs short again.
     """
 
     def __init__(self, work: MicroBatch, samples: list[Any], most: int, *, cramped: bool) -> None:

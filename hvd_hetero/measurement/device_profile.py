@@ -9,7 +9,7 @@ measurements (x, t) tell how much the device has slowed down since: with the las
 and c Γ is what the allocation gets: the shape of the curve stays, its height follows. One outlier in three changes
 nothing; a lasting change is followed to nine tenths after 12 rounds. A fit of the shape needs measurements over a wide
 range of batches, which training does not give once the split stays as it is; but a batch beyond that range is added to
-it, as (x, t / c), and the curve is fitted anew: what was only extrapolated so far is now known.
+it, as (x, t / c), and the curve is fitted again: what was only extrapolated so far is now known.
 
 Differences from the paper (LB-BSP section 3.3): it profiles offline, once; and nothing follows a drift there.
 """
@@ -53,7 +53,7 @@ class DeviceProfile:
         if self._fitted is None:
             self._measured.append((batch, seconds))
             if 1 + sum(a != b for (a, _), (b, _) in pairwise(self._measured)) >= self.enough and not self._fit():
-                self._measured.clear()  # no curve explains them: measure anew
+                self._measured.clear()  # no curve explains them: measure again
             return
         sizes = [size for size, _ in self._measured]
         if not min(sizes) <= batch <= max(sizes):

@@ -285,7 +285,7 @@ class SpeedMeter:
         """Take up where it left off."""
         self.predictor.load_state_dict(state["predictor"])
         self.limit = int(state["limit"])
-        self._rounds = 0  # a new process warms up anew
+        self._rounds = 0  # a new process warms up again
         if self.profile is not None and "profile" in state:
             self.profile.load_state_dict(state["profile"])
         if self.fixed_cost is not None and "fixed_cost" in state:

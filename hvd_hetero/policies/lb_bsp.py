@@ -170,7 +170,7 @@ class LBBSP(Policy):
         """Go on from there."""
         if bool(state) != (self._curves is not None):
             raise ValueError(
-                f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin anew "
+                f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin again "
                 "with the model's parameters alone"
             )
         if self._curves is not None:

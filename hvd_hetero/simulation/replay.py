@@ -104,7 +104,7 @@ def replay(run: Run) -> Replay:
     busy_s = np.where((run.once_s > 0) & (run.once_s < busy_s), busy_s - run.once_s, busy_s)
     known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
     if not run.elapsed_s[keep].sum() > 0:
-        raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record a run anew")
+        raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
     ranks = range(run.workers)
     drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample

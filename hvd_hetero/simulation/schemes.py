@@ -38,7 +38,7 @@ _LONGEST_LABEL = 60  # of a line of the table
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """A scheme to simulate. A policy serves one training, so it is made anew each time."""
+    """A scheme to simulate. A policy serves one training, so it is made again each time."""
 
     label: str
     make: Callable[[], Policy] | None

@@ -42,7 +42,7 @@ class Preloaded:
 
     ``env`` has the variables that are read while modules are imported, such as ``OMP_NUM_THREADS`` (1 unless given
     here) and ``TF_USE_LEGACY_KERAS``: a rank is given the environment of its own launch afterwards, too late for them.
-    NumPy's global generator is seeded anew in each rank. The modules must not start threads when they are imported.
+    NumPy's global generator is seeded again in each rank. The modules must not start threads when they are imported.
     """
 
     def __init__(self, *modules: str, env: Mapping[str, str] | None = None, python: str = sys.executable) -> None:

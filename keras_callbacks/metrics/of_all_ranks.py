@@ -226,7 +226,7 @@ class Figures:
                 self._warned.add(name)
                 logger.warning(
                     "the step makes %r of a metric and of something else, or in a tf.function or branch of its own, so "
-                    "it cannot be computed anew from the state of all ranks: what fit tells of it is the mean of the "
+                    "it cannot be computed again from the state of all ranks: what fit tells of it is the mean of the "
                     "ranks'. Update the metric in train_step itself, and tell metric.result() as it is afterwards, to "
                     "have it of all samples",
                     name,

@@ -41,7 +41,7 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
     if not session.steps and rounds == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "the data repeat without end, and fit was not told how long an epoch is: give it steps_per_epoch=…, or "
-            "leave repeat() out, since fit begins the data anew in every epoch"
+            "leave repeat() out, since fit begins the data again in every epoch"
         )
     source.queue.want_epoch(session.queue.wanted_epoch)
     session.queue = source.queue

@@ -18,7 +18,7 @@ OTHERS = {
 NEED_HOROVOD = {"torch_hooks": ("torch_hooks.elastic", "torch_hooks.wires.horovod")}
 
 # Runs in a fresh interpreter. sys.argv: a pair for each time, of the names that must not be imported and of the modules
-# to import. Each time this project's are imported anew; packages that they need stay imported.
+# to import. Each time this project's are imported again; packages that they need stay imported.
 PROGRAM = """
 import importlib, sys
 hidden = ()

@@ -141,4 +141,4 @@ def test_after_failures_a_dataset_makes_up_for_the_rounds_that_are_left(ranks):
     for outcome in ranks.ask("elastic, dataset"):
         assert outcome["fits"] == [[0, 0], [0, 4], [1, 0], [1, 4]]
         assert outcome["iterations"] == 18
-        assert len(outcome["visits"]) == 3 * 44, "of each shard, begun anew with each LoadBalance"
+        assert len(outcome["visits"]) == 3 * 44, "of each shard, begun again with each LoadBalance"

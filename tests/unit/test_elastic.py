@@ -1,4 +1,4 @@
-"""What survives a change of the ranks: who was there keeps what it knows of itself, and shares are found anew."""
+"""What survives a change of the ranks: who was there keeps what it knows of itself, and shares are found again."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_with_another_predictor_plans_go_on_and_speeds_are_measured_anew(caplog)
     ranks = trained([300.0, 100.0])
     assert meet(ranks, lambda: LBBSP("ema", tolerance=0)).samples == (90, 30)
     assert math.isnan(ranks[0].balancer.meter.expected())
-    assert "begins to measure its speed anew" in caplog.text
+    assert "begins to measure its speed again" in caplog.text
     assert rounds(ranks, 10).samples == (90, 30)
 
 

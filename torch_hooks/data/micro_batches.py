@@ -161,7 +161,7 @@ class MicroBatches:
 
 
 class _SampleLists:
-    """A batch sampler made of a generator function, called anew for every epoch."""
+    """A batch sampler made of a generator function, called again for every epoch."""
 
     def __init__(self, generate: Callable[[], Iterator[list[Any]]]) -> None:
         self._generate = generate

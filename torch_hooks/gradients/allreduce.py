@@ -6,7 +6,7 @@ buckets (``communication.buckets``), each of which is one tensor to Horovod (``g
 wait; what is known of a gradient is found once, when its hook is made.
 
 The table travels with the carrier (``gradients.arrangement``). In a round that begins to train other parameters, the
-ranks must agree on these before a bucket is formed anew. The table then travels with the former carrier, whose
+ranks must agree on these before a bucket is formed again. The table then travels with the former carrier, whose
 gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
 bucket can carry it.
 
@@ -286,7 +286,7 @@ class Allreduce(Synchroniser):
         return self._arrangement.tell()
 
     def _post_table(self) -> None:
-        """By itself, or with the former carrier: before buckets are formed anew, or where none can carry it."""
+        """By itself, or with the former carrier: before buckets are formed again, or where none can carry it."""
         carrier = self._arrangement.carrier
         if carrier is None:
             super()._post_table()

@@ -100,7 +100,7 @@ class Arrangement:
         return self.carrier is not None and self.carrier.under_way is None and not self.carrier.waits_for
 
     def renew(self, weight: float) -> list[Gradient]:
-        """Form the buckets anew, where what is trained has changed: by that alone, so that all ranks do it alike.
+        """Form the buckets again, where what is trained has changed: by that alone, so that all ranks do it alike.
 
         A bucket stays if all of it is still trained. Of the others none has left on any rank that froze before its
         backward pass, for a frozen parameter has no gradient that would fill its bucket. Who freezes later may do so

@@ -38,7 +38,7 @@ class Order:
             self._filled.append(bucket)
 
     def renew(self) -> None:
-        """Buckets were formed anew in this round, on all ranks."""
+        """Buckets were formed again in this round, on all ranks."""
         self._take(self._all())
         self._line.change_order(self._names)
         self._is_new = self._line is not self._wire

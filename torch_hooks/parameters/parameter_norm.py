@@ -5,7 +5,7 @@ round at a piece of the next, and after the last at another piece of the first. 
 alone is seen after N rounds at the most.
 
 Of a piece x the number is ``4 |x| + <r, x>`` with r random signs, the same on every rank. The norm alone would not see
-numbers that were swapped, negated or drawn anew; the scalar product alone may be near zero, where a tolerance for
+numbers that were swapped, negated or drawn again; the scalar product alone may be near zero, where a tolerance for
 processors that round unlike means nothing.
 """
 

@@ -11,7 +11,7 @@ one. So all ranks must start the collectives of a group in one order. Which call
 2. *The table*, once in a round. It leaves during the backward pass, at ``step()``, or inside the loader on a rank
    without data; so its place among the other calls differs between ranks. Among its own kind it has one: that of the
    rounds. All ranks meet in it whatever their state, so it must not wait for anything else. Where a round forms buckets
-   anew, the new carrier follows the table, on all ranks.
+   again, the new carrier follows the table, on all ranks.
 3. *Buckets of gradients*, each once in a round. They fill in an order of each rank's own, and where branches of a model
    are not used, not before ``step()``. All ranks know the same arrangement of buckets, so they start in its order; a
    bucket that is full before its turn is held back (``communication.lines.Turns``).
@@ -100,7 +100,7 @@ class Call:
 def _alive(group: Any) -> Any:
     if group is None:
         raise RoundStateError(
-            "the process group of this LoadBalance has been destroyed; make LoadBalance, loader and optimizer anew "
+            "the process group of this LoadBalance has been destroyed; make LoadBalance, loader and optimizer again "
             "after init_process_group()"
         )
     return group

@@ -63,7 +63,7 @@ def _ranks_changed(run: Run) -> list[tuple[float, Change]]:
         took = f"; the first round was over {known.max():.1f} s after a change was noticed" if len(known) else ""
         who = f", {_ranks(new)} of them new" if 0 < len(new) < run.workers else ""
         ranks = f"{run.workers} ranks go" if run.workers > 1 else "1 rank goes"
-        found.append((3.0, Change(recovery.round, "ranks", f"the ranks met anew: {ranks} on{who}{took}")))
+        found.append((3.0, Change(recovery.round, "ranks", f"the ranks met again: {ranks} on{who}{took}")))
     return found
 
 

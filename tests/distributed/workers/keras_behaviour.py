@@ -63,7 +63,7 @@ def nothing_is_traced_again_after_the_first_round() -> dict:
 
 
 class Kept(keras.metrics.Metric):
-    """Keeps one number, which ``change`` makes anew of it and of the predictions."""
+    """Keeps one number, which ``change`` makes again of it and of the predictions."""
 
     def __init__(self, name: str, change: Any) -> None:
         super().__init__(name=name)

@@ -121,8 +121,8 @@ def a_fit_goes_on_after_failures(policy: Any, *, first: bool, kept: int = 4, dat
 
     state = Committed(model)
 
-    # Nobody is gone, so Horovod itself is not begun anew: outside an elastic launch, its rendezvous still hands out the
-    # addresses of before to a rank that is quicker than the others, which then finds nobody there.
+    # No rank is gone, so Horovod itself does not begin again: outside an elastic launch, its rendezvous still hands out
+    # the former addresses to a rank that is quicker than the others, which then finds no one there.
     @partial(run_fn, reset=lambda: None)
     def train(state: KerasState) -> None:
         seen.clear()  # what no commit has seen is lost

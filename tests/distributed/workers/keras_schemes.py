@@ -1,7 +1,7 @@
 """One rank of the test of schemes in Keras: rounds that end early, supersteps, local updates, averages with neighbours.
 
 The oracle trains all ranks' models in one process, on the samples that each rank really saw, by the recurrences of the
-papers written down anew: with S_i samples of rank i, S of all, and g_i the mean gradient of rank i,
+papers written down again: with S_i samples of rank i, S of all, and g_i the mean gradient of rank i,
 
     allreduce    x   <- x - lr sum_i (S_i / S) g_i
     neighbours   x_i <- sum_j W_ij x_j - lr (n S_i / S) g_i

@@ -65,7 +65,7 @@ def outcome(policy: Any, samples: Any, *, stream: str | None = None, seed: int |
         optimizer.build(one.trainable_variables)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
-        def update(numbers: tf.Tensor) -> None:  # not fit, which would trace each size of a batch anew
+        def update(numbers: tf.Tensor) -> None:  # not fit, which would trace each size of a batch again
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((one(tf.gather(x, numbers), training=True) - tf.gather(y, numbers)) ** 2)
             gradients = tape.gradient(loss, one.trainable_variables)

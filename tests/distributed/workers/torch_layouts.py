@@ -246,7 +246,7 @@ def frozen_after_it_has_left(*names: str) -> str:
 
 
 def parts_that_freeze_and_thaw() -> float:
-    """Gradients are weighed as they arrive, for buckets that are formed anew when they leave."""
+    """Gradients are weighed as they arrive, for buckets that are formed again when they leave."""
 
     def deep() -> torch.nn.Module:
         layers = [torch.nn.Linear(144, 6)]

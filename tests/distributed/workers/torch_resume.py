@@ -99,7 +99,7 @@ DATA: dict[str, Callable[[LoadBalance], BalancedLoader]] = {
     ),
 }
 STOPS = {"0 workers": range(1, ROUNDS)}
-LATE = 3, 6, 9  # else fewer, and late: each stop, and each epoch that follows one, forks workers anew
+LATE = 3, 6, 9  # else fewer, and late: each stop, and each epoch that follows one, forks workers again
 POLICIES: dict[str, Callable[[], Policy]] = {
     "lb-bsp": lambda: LBBSP("narx"),
     "self-adaptive": lambda: SelfAdaptive(total=6, every=2),

@@ -660,7 +660,7 @@ def test_is_installed_compares_the_wheel_itself(site: Path) -> None:
 
 
 def test_plain_progress_is_a_line_per_stage_and_tenth() -> None:
-    """However often the percentage is reported, each tenth is one line, and a new stage begins anew."""
+    """However often the percentage is reported, each tenth is one line, and a new stage begins again."""
     stream = io.StringIO()
     reporter = progress.Reporter(Console(file=stream))
     reporter.stage("compile")

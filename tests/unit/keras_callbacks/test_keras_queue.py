@@ -84,7 +84,7 @@ def test_a_rank_without_samples_gets_one_to_stand_in():
 
 
 def test_asking_again_for_a_batch_that_is_not_used_gives_the_same_one():
-    """As Keras does, which draws a batch to build a model, and then begins anew."""
+    """As Keras does, which draws a batch to build a model, and then begins again."""
     queue, balancer = queue_of(shuffle=True)
     assert queue.part(0).tolist() == queue.part(0).tolist() == epoch(queue, balancer)[0]
 

@@ -13,7 +13,7 @@ keras = tf.keras
 
 
 class Kept(keras.metrics.Metric):
-    """Keeps one number, which ``change`` makes anew of it and of what comes."""
+    """Keeps one number, which ``change`` makes again of it and of what comes."""
 
     def __init__(self, change):
         super().__init__(name="kept")

@@ -1,4 +1,4 @@
-"""LB-BSP on speeds that scatter or change: how often it splits anew, and how near the best split it stays."""
+"""LB-BSP on speeds that scatter or change: how often it splits again, and how near the best split it stays."""
 
 from __future__ import annotations
 

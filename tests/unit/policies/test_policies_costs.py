@@ -1,4 +1,4 @@
-"""What a sample costs each rank: averaged while it scatters, anew where it has moved."""
+"""What a sample costs each rank: averaged while it scatters, again where it has moved."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_there_is_no_bank_of_what_goes_by_drivers(of):
 
 
 def test_there_is_no_bank_of_what_has_learnt_something():
-    """It would begin anew."""
+    """It would begin again."""
     mixture = Mixture()
     mixture.update(3.0)
     assert bank_of(mixture, 2) is None

@@ -56,7 +56,7 @@ def test_mean_squared_errors_on_noise_are_those_of_the_docstrings():
 
 
 def test_reverting_equals_discounted_ridge_regression_over_all_rounds():
-    """Solved anew on all rounds with weights, where the predictor keeps five sums; as good for the errors before."""
+    """Solved again on all rounds with weights, where the predictor keeps five sums; as good for the errors before."""
     rng = np.random.default_rng(3)
     y = np.log(100) + np.cumsum(rng.normal(0, 0.005, 60)) + rng.normal(0, 0.01, 60)
     p, prior = Reverting(), np.array([0.2, 0.5])

@@ -112,4 +112,4 @@ def test_a_round_goes_through_no_worker_in_python():
             sys.setprofile(None)
         return count
 
-    assert steps(1000) < 3 * steps(100), "more rounds split anew where there are more workers"
+    assert steps(1000) < 3 * steps(100), "more rounds split again where there are more workers"

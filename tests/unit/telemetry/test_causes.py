@@ -146,7 +146,7 @@ def test_the_start_and_a_last_round_without_waiting_are_left_out():
 
 
 def test_a_rank_is_told_the_cost_that_the_report_tells():
-    """Not one that is computed anew from a part of the rounds."""
+    """Not one that is computed again from a part of the rounds."""
     own_s = np.full((80, 2), 0.05)
     own_s[::4, 0] += 0.20
     own_s[2::4, 1] += 0.20

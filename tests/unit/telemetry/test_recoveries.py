@@ -101,6 +101,6 @@ def test_a_report_tells_of_a_change_of_ranks(tmp_path):
     told, _ = changes(run, run.samples_per_s)
     assert [(change.round, change.kind) for change in told] == [(1, "ranks")]
     assert told[0].text == (
-        "the ranks met anew: 3 ranks go on, rank 2 of them new; "
+        "the ranks met again: 3 ranks go on, rank 2 of them new; "
         "the first round was over 9.9 s after a change was noticed"
     )

@@ -252,7 +252,7 @@ def test_something_else_is_not_overwritten(tmp_path, capsys):
     assert "exists and is no report" in capsys.readouterr().err
     assert page_file.read_text() == "my thesis"
     page_file.unlink()
-    assert [main(["report", str(path)]) for _ in range(2)] == [0, 0], "a report may be made anew"
+    assert [main(["report", str(path)]) for _ in range(2)] == [0, 0], "a report may be made again"
 
 
 def test_a_page_that_cannot_be_written_is_told_before_the_work(tmp_path, capsys):

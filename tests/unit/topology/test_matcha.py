@@ -339,7 +339,7 @@ def test_activation_bits_are_pinned():
 
 
 def test_numpy_integers_draw_as_pythons_do():
-    """A round counter out of an array draws what the plain integer draws on another rank, anew in each round."""
+    """A round counter out of an array draws what the plain integer draws on another rank, again in each round."""
     m = matcha(complete(8), 0.5)
     for k in range(20):
         assert m.active(np.int64(3), np.int64(k)).tolist() == m.active(3, k).tolist()
