@@ -21,7 +21,7 @@ factor ``weight = n_last / X`` follows at the end, n_last being of the last micr
 really used, S, are not the X planned, everybody multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
-gradient is further multiplied by the share that it did, S_i / x_i, and nobody multiplies by X / S.
+gradient is further multiplied by the share that it did, S_i / x_i, and no rank multiplies by X / S.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Balancer:
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
-        # Fewer than planned, in a round that nobody ends before its time: the data of this rank have ended.
+        # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
         fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
         self.meter.learn(short=fewer or self._planner.is_short(work.plan))
         return RoundReport(
@@ -299,7 +299,7 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.meter.done_at
-        # Transfers in layers are told with the others, and this is of the one at the end, whose time nobody knows then.
+        # Transfers in layers are told with the others, and this is of the one at the end, whose time is not known then.
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)

@@ -8,7 +8,7 @@ class HeteroError(Exception):
 
 
 class PlanMismatchError(HeteroError):
-    """The ranks hold different plans or different data. Going on would corrupt training, so nobody does."""
+    """The ranks hold different plans or different data. Going on would corrupt training, so all ranks stop."""
 
 
 class RoundStateError(HeteroError):

@@ -36,7 +36,7 @@ _WORDS = {
 def age_s() -> float:
     """Return the seconds since this rank began, to a hundredth; NaN where the system does not say (not Linux).
 
-    It began with its process. One that was started ahead, and made nobody wait, began when it was given its place.
+    It began with its process. One that was started ahead, and kept no rank waiting, began when it was given its place.
     """
     if given_at := os.environ.get("HOROVOD_GIVEN_PLACE_AT"):
         return time.monotonic() - float(given_at)

@@ -169,7 +169,7 @@ class Session:
         atexit.unregister(self._recorder.close)
 
     def _record(self) -> None:
-        """From now on somebody wants records; before, making them would be time lost."""
+        """Make records from now on; before, no one wants any."""
         if self.balancer.observer is None:
             self.balancer.observer = self._recorder
             atexit.register(self._recorder.close)

@@ -54,7 +54,7 @@ def layers_that_wait(model: Any) -> list[str]:
 def check_layers(model: Any, policy: str) -> None:
     """Refuse layers in which ranks wait for one another, unless all do the same anyway.
 
-    Their waiting is inside the graph, where nobody can tell it from computing: all ranks would seem equally fast.
+    Their waiting is inside the graph, where it cannot be told from computing: all ranks would seem equally fast.
     """
     if policy == "bsp":
         return

@@ -58,7 +58,7 @@ class BalancedLoader:
     drop_last
         Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
     check_data
-        Whether to compare, before the first round, a few samples of a dataset that holds tensors: parts that somebody
+        Whether to compare, before the first round, a few samples of a dataset that holds tensors: parts that a user
         has cut by hand would be cut again.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a

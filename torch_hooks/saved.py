@@ -21,7 +21,7 @@ speed. With other ranks, another policy or other options of it, shares are negot
 random generators, and what each rank has of its own, such as running statistics of batch norm (rank 0's become all
 ranks').
 
-Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs nobody
+Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs no rank
 to survive: neither Horovod nor hosts that are watched, but whoever starts the job again.
 """
 
@@ -223,7 +223,7 @@ class SavedTraining:
                 {"common", "place", "rates_for"} <= set(progress) and all(len(own) == 2 for own in progress["own"])
             ):
                 raise ValueError("something is missing")
-        except Exception as error:  # whatever a file that somebody else wrote makes of it
+        except Exception as error:  # whatever a file from elsewhere makes of it
             raise HeteroError(
                 f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
                 "begin again, or give another path"

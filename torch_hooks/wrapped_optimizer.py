@@ -20,7 +20,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._hooks: list[RemovableHandle] = []
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """For as long as this optimizer serves: an elastic training wraps the one inside again, with hooks of its own."""
+        """For as long as this optimizer serves: elastic training wraps the one inside again, with new hooks."""
         self._hooks.append(super().register_step_pre_hook(hook))
         return self._hooks[-1]
 

@@ -30,7 +30,7 @@ def printer(**options: Any) -> Console:
 
 
 def reader_left() -> bool:
-    """Hand over what was printed, and return whether nobody reads it any more; then Python is kept from saying so."""
+    """Hand over what was printed, and return True if no reader is left; then Python is kept from saying so."""
     if sys.stdout is None or sys.stdout.closed:
         return False
     try:

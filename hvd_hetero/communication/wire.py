@@ -131,7 +131,7 @@ class TensorWire(Wire, Protocol[Tensor]):
         """Call ``tell`` from now on whenever this process starts a call, also one of the user's own."""
 
     def line(self) -> Line[Tensor]:
-        """Return a line beside this wire; a collective call. It is free again once nobody holds it."""
+        """Return a line beside this wire; a collective call. It is free again once no one holds it."""
 
 
 class Line(TensorWire[Tensor], Protocol[Tensor]):

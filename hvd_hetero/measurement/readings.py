@@ -183,7 +183,7 @@ class ResourceMeter:
         limit, free = (float(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
         machine_bytes = limit
         for group in self._limits:
-            allowed, used = memory(group, machine_bytes)  # one of the machine's size or above holds nobody back
+            allowed, used = memory(group, machine_bytes)  # one of the machine's size or above holds no rank back
             limit, free = min(limit, allowed), min(free, allowed - used)
         return min(1.0, max(0.0, free / limit)) if limit > 0 else 0.0
 

@@ -221,7 +221,7 @@ class SpeedMeter:
         }
 
     def rest(self) -> None:
-        """There is time, while others compute: do what would delay somebody elsewhere."""
+        """There is time, while others compute: do what would delay a rank at another time."""
         self._learn_the_rest()
         if self.done_at - self._read_at > _LEISURE_S:
             self._read_at = self.done_at

@@ -98,7 +98,7 @@ class SpeedMeters:
         }
 
     def _read_drivers(self, done_s: Floats) -> None:
-        """Nobody predicts by them: they are for the report, and read now and then."""
+        """No predictor uses them: they are for the report, and read now and then."""
         due = done_s - self._read_at > _LEISURE_S
         if due.any():
             self._read_at[due] = done_s[due]

@@ -136,7 +136,7 @@ class _Devices:
 
 
 def relaxed_seconds(table: RoundTable, total: int) -> float:
-    """A time that no split can beat: Eq. 3 over the reals, every device saturated, nobody bounded."""
+    """A time that no split can beat: Eq. 3 over the reals, every device saturated, no bounds."""
     slope_s, intercept_s = table.figures("slope_s"), table.figures("intercept_s")
     if not all(0.0 < m < math.inf for m in slope_s):
         return -math.inf

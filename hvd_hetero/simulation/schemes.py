@@ -1,4 +1,4 @@
-"""Which schemes can be asked for by name: production's policies, with whom they average, and what needs a server."""
+"""The schemes that have names: production's policies, with which workers they average, and those with a server."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ r"""Schemes that need a parameter server and so exist only here: ASP, SSP and Dy
 Worker i, in its iteration c (its clock), pulls ω from the server, computes the gradient g on a batch of its own, pushes
 it, and goes on. The server applies what arrives, one push at a time:
 
-    ASP       ω <- ω - η g                                            nobody waits (non-blocking-sgd, Eq. 3)
+    ASP       ω <- ω - η g                                            no one waits (non-blocking-sgd, Eq. 3)
     SSP       the same, but iteration c begins only when c - min_j c_j <= s (Ho et al. 2013)
     DynSSP    SSP, with  ω <- ω - η (g - ḡ_c) / k  for the k-th push of clock c to arrive, ḡ_c the mean of those before:
               all updates of one clock together count as their mean, as in BSP, and a late one moves ω the less, 1/k

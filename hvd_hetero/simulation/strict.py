@@ -1,4 +1,4 @@
-"""Read a table of settings strictly: every key is asked for by name and type, and what nobody asked for is an error."""
+"""Read a table of settings strictly: each key is asked for by name and type, and any other one is an error."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Settings:
         return key in self._values
 
     def know(self, *keys: str) -> None:
-        """Keys that somebody else reads."""
+        """Keys that other code reads."""
         self._asked.update(keys)
 
     def rest(self) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _first_line(path: Path) -> bytes:
 def _header_if_any(path: Path, schema: str) -> dict[str, Any]:
     try:
         return _header(path, schema)
-    except (OSError, ValueError):  # it says of no run that it is a part of it, and may be anybody's
+    except (OSError, ValueError):  # it says of no run that it is a part of it, and may be any file
         return {}
 
 

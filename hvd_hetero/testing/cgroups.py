@@ -113,7 +113,7 @@ class CpuController:
                 continue
             try:
                 group.rmdir()
-            except OSError:  # somebody else removed it, or it was entered just now: either way it is not ours to remove
+            except OSError:  # removed by another process, or entered just now: not ours to remove
                 continue
             removed.append(group)
         return removed

@@ -153,7 +153,7 @@ def foreign_namespaces(server: socket.socket) -> dict[str, str]:
     found = {}
     for kind in ("net", "uts", "mnt"):
         mine = f"/proc/{os.getpid()}/ns/{kind}"
-        with contextlib.suppress(OSError):  # not allowed to look: then nobody has moved us either
+        with contextlib.suppress(OSError):  # not allowed to look: then no one has moved us either
             if os.readlink(mine) != os.readlink(f"/proc/{pid}/ns/{kind}"):
                 found[kind] = mine
     return found

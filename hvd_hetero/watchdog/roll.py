@@ -104,7 +104,7 @@ class RollCall:
 
     def wake(self) -> None:
         """End a `listen` of another thread, by a packet that says nothing."""
-        with suppress(OSError):  # closed meanwhile: then nobody listens
+        with suppress(OSError):  # closed meanwhile: then no one listens
             self._sockets[0].sendto(b"", self._sockets[0].getsockname())
 
     def close(self) -> None:

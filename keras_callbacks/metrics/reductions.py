@@ -1,7 +1,7 @@
 """How the states of one metric on several ranks make the state of all: by what its update does, read off the graph.
 
 A metric does not say what its variables are. Nearly all are sums over samples, which add up over ranks; but that of a
-maximum is none, and summed it would be a figure that nobody has seen. So the train step, once traced, is searched for
+maximum is none, and summed it would be a figure of no sample. So the train step, once traced, is searched for
 the assignment to each variable: ``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and of anything
 else nothing is known. Where an update is hidden in a function or a branch of its own, it counts as a sum.
 

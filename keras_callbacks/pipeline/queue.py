@@ -142,7 +142,7 @@ class RoundQueue:
             again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
             other = self._fresh and self._wanted_epoch != self._cutter.order.epoch
             if (new or again) and (self._used or other):
-                # Where nobody knew the rounds of an epoch beforehand, the pipeline has no end, and counts on.
+                # Where the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
             self._cut_what_is_known()
             return self._known[0][0].samples

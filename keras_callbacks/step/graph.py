@@ -63,7 +63,7 @@ class GraphRound:
         """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
 
         That saves a product with every gradient, another pass over all their memory. Not where a backward pass is not
-        in proportion to what it is given, as one that somebody has written may be; nor in types that round the weight.
+        in proportion to what it is given, as one that a user has written may be; nor in types that round the weight.
         """
         if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
             return loss

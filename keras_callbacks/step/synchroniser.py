@@ -117,7 +117,7 @@ class AllReduce(Synchroniser):
             means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share)
         else:
             weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
-            # One by one, so that none waits for another, and in place, since nobody else has them.
+            # One by one, so that none waits for another, and in place, since they are used nowhere else.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
             means, correction = self._mean(weighted, weighted + arrived, share=share)
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)

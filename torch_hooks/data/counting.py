@@ -30,7 +30,7 @@ _WAY_OUT = (
 class Collate:
     """Collates as told; no samples make no batch. A class, so that it reaches worker processes however they start.
 
-    ``counted``: whether somebody says how many samples a batch holds.
+    ``counted``: True: the user says how many samples a batch holds.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, *, counted: bool) -> None:

@@ -1,7 +1,7 @@
 """Worker processes of a loader end with their rank.
 
 A worker is a fork of its rank, with a copy of each of its connections to other ranks. If the rank is killed, these stay
-open, and nobody learns of it before the worker ends. By itself it looks for its parent every five seconds.
+open, and no other rank learns of it before the worker ends. By itself it looks for its parent every five seconds.
 """
 
 from __future__ import annotations

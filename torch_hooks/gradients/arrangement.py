@@ -106,7 +106,7 @@ class Arrangement:
         backward pass, for a frozen parameter has no gradient that would fill its bucket. Who freezes later may do so
         with all of a bucket that has left, as its sum is under way in any case.
 
-        Returns gradients that somebody else has changed.
+        Returns gradients that the user has changed.
         """
         self._layouts.agree()
         self._pattern = self._told

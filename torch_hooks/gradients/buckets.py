@@ -48,7 +48,7 @@ class Gradient:
         return self.parameter.numel() * self.parameter.element_size()
 
     def note(self, tensor: torch.Tensor, *, by_value: bool = False) -> None:
-        """Remember what has arrived: nobody else is to touch it."""
+        """Remember what has arrived: the user must not change it."""
         self.tensor = tensor
         self.version = tensor._version
         self.norm = norm_of(tensor) if by_value else None
@@ -166,7 +166,7 @@ class Bucket:
 
     @property
     def summed(self) -> bool:
-        """Whether the sums are there, so that nobody need wait for them."""
+        """Return True if the sums are there."""
         return self.under_way is not None and self.under_way.done
 
     def forget(self) -> None:
@@ -202,7 +202,7 @@ class Bucket:
         self.opened = True
 
     def take(self, member: Gradient, weight: float) -> torch.Tensor:
-        """Put a gradient that is here into its slot, weighed, and return it; nobody else may touch it from now on."""
+        """Put a gradient that is here into its slot, weighed, and return it; the user must not change it any more."""
         if member.slot is None:
             taken = member.dense()
             if not member.weighed:

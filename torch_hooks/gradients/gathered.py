@@ -1,4 +1,4 @@
-"""What a round of several micro-batches has gathered so far, and whether somebody else has changed it."""
+"""What a round of several micro-batches has gathered so far, and whether the user has changed it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gathered:
     """The gradients that a round's backward passes add to, as each of them left them.
 
     A backward pass adds in place, which raises the version of the tensor by one; so does our re-scaling, for all of
-    them at once. Any other version, or another tensor, is of somebody else. What is written through ``.data`` or
+    them at once. Any other version, or another tensor, is a change by the user. What is written through ``.data`` or
     ``.numpy()`` raises no version: in the first rounds norms are compared, too, right before a backward pass adds.
     """
 
@@ -70,7 +70,7 @@ class Gathered:
                     self._hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def added(self, parameter: torch.Tensor, *, complete: bool) -> None:
-        """A backward pass has added to its gradient: raise if that was not all. Nobody adds to a complete one."""
+        """A backward pass has added to its gradient: raise if that was not all: nothing is added to a complete one."""
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
         version = gradient._version - self._rescaled

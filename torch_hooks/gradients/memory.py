@@ -5,7 +5,7 @@ two, into a buffer and out again. (Horovod still has a buffer for what is small 
 are copied as soon as they are computed, while they are in the processor's cache, and multiplied by the weight of this
 rank on the way.
 
-The memory serves in every round: a gradient that somebody keeps is overwritten in the next one, as those of PyTorch's
+The memory serves in every round: a gradient that the user keeps is overwritten in the next one, as those of PyTorch's
 DDP are with ``gradient_as_bucket_view``. To keep one, clone it. A bucket takes another memory where training
 itself still reads a former gradient (``gradients.memory_in_use``).
 """

@@ -6,7 +6,7 @@ of the indices and one of the values; ranks may have lists of any length, also n
 row is taken in the same order on every rank, so all ranks hold the same bits.
 
 **The layout of a parameter** must be agreed before a rank may send for a parameter of which it has no gradient: an
-empty list, or zeros? Nobody knows but the ranks that have one. So in the first round in which a parameter is trained,
+empty list, or zeros? Only the ranks that have one know. So in the first round in which a parameter is trained,
 the ranks tell one another what they have seen of it (one collective, once); of one that no rank has seen, zeros are
 sent. From then on the layout stays: a gradient that comes in the other one is converted, which changes nothing but the
 cost. ``SparseAdam`` takes nothing but sparse gradients, so there the layout is known beforehand.

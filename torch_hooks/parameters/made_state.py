@@ -45,7 +45,7 @@ class MadeState:
         self._as_made = list(self._sketch())
 
     def forget_unless_received(self) -> None:
-        """Nobody had any, if it is still as it was made: begin without."""
+        """No rank had any, if it is still as it was made: begin without."""
         if list(self._sketch()) == self._as_made:
             self._optimizer.state.clear()
 

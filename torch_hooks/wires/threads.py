@@ -20,7 +20,7 @@ class TorchThreadWire(ThreadWire):
         def in_place(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             total = _total(tensors)
             for each in tensors:
-                each.data.copy_(total)  # raises no version: what changes on the wire is nobody's change
+                each.data.copy_(total)  # raises no version: it is no change by the user
             return tensors
 
         return self._come(("sum", tensor.shape, tensor.dtype), name, tensor, in_place)

@@ -23,7 +23,7 @@ sent them all, and for the table without regard to buckets. What is lost, compar
 bucket waits for its turn.
 
 **Gathers of unequal rows** need the numbers of rows of all ranks. These travel with as many rows as the last call of
-this name has shown to be enough. If they are not enough, a second call follows, once somebody asks for the result. The
+this name has shown to be enough. If they are not enough, a second call follows, once the result is asked for. The
 second calls of a line start in the order of its first calls. They go through the wire itself: at this time the
 training thread waits, so they have a place in the program, as all calls of the first kind.
 

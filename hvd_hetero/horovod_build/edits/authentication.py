@@ -1,7 +1,7 @@
 """Edits that let a job talk to its own processes only.
 
 The launcher of a job listens for its ranks, and elastic ranks for their launcher. Released Horovod listens at every
-address, takes requests from anybody, and unpickles some of what they hold: whoever reaches the port runs code as the
+address, takes requests from any sender, and unpickles some of what they hold: whoever reaches the port runs code as the
 user of the job (CVE-2024-10190 of the elastic launcher, CVE-2026-31234 of ``horovod.run``).
 
 With these edits launcher and ranks share a key, through their environment, which other users cannot read. Each request

@@ -3,7 +3,7 @@
 Where a rank dies, those that exchange messages with it see their connections break, and give up. The others wait for
 those, whose connections stay open: Horovod closes the ones of the job as a whole, and forgets those of process sets,
 over which all collectives go. So they wait for ``HOROVOD_GLOO_TIMEOUT_SECONDS`` (30) in vain. And a process that was
-forked from a rank, as a loader's worker is, holds its connections too, so that closing them tells nobody.
+forked from a rank, as a loader's worker is, holds its connections too, so that closing them tells no other rank.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit

@@ -7,7 +7,7 @@ ever, and with them every rank. So the tensors are put aside, and the same threa
 it holds no lock of Horovod's.
 
 And a thread that was about to send, and comes to the queue once that is done, is told so. A released Horovod takes its
-tensor: nobody sends it, its sender waits for ever, and after ``hvd.init()`` it is offered to the ranks of then.
+tensor: it is never sent, its sender waits for ever, and after ``hvd.init()`` it is offered to the ranks of then.
 """
 
 from hvd_hetero.horovod_build.edits.edit import Edit

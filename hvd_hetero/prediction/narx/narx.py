@@ -164,7 +164,7 @@ class NARX(Predictor):
             try:
                 training.submit(job)
             except RuntimeError as error:  # no thread to be had, or the interpreter is ending
-                # The job may stand in the queue all the same: should it ever run, nobody waits for its result.
+                # The job may stand in the queue all the same: should it ever run, its result is not used.
                 self._trainer, self._results = 0, deque()
                 if not self._warned:
                     log.warning("NARX keeps its parameters, a training could not be started: %r", error)
