@@ -7,8 +7,9 @@
     hvd-hetero/horovod/work-*/                  a build under way
 
 A wheel appears by a rename within one file system, so that it is there whole or not at all. Its digest tells when it
-was damaged later. It does not protect against an attacker who can write into the user's own directories. Only
-the holder of the lock makes work directories, so whatever it finds of them was left by a build that was killed, and is removed.
+was damaged later. It does not protect against an attacker who can write into the user's own directories. Only the
+holder of the lock makes work directories, so whatever it finds of them was left by a build that was killed, and is
+removed.
 """
 
 import fcntl
