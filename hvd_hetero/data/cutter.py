@@ -90,8 +90,7 @@ class Cutter:
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:
         """Cut round after round, and yield this rank's micro-batches with their samples: of each round at least one.
 
-        So a loader that draws L of them ahead is at most L rounds ahead. What is left of a round that ended early is not
-        yielded.
+        So a loader that draws L of them ahead is at most L rounds ahead. A round that has ended early yields no more.
         """
         while self.more:
             cut = self.cut()
