@@ -33,15 +33,18 @@ def job_processes(run_dir: Path) -> list[psutil.Process]:
 
 
 def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 15.0) -> list[psutil.Process]:
-    """Ask all processes of the job to end, kill those that did not within ``patience_s``; returns the unkillable."""
+    """Ask all processes of the job to end, kill those that did not within ``patience_s``; returns the unkillable.
+
+    A process that ends loses its environment with its memory, which takes a while, and only then its files and its
+    sockets. So whoever was found once is waited for until it is gone.
+    """
+    known: set[psutil.Process] = set()
 
     def alive() -> list[psutil.Process]:
-        processes = {process.pid: process for process in job_processes(run_dir)}
+        known.update(job_processes(run_dir))
         with suppress(psutil.NoSuchProcess):
-            processes |= {process.pid: process for process in psutil.Process(root).children(recursive=True)}
-            if psutil.Process(root).status() != psutil.STATUS_ZOMBIE:
-                processes[root] = psutil.Process(root)
-        return list(processes.values())
+            known.update([psutil.Process(root), *psutil.Process(root).children(recursive=True)])
+        return [process for process in known if _lives(process)]
 
     begin_s = time.monotonic()
     asked: set[int] = set()
@@ -58,6 +61,12 @@ def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 
                     asked.add(process.pid)
         time.sleep(_POLL_S)
     return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def stacks(run_dir: Path, patience_s: float = 3.0) -> dict[int, str]:

@@ -26,10 +26,11 @@ def folder(preloaded, monkeypatch, tmp_path):
 
 
 def alive(folder):
+    """The processes that work there, but for those that have ended already and whose memory is being given back."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.pid != os.getpid() and process.cwd() == str(folder):
+            if process.pid != os.getpid() and process.cwd() == str(folder) and process.cmdline():
                 found.append(process)
     return found
 

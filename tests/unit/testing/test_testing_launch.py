@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import textwrap
 import time
@@ -16,7 +17,7 @@ import pytest
 from pids import ended
 
 from hvd_hetero.testing import HangError, LaunchError, Preloaded, RankError, launch, report
-from hvd_hetero.testing.processes import stacks
+from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.rank import RUN_DIR
 
 HOROVODRUN = """
@@ -278,6 +279,19 @@ def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
     with pytest.raises(KeyError, match="the caller's own"):
         run("print(os.getpid()); time.sleep(1000)", 1, on_line=on_line, timeout_s=20)
     assert ended(pids[0])
+
+
+def test_a_process_has_not_ended_while_its_memory_is_given_back(tmp_path):
+    """It has no environment then, by which the job's processes are told from others, but still its sockets."""
+    large = "import time; memory = bytearray(b'1') * (1 << 29); print(flush=True); time.sleep(100)"
+    environment = dict(os.environ) | {RUN_DIR: str(tmp_path)}
+    with (
+        subprocess.Popen(["sleep", "100"]) as root,
+        subprocess.Popen([sys.executable, "-c", large], env=environment, stdout=subprocess.PIPE) as member,
+    ):
+        member.stdout.readline()
+        assert end_job(tmp_path, root.pid) == []
+        assert psutil.Process(member.pid).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
