@@ -19,9 +19,10 @@ the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound 
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
-for P pairs and p unknowns. With Gaussian noise whose τ is found from the same pairs, 98 % of such ranges hold the
-truth; three pairs allow nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ
-never changes, b and c cannot be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no
+for P pairs and p unknowns. With Gaussian noise, and four rounds of one size to tell τ, 96 to 99 % of such ranges hold
+the truth (200 runs each of 3 to 40 pairs). Where no two rounds are of one size, 70 to 93 % of those of 3 to 12 pairs
+do. Three pairs allow nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ never
+changes, b and c cannot be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no
 more of it than it has seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a
 large c, and moves b.
 

@@ -151,7 +151,7 @@ def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
 
 
 def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
-    """β and γ of a rank, from all rounds after the start-up."""
+    """β and γ of a rank, from all rounds after the start-up in which it had something to do."""
     samples, counts = run.samples[:, rank], cut[:, rank]
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
     whole: NDArray[np.bool_] = samples == run.plan[:, rank]
@@ -166,11 +166,10 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
     drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
-    usable, later = known[:, rank], slice(_COLD_ROUNDS, None)
-    seconds = np.where(usable, busy_s[:, rank], 1.0)
-    once_s = run.once_s[later, rank]
+    used = _COLD_ROUNDS + np.flatnonzero(known[_COLD_ROUNDS:, rank])
+    once_s = run.once_s[used, rank]
     return fixed_samples(
-        np.where(usable, samples, 1.0)[later], np.where(usable, counts, 1.0)[later], seconds[later], paired[later],
+        samples[used] * 1.0, counts[used] * 1.0, busy_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1),
         most_round_s=float(np.median(once_s)) if (once_s > 0).all() else math.inf,
     )  # fmt: skip
 

@@ -275,3 +275,12 @@ def test_three_noisy_pairs_hold_the_truth_as_often_as_many(beta):
         found = fixed_samples(samples, counts, seconds, np.isin(np.arange(9), (0, 2, 4)))
         held += found.least.micro_batch <= beta <= found.most.micro_batch
     assert held >= 95
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_rounds_in_which_a_rank_had_no_samples_say_nothing_of_its_cost(tmp_path, every):
+    """All of its rounds are alike, so its cost is not known: up to 99 times its 32 samples, as of one never idle."""
+    lines = [_line(k, *(([64, 32], [0.1, 0.2]) if k % every == 0 else ([96, 0], [0.15, 0.0]))) for k in range(60)]
+    found = replay(read_run(_written(tmp_path, lines)))
+    least, _, most = found.fixed_s[1]
+    assert (least, most) == (0.0, pytest.approx(0.99 * 0.2))
