@@ -139,10 +139,3 @@ def test_data_cut_by_hand_into_parts_of_equal_length_are_told_before_the_first_r
 def test_what_cannot_work_is_refused_with_the_way_out(ranks, attempt, message):
     for rank in ranks:
         assert re.match(message, rank["refusals"][attempt])
-
-
-def test_after_a_passing_slowdown_the_split_is_the_equal_one_again_where_half_of_a_step_is_fixed(ranks):
-    outcome = ranks[0]["recovers_from_a_passing_slowdown"]
-    assert outcome["slow"][1] < 32
-    shares = sorted(rank for _, rank in outcome["after"])
-    assert abs(shares[len(shares) // 2] - 64) <= 13, "20 rounds later; speeds alone stayed at a few samples"

@@ -405,26 +405,6 @@ def data_cut_by_hand() -> dict:
     return said
 
 
-def recovers_from_a_passing_slowdown() -> dict:
-    """Two ranks of t = 5 + 0.1 x ms, one of them ten times slower for 30 rounds: half of an equal share is fixed."""
-    model = linear()
-    balance = LoadBalance("lb-bsp", global_batch=128)
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance, model.named_parameters())
-    plans = []
-    for round in range(100):
-        plans.append(balance.plan)
-        samples = balance.batch_size
-        balance.batch(samples)
-        slow = 10.0 if hvd.rank() == 1 and 20 <= round < 50 else 1.0
-        until_s = time.perf_counter() + slow * (5e-3 + 1e-4 * samples)
-        loss = model(X[:4]).square().mean()
-        time.sleep(max(until_s - time.perf_counter(), 0.0))
-        loss.backward()
-        optimizer.step()
-    optimizer.close()
-    return {"slow": plans[48], "after": plans[75:]}
-
-
 CASES = [
     worker_processes_change_nothing,
     balanced_with_workers,
@@ -442,7 +422,6 @@ CASES = [
     different_data,
     data_cut_by_hand,
     trained_on_one_rank_alone,
-    recovers_from_a_passing_slowdown,
 ]
 
 
