@@ -372,13 +372,13 @@ def test_times_that_are_none_are_errors_that_name_them(name, value):
 
 
 def test_this_machine_can_be_read_quickly_and_within_bounds():
-    """A read costs well under a millisecond; the bound is generous, as tests share their machine."""
+    """A read takes well under a millisecond of a processor; the bound is generous, because machines differ."""
     meter = ResourceMeter(time.monotonic, interval_s=0.0)
     spent = []
     for _ in range(50):
-        began = time.perf_counter()
+        began = time.thread_time()
         reading = meter.read()
-        spent.append(time.perf_counter() - began)
+        spent.append(time.thread_time() - began)
         assert 0.0 <= reading.cpu <= 1.0
         assert 0.0 < reading.memory <= 1.0
     assert statistics.median(spent) < 50e-3
@@ -386,9 +386,9 @@ def test_this_machine_can_be_read_quickly_and_within_bounds():
     lazy.read()
     spent = []
     for _ in range(200):
-        began = time.perf_counter()
+        began = time.thread_time()
         lazy.read()
-        spent.append(time.perf_counter() - began)
+        spent.append(time.thread_time() - began)
     assert statistics.median(spent) < 50e-6
 
 

@@ -173,10 +173,10 @@ def test_a_round_costs_little(name):
     p = MAKERS[name]()
     spent = []
     for speed, cpu, memory in walk(60):
-        began = time.perf_counter()
+        began = time.thread_time()  # other processes may have the processor meanwhile
         p.predict(cpu, memory)
         p.update(speed, cpu, memory)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.thread_time() - began)
     assert sorted(spent)[30] < COST_S.get(name, 0.005)
 
 

@@ -329,13 +329,13 @@ def test_a_state_goes_on_in_a_predictor_with_other_options():
 
 
 def test_a_round_costs_at_most_a_few_dozen_microseconds():
-    """The target is 50; the bound is wide because tests share their machine. The benchmark measures."""
+    """The target is 50; the bound is wide because machines differ. The benchmark measures."""
     narx, spent = NARX(), []
     for v, c, m in driven(300):
-        began = time.perf_counter()
+        began = time.thread_time()  # without trainings, and without other processes
         narx.predict(c, m)
         narx.update(v, c, m)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.thread_time() - began)
     assert sorted(spent)[150] < 200e-6
 
 
