@@ -36,7 +36,8 @@ def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 
     """Ask all processes of the job to end, kill those that did not within ``patience_s``; returns the unkillable.
 
     A process that ends loses its environment with its memory, which takes a while, and only then its files and its
-    sockets. So whoever was found once is waited for until it is gone.
+    sockets. So whoever was found once is waited for until it is gone. One with threads is a zombie as soon as its main
+    thread has ended, and its memory and sockets are those of the last thread.
     """
     known: set[psutil.Process] = set()
 
@@ -65,7 +66,7 @@ def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 
 
 def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     return False
 
 

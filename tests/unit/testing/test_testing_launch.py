@@ -281,9 +281,20 @@ def test_a_caller_that_raises_takes_the_job_with_it(run, tmp_path):
     assert ended(pids[0])
 
 
-def test_a_process_has_not_ended_while_its_memory_is_given_back(tmp_path):
-    """It has no environment then, by which the job's processes are told from others, but still its sockets."""
-    large = "import time; memory = bytearray(b'1') * (1 << 29); print(flush=True); time.sleep(100)"
+@pytest.mark.parametrize("threads", [0, 4])
+def test_a_process_has_not_ended_while_its_memory_is_given_back(tmp_path, threads):
+    """It has no environment then, by which the job's processes are told from others, but still its sockets.
+
+    With threads it is a zombie from the end of its main thread on, and the last of them gives the memory back.
+    """
+    large = f"""
+import threading, time
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(100,)).start()
+memory = bytearray(b"1") * (1 << 29)
+print(flush=True)
+time.sleep(100)
+"""
     environment = dict(os.environ) | {RUN_DIR: str(tmp_path)}
     with (
         subprocess.Popen(["sleep", "100"]) as root,
@@ -292,6 +303,7 @@ def test_a_process_has_not_ended_while_its_memory_is_given_back(tmp_path):
         member.stdout.readline()
         assert end_job(tmp_path, root.pid) == []
         assert psutil.Process(member.pid).status() == psutil.STATUS_ZOMBIE
+        assert os.listdir(f"/proc/{member.pid}/task") == [str(member.pid)]
 
 
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
