@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvd_hetero.testing import HangError, RankError, remove_stale_groups
+from hvd_hetero.testing import HangError, RankError
 
 pytestmark = pytest.mark.distributed
 HANG = Path(__file__).parent / "workers" / "hang.py"
@@ -79,7 +79,8 @@ def test_a_rank_that_is_killed_is_reported_so_and_leaves_no_control_group(launch
         launch("hang.py", 2, ["kill"], framework="torch")
     assert caught.value.exit_codes[1] == -signal.SIGKILL
     assert alive(folder) == []
-    assert remove_stale_groups() == []
+    # Its own: ranks of other tests may be killed in groups at the same time.
+    assert not any(Path(group).exists() for group in caught.value.result.stdout[1].splitlines())
 
 
 def test_ranks_do_not_outlive_their_launcher(folder):
@@ -98,7 +99,8 @@ def test_ranks_do_not_outlive_their_launcher(folder):
     ) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     for process in alive(folder):  # the rank's own child: nobody promised that it follows
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     assert left == []
 
 

@@ -92,10 +92,9 @@ def test_the_group_of_a_killed_process_is_removed_by_the_next_and_that_of_a_livi
         assert group.exists()
         holder.kill()
     deadline_s = time.monotonic() + 15
-    while group not in (removed := remove_stale_groups()) and group.exists() and time.monotonic() < deadline_s:
+    while group not in remove_stale_groups() and group.exists() and time.monotonic() < deadline_s:
         time.sleep(0.005)
-    assert group in removed
-    assert not group.exists()
+    assert not group.exists(), "removed here, or by another test of this machine that has looked first"
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, float("nan"), float("inf")])
