@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from functools import partial
 from types import SimpleNamespace
 
@@ -137,7 +138,7 @@ def test_the_end_comes_where_standard_error_is_no_file(monkeypatch):
 
 
 def test_a_rank_at_work_is_named_by_one_rank_and_nobody_ends(caplog):
-    ranks = Ranks(3)
+    ranks = Ranks(3, Patience(warn=SHORT.warn, deadlock=SHORT.deadlock, silent=60))  # a busy machine is no silence
     ranks.run(waits_for_one_that_works, waits_for_one_that_works, works)
     assert ranks.ended == {}
     said = [record.getMessage() for record in caplog.records if "has waited for" in record.getMessage()]
@@ -198,6 +199,11 @@ def test_looking_goes_on_while_other_trainings_begin_and_end_in_the_process():
     assert not failures
 
 
+def stack_of(thread):
+    """The frames of a thread, the innermost first."""
+    return [frame for frame, _ in traceback.walk_stack(sys._current_frames()[thread.ident])]
+
+
 def test_locate_names_the_users_line_and_the_call_that_waits():
     found = []
 
@@ -207,7 +213,8 @@ def test_locate_names_the_users_line_and_the_call_that_waits():
     done = threading.Event()
     thread = threading.Thread(target=train)
     thread.start()
-    time.sleep(0.1)
+    while not any(frame.f_code.co_name == "wait" for frame in stack_of(thread)):
+        time.sleep(0.01)
     found.append(locate(thread.ident, ("waits_here",)))
     done.set()
     thread.join()
@@ -261,8 +268,10 @@ from hvd_hetero.watchdog.whereabouts import _frame_of, locate
 class Lets:
     def __init__(self):
         self.itself = self
+        living.add(id(self))
 
     def __del__(self):
+        living.discard(id(self))
         time.sleep(0)  # lets other threads run, in the middle of a collection
 
 def begins_and_ends():
@@ -275,7 +284,8 @@ def begins_and_ends():
 
 def looks():
     while True:
-        [Lets() for _ in range(20)]
+        while len(living) < 200:  # more would come during each collection than it finds, and the next take for ever
+            Lets()
         locate(main, ())
         looked.append(None)
 
@@ -285,7 +295,7 @@ def deep(calls, seconds):
     else:
         time.sleep(seconds)
 
-main, looked = threading.get_ident(), []
+main, looked, living = threading.get_ident(), [], set()
 gc.set_threshold(1)
 sys.setswitchinterval(1e-5)
 for _ in range(8):
