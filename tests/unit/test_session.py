@@ -58,25 +58,25 @@ def sessions(size, **options):
 
 def ours():
     """Threads of this package, without those that greet a rank and are gone then."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith(("hvd-hetero-signals", "hvd-hetero-watchdog"))]
+    mine = ("hvd-hetero-signals", "hvd-hetero-watchdog")
+    return {thread for thread in threading.enumerate() if thread.name.startswith(mine)}
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
 def test_a_training_that_is_dropped_is_gone_with_its_threads(tmp_path, monkeypatch, telemetry):
     """Its watchdog held it, so that each LoadBalance of a process stayed, with two threads and its sockets."""
     monkeypatch.setattr("hvd_hetero.watchdog.watchdog._ANSWERS_FOR_S", 0.0)
-    before = ours()
+    before = ours()  # of other tests, which may end meanwhile
     made = sessions(2, telemetry=tmp_path / "run.jsonl" if telemetry else None)
     held = [weakref.ref(session.balancer) for session in made]
-    assert len(ours()) == len(before) + 4
+    assert len(ours() - before) == 4
     made.clear()
     gc.collect()
     assert [balancer() for balancer in held] == [None, None]
     until = time.monotonic() + 10
-    while ours() != before and time.monotonic() < until:
+    while ours() - before and time.monotonic() < until:
         time.sleep(0.02)
-    assert ours() == before
+    assert ours() <= before
     if telemetry:
         assert json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["workers"] == 2
 
@@ -85,7 +85,7 @@ def test_a_training_that_is_closed_leaves_no_thread():
     before = ours()
     for session in sessions(2):
         session.close()
-    assert ours() == before
+    assert ours() <= before
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_what_is_gathered_and_does_not_fit(change, says):
     before = threads_and_descriptors()
     with pytest.raises(HeteroError, match=says):
         Root(change=change)
-    eventually(lambda: threads_and_descriptors() == before)
+    eventually(lambda: threads_and_descriptors() <= before)
 
 
 def test_a_rank_that_cannot_listen_takes_part_in_the_gather(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_rank_without_descriptors_says_so_and_raises_nothing(monkeypatch, lack
     sockets, troubles = addressing.listen_to_packets()
     assert sockets == []
     assert "Too many open files" in troubles
-    assert threads_and_descriptors() == before
+    assert threads_and_descriptors() <= before
 
 
 def test_unreachable_parent_is_said_once(caplog):

@@ -15,7 +15,6 @@ import time
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-import psutil
 import pytest
 from signal_groups import PATIENT_S, Group, Root, eventually, say, threads_and_descriptors
 
@@ -42,7 +41,7 @@ def test_size_one_has_no_thread_and_no_socket():
     gc.collect()  # what other tests have left
     before = threads_and_descriptors()
     channel = SignalChannel(0, 1, gather=None)
-    assert threads_and_descriptors() == before
+    assert threads_and_descriptors() <= before
     assert channel.wait_connected(0)
     assert not channel.raised(3)
     channel.raise_signal(3)
@@ -242,15 +241,22 @@ def test_calls_take_little_time():
 
 
 def test_it_sleeps_while_nothing_happens():
-    """Connected and idle, the threads of eight ranks together take less than a fifth of a core: they do not poll."""
+    """Connected and idle, the threads of eight ranks do not wake up."""
+    others = set(threading.enumerate())
     with Group(8):
-        process = psutil.Process()
-        time.sleep(0.05)
-        before = sum(process.cpu_times()[:2])
-        switches = sum(process.num_ctx_switches())
+        relays = {thread for thread in threading.enumerate() if thread.name.startswith("hvd-hetero-signals")} - others
+
+        def waits():
+            """How often each thread has gone to sleep."""
+            paths = [Path("/proc/self/task", str(thread.native_id), "status") for thread in relays]
+            return [int(path.read_text().rpartition("\nvoluntary_ctxt_switches:")[2].split()[0]) for path in paths]
+
+        assert len(relays) == 8
+        time.sleep(0.2)
+        before = waits()
         time.sleep(0.5)
-        assert sum(process.cpu_times()[:2]) - before <= 0.1  # counted in hundredths of a second
-        assert sum(process.num_ctx_switches()) - switches < 100
+        slept = [now - then for now, then in zip(waits(), before, strict=True)]
+        assert max(slept) <= 2, "a busy machine may end a handshake late; a thread that polls wakes up time and again"
 
 
 def test_close_leaves_nothing():
@@ -260,13 +266,13 @@ def test_close_leaves_nothing():
     with Group(3) as group:
         group[0].raise_signal(1)
     group[0].close()
-    eventually(lambda: threads_and_descriptors() == before)
+    eventually(lambda: threads_and_descriptors() <= before)
     with pytest.raises(HeteroError, match="closed"):
         group[0].raise_signal(2)
     assert group[0].raised(1)
     Group(2)
     gc.collect()
-    eventually(lambda: threads_and_descriptors() == before)
+    eventually(lambda: threads_and_descriptors() <= before)
 
 
 def test_raised_and_closed_at_once_is_still_said():
