@@ -61,6 +61,9 @@ def _message(obj: Any, name: str) -> memoryview:
 def _pickles(messages: memoryview, name: str, expected: int) -> list[memoryview]:
     left, mine, names, found = messages, checksum(name.encode()), set(), []
     while left:
+        if len(left) < _HEADER.size:
+            names.add(-1)  # of a call that is not ours
+            break
         of_call, length = _HEADER.unpack_from(left)
         end = _HEADER.size + length
         names.add(of_call)

@@ -111,6 +111,15 @@ def test_ranks_that_are_out_of_step_hear_so(calls: list[Callable[[Gather], Any]]
     on_ranks(2, rank)
 
 
+@pytest.mark.parametrize("foreign", [b"", b"\x07", b"\x07" * 11, b"\x07" * 12, b"\xff" * 50])
+def test_bytes_of_a_call_of_the_users_own_are_no_object(foreign: bytes) -> None:
+    """TensorFlow pairs it with a call of this package, since both gather bytes."""
+    with pytest.raises(HeteroError, match="ranks are out of step: in 'A', which 2 of them tell, "):
+        all_objects("mine", "A", 2, lambda _, mine: memoryview(bytes(mine) + foreign))
+    with pytest.raises(HeteroError, match="ranks are out of step: in 'A', which 1 of them tell, "):
+        object_of(None, False, "A", lambda *_: memoryview(foreign))
+
+
 def test_an_object_that_cannot_travel_is_said_where_it_is() -> None:
     with pytest.raises(TypeError, match="pickle"):
         all_objects(threading.Lock(), "all", 1, lambda _, mine: mine)
