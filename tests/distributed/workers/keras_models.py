@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 from keras_fits import FEATURES, SAMPLES, UNEQUAL, against_one_process, data, network, spread, trained
+from told_speeds import supersteps
 
-from hvd_hetero.policies import ElasticBSP, StaticAllocation
+from hvd_hetero.policies import StaticAllocation
 
 keras = tf.keras
 
@@ -80,16 +80,9 @@ def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
 
 def local_updates_follow_a_schedule() -> dict:
     """Ranks that make different numbers of updates are at different places of a schedule, and nothing is wrong."""
-
-    class Slow(keras.Model):
-        def train_step(self, batch):
-            tf.numpy_function(lambda: time.sleep(0.02 * (hvd.rank() == 0)), [], [])
-            return super().train_step(batch)
-
-    inputs = keras.layers.Input((FEATURES,))
-    model = Slow(inputs, keras.layers.Dense(1)(inputs))
+    model = network()
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
-    _, balance = trained(model, keras.optimizers.SGD(rate), policy=ElasticBSP(3, updates="local"), epochs=3)
+    _, balance = trained(model, keras.optimizers.SGD(rate), policy=supersteps(updates="local"), epochs=3)
     return {
         "updates": hvd.allgather_object(int(model.optimizer.iterations)),
         "rounds": balance.rounds,

@@ -20,9 +20,9 @@ import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_exactness import SAMPLES, Net, samples
 from pool import serve
+from told_speeds import supersteps
 
-from hvd_hetero.policies import BSP, ElasticBSP, LBNonBlocking, NonBlocking, Policy
-from hvd_hetero.prediction import EMA
+from hvd_hetero.policies import BSP, LBNonBlocking, NonBlocking, Policy
 from hvd_hetero.topology.mixing import resolve_mixing
 from keras_callbacks import LoadBalance, resize_batches
 
@@ -30,22 +30,6 @@ keras = tf.keras
 RATE = 0.05
 EPOCHS = 2
 SLOW_S = 0.02  # more for every micro-batch of rank 0: rounds end early only where ranks differ
-
-
-class Told(EMA):
-    """Forecasts one speed, whatever is measured: how far supersteps differ is not up to how busy the machine is."""
-
-    def __init__(self, speed: float) -> None:
-        super().__init__()
-        self.speed = speed
-
-    def predict(self, cpu: float | None = None, memory: float | None = None) -> float:
-        return self.speed  # past the bounds of `Predictor`, which keep forecasts near what was measured
-
-
-def supersteps(**options: Any) -> ElasticBSP:
-    """Rank i does i + 1 micro-batches. Speeds are told so low that no busy machine makes them look too fast."""
-    return ElasticBSP(3, predictor=Told(0.01 * (1 + hvd.rank())), **options)
 
 
 def train(
