@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import ExitStack
 from functools import partial
 
 import numpy as np
 import psutil
 import pytest
+from clocks import JumpingClock
 from pids import ended
 
 from hvd_hetero.testing import HangError, LaunchError, Preloaded, RankError, launch, report
@@ -187,17 +187,6 @@ def test_a_launch_that_fails_before_any_rank_shows_what_horovodrun_said(run):
     with pytest.raises(RankError, match=r"horovodrun exited with 1\n(.|\n)*horovodrun: no slots") as caught:
         run("", options=["--refuse"])
     assert caught.value.exit_codes == {}
-
-
-class JumpingClock:
-    """The clock of the launcher, which may be moved on, so that a test neither waits for a limit nor races with it."""
-
-    def __init__(self):
-        self.ahead_s = 0.0
-        self.sleep = time.sleep
-
-    def monotonic(self):
-        return time.monotonic() + self.ahead_s
 
 
 def test_a_job_that_hangs_is_ended_with_all_threads_of_all_living_ranks_in_the_message(run, monkeypatch):

@@ -1,10 +1,9 @@
 """Forks of a process with its imports done: how they end, and agents among them."""
 
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
+from clocks import JumpingClock
 from pids import ended
 
 from hvd_hetero.testing import HangError, Preloaded, RankError, launch, rank
@@ -44,8 +43,7 @@ def test_an_agent_and_its_ranks_are_forks_of_the_process_that_has_imported(run, 
 
 def test_an_agent_ends_with_a_job_that_hangs(run, monkeypatch):
     """The launcher's clock is moved on once the rank is there, however long a busy machine takes to start it."""
-    clock = SimpleNamespace(ahead_s=0.0, sleep=time.sleep)
-    clock.monotonic = lambda: time.monotonic() + clock.ahead_s
+    clock = JumpingClock()
     monkeypatch.setattr(sys.modules["hvd_hetero.testing.launch"], "time", clock)
     with pytest.raises(HangError) as caught:
         run("print('here'); time.sleep(1000)", timeout_s=60, on_line=lambda *_: setattr(clock, "ahead_s", 60.0))

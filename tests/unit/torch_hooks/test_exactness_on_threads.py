@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
+from clocks import ThreadClock
 
 torch = pytest.importorskip("torch")
 
@@ -30,24 +30,12 @@ CASES = [(policy, 3) for policy in policies(3)]
 CASES += [(TRIALS, ranks) for ranks in (2, 4)]  # of each other one, 2, 3 and 4 real ranks show the same
 
 
-class Clock(threading.local):
-    """Each thread's own seconds, which move with the samples that it computes."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def pass_s(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
     for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 200), ("MEMBERS", 2)):
         monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.buckets.{name}", size)
-    clock = Clock()
+    clock = ThreadClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     return clock
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 
 import pytest
+from clocks import ThreadClock
 
 torch = pytest.importorskip("torch")
 
@@ -16,15 +16,6 @@ from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import DistributedOptimizer, LoadBalance  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
-
-
-class Clock(threading.local):
-    """Each thread's own seconds."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class SteadyMachine:
@@ -39,7 +30,7 @@ class SteadyMachine:
 
 def test_after_a_passing_slowdown_the_split_is_the_equal_one_again_where_half_of_a_step_is_fixed(monkeypatch):
     """Two ranks of t = 5 + 0.1 x ms, give or take 3 %, one of them ten times slower for 30 rounds."""
-    clock = Clock()
+    clock = ThreadClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr(hvd_hetero.session, "ResourceMeter", SteadyMachine)
 
@@ -54,7 +45,7 @@ def test_after_a_passing_slowdown_the_split_is_the_equal_one_again_where_half_of
             samples = balance.batch_size
             balance.batch(samples)
             slow = 10.0 if rank == 1 and 20 <= round < 50 else 1.0
-            clock.now_s += slow * (5e-3 + 1e-4 * samples) * dice.gauss(1, 0.03)
+            clock.pass_s(slow * (5e-3 + 1e-4 * samples) * dice.gauss(1, 0.03))
             model(torch.ones(4, 5)).square().mean().backward()
             optimizer.step()
         optimizer.close()
