@@ -169,7 +169,8 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
     used = _COLD_ROUNDS + np.flatnonzero(known[_COLD_ROUNDS:, rank])
     once_s = run.once_s[used, rank]
     return fixed_samples(
-        samples[used] * 1.0, counts[used] * 1.0, busy_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1),
+        samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank],
+        paired[used[:-1]] & (np.diff(used) == 1),
         most_round_s=float(np.median(once_s)) if (once_s > 0).all() else math.inf,
     )  # fmt: skip
 
