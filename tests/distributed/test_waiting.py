@@ -81,8 +81,9 @@ def test_a_rank_that_is_at_work_is_waited_for(jobs, case):
     assert re.search(
         r"rank 0 has waited for \d+ s in round 3, .* for rank 1, .*evaluate_at_length\(\), and does not", said
     )
-    assert 2 <= said.count("has waited for") <= 4  # after 2, 4, 8 and perhaps 16 s
-    assert "has waited" not in result.stderr[1]
+    in_round_3 = r"has waited for \d+ s in round 3"  # in others a busy machine may keep ranks waiting, too
+    assert 2 <= len(re.findall(in_round_3, said)) <= 4  # after 2, 4, 8 and perhaps 16 s
+    assert not re.search(in_round_3, result.stderr[1])
 
 
 @pytest.mark.parametrize(
