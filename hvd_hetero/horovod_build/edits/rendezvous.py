@@ -198,7 +198,7 @@ RENDEZVOUS_EDITS = (
         _SERVER,
         """class RendezvousHandler(KVStoreHandler):
 """,
-        '''class RendezvousHandler(KVStoreHandler):
+        """class RendezvousHandler(KVStoreHandler):
     def _get_value(self, scope, key):
         if not key.startswith(ALL_OF):
             return super()._get_value(scope, key)
@@ -227,7 +227,7 @@ RENDEZVOUS_EDITS = (
             if len(self.server.cache.get(scope, {})) >= self.server.scope_size.get(scope, 0):
                 self.server.has_come.notify_all()
 
-''',
+""",
         _REASON,
     ),
     Edit(
@@ -245,7 +245,7 @@ RENDEZVOUS_EDITS = (
         _SERVER,
         """BAD_REQUEST = 400
 """,
-        """ALL_OF = 'all_of_'  # all_of_<n>_for_<rank> asks for that rank's address at each other one of a scope's n ranks
+        """ALL_OF = 'all_of_'  # all_of_<n>_for_<rank> asks for a rank's address at each other one of a scope's n ranks
 HOLD_SECONDS = 1.0  # for which they are waited for; then the rank hears what is there, and asks again
 
 BAD_REQUEST = 400
@@ -278,7 +278,9 @@ BAD_REQUEST = 400
 """,
         f"{_QUEUE}; {_GONE}",
     ),
-    Edit(_SERVER, "import socketserver\nimport threading\n", "import socketserver\nimport sys\nimport threading\n", _GONE),
+    Edit(
+        _SERVER, "import socketserver\nimport threading\n", "import socketserver\nimport sys\nimport threading\n", _GONE
+    ),
     Edit(
         _SERVER,
         "                        self.server.finished_list.clear()\n",

@@ -28,15 +28,15 @@ class Launcher:
     """A server for ranks of this plan; one of a released Horovod does not know a question for all."""
 
     def __init__(self, plan: list[SlotInfo], released: bool) -> None:
-        self.asked = collections.Counter()
+        self.asked = asked = collections.Counter()
 
         class Handler(http_server.RendezvousHandler):
-            def parse_request(handler):
+            def parse_request(self):
                 accepted = super().parse_request()
-                of_all = "/all_of_" in handler.path
-                self.asked[f"{handler.command} of all" if of_all else handler.command] += 1
+                of_all = "/all_of_" in self.path
+                asked[f"{self.command} of all" if of_all else self.command] += 1
                 if of_all and released:
-                    handler.path = handler.path.replace("all_of_", "")  # a key that is not there
+                    self.path = self.path.replace("all_of_", "")  # a key that is not there
                 return accepted
 
         self.server = http_server.RendezvousServer()
