@@ -52,9 +52,8 @@ def meet(plan: list[SlotInfo]) -> dict[str, object]:
     pair = hvd.ProcessSet([0, 2])
     hvd.init(process_sets=[pair])
     mine = torch.tensor([10.0**RANK])
-    sums = [hvd.allreduce(mine, op=hvd.Sum, name="of all").item()]
-    if RANK != 1:
-        sums.append(hvd.allreduce(mine, op=hvd.Sum, name="of two", process_set=pair).item())
+    sums = [] if RANK == 1 else [hvd.allreduce(mine, op=hvd.Sum, name="of two", process_set=pair).item()]
+    sums.append(hvd.allreduce(mine, op=hvd.Sum, name="of all").item())  # last, for who is done ends Horovod for all
     place = hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
     hvd.shutdown()
     return {"sums": sums, "place": place}
