@@ -4,10 +4,10 @@
 
 Ranks do nothing but start Horovod, all at once, as they do after a change of membership. They are forked from a process
 that has imported it, and that serves them as the launcher: Horovod's own server, which counts. ``--beside`` names a
-directory with another build of Horovod, which does the same. The time is from the last rank's arrival in ``hvd.init()``
-until the last one has left it. With more ranks than cores that is mostly the ranks' own work; requests and the
-launcher's time do not depend on cores. A dropped connection found no room in the launcher's queue, and is tried again
-after a second or more. All hosts are this machine.
+directory with the same build of Horovod, but for the edits of `hvd_hetero/horovod_build/edits/rendezvous.py`. The time
+is from the last rank's arrival in ``hvd.init()`` until the last one has left it. With more ranks than cores that is
+mostly the ranks' own work; requests and the launcher's time do not depend on cores. A dropped connection found no room
+in the launcher's queue, and is tried again after a second or more. All hosts are this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 JOB = Path(__file__).with_name("_rendezvous_job.py")
-INSTALLED, BESIDE = "installed", "beside"
+EDITED, BESIDE = "with the edits", "without"
 
 
 def cases_of(sizes: list[int]) -> list[tuple[int, int]]:
@@ -67,11 +67,11 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4,8,16,32", help="numbers of ranks (default 2,4,8,16,32)")
-    parser.add_argument("--beside", metavar="DIR", help="a directory with another build of Horovod")
+    parser.add_argument("--beside", metavar="DIR", help="a directory with a build without the edits")
     parser.add_argument("--limit", type=float, default=90.0, metavar="S", help="seconds for one start (default 90)")
     parser.add_argument("--write", action="store_true", help="store the table in benchmarks/results")
     options = parser.parse_args()
-    builds = {INSTALLED: None} if options.beside is None else {BESIDE: options.beside, INSTALLED: None}
+    builds = {EDITED: None} if options.beside is None else {BESIDE: options.beside, EDITED: None}
     rows = [
         "Until all ranks have found each other; all of them arrive at once.",
         "",
@@ -82,8 +82,6 @@ def main() -> int:
         for build, path in builds.items():
             rows.append(row(ranks, hosts, build, measured(ranks, hosts, path, options.limit), options.limit))
             print(rows[-1], flush=True)
-    if options.beside is not None:
-        rows += ["", "*beside*: a build without the edits of `hvd_hetero/horovod_build/edits/rendezvous.py`."]
     text = "\n".join(rows)
     print(text)
     if options.write:
