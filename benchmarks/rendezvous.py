@@ -73,7 +73,7 @@ def main() -> int:
     options = parser.parse_args()
     builds = {EDITED: None} if options.beside is None else {BESIDE: options.beside, EDITED: None}
     rows = [
-        "Until all ranks have found each other; all of them arrive at once.",
+        "Until all ranks have found each other; all of them arrive at once, and each row is one start.",
         "",
         "| ranks | hosts | Horovod | requests | a rank | launcher's processor, ms | dropped connections | time, s |",
         "|---:|---:|---|---:|---:|---:|---:|---:|",
