@@ -15,6 +15,7 @@ from hvd_hetero.horovod_build.edits.meeting import FAILED_START_EDITS, MEETING_E
 from hvd_hetero.horovod_build.edits.places import PLACE_EDITS
 from hvd_hetero.horovod_build.edits.questions import QUESTION_EDITS
 from hvd_hetero.horovod_build.edits.ray import RAY_EDITS
+from hvd_hetero.horovod_build.edits.rendezvous import ASKING_EDITS, RENDEZVOUS_EDITS
 from hvd_hetero.horovod_build.edits.silence import SILENCE_EDITS
 from hvd_hetero.horovod_build.edits.speed import SPEED_EDITS
 from hvd_hetero.horovod_build.edits.waiting import WAITING_EDITS
@@ -23,9 +24,9 @@ __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 
 SOURCE_EDITS: tuple[Edit, ...] = (
     *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS,
-    *FAILED_START_EDITS
+    *FAILED_START_EDITS, *ASKING_EDITS
 )  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (
     *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *PLACE_EDITS, *SILENCE_EDITS, *RAY_EDITS,
-    *MEETING_EDITS
+    *MEETING_EDITS, *RENDEZVOUS_EDITS
 )  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 
 from hvd_hetero.cli.installation.horovod import HorovodFacts, horovod_in, read_horovod
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
+from hvd_hetero.horovod_build.edits.rendezvous import RENDEZVOUS_EDITS
 
 
 def tree(root, *, edited, torch=True):
@@ -33,7 +34,7 @@ def test_a_horovod_with_all_edits_is_known_by_its_files(tmp_path):
 def test_a_stock_horovod_is_known_and_what_it_lacks_is_told(tmp_path):
     found = tree(tmp_path, edited=lambda edit: False)
     assert not found.has_edits
-    assert len(found.lacks) == 6
+    assert len(found.lacks) == 7
     assert "CVE-2024-10190" in " ".join(found.lacks)
 
 
@@ -42,6 +43,12 @@ def test_a_horovod_of_an_earlier_build_lacks_one_thing(tmp_path):
     found = tree(tmp_path, edited=lambda edit: edit is None or edit.path != late)
     assert found.has_edits
     assert found.lacks == ("discovery scripts of elastic jobs that cost little and have a time limit",)
+
+
+def test_a_launcher_of_an_earlier_build_is_not_taken_for_an_open_one(tmp_path):
+    """Edits of two purposes change its server."""
+    found = tree(tmp_path, edited=lambda edit: edit not in RENDEZVOUS_EDITS)
+    assert found.lacks == ("ranks that find each other at once (16 of them otherwise in 22 s)",)
 
 
 def test_a_horovod_for_tensorflow_alone_has_no_word_to_look_for(tmp_path):
