@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -144,10 +145,9 @@ class RoundCalls:
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
             if self._device is not None:  # what is not looked at stays there
                 value = tf.reshape(value, [-1])[:_WITNESS_NUMBERS]
-            numbers = np.frombuffer(
-                value, value.dtype.as_numpy_dtype, min(_WITNESS_NUMBERS, value.shape.num_elements())
-            )
-            self._witness = float(np.linalg.norm(numbers.astype(np.float64)))
+            # What is done between two steps finds nothing in the processor's caches: few calls matter, not short ones.
+            numbers = np.frombuffer(value, variable.dtype.as_numpy_dtype)[:_WITNESS_NUMBERS].astype(np.float64)
+            self._witness = math.sqrt(numbers @ numbers)
         self._asked_at = time.perf_counter()
 
     def begin_whole_round(self) -> None:
@@ -234,15 +234,16 @@ class RoundCalls:
         others = {} if self._optimizer is None else hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
         queue = self._fit.queue
-        ended = queue is not None and queue.ends_after(int(self.share()[1]))
+        ended = queue is not None and queue.ends_after(self.balancer.samples_so_far)
         row = self.balancer.report(settings=settings, witness=self._witness, ended=ended)
-        return np.append(row, float(self._fit.wants_to_stop))
+        return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
         """The sum is there: what to multiply the gradients by, where they have waited for it."""
         queue = self._fit.queue
         assert queue is not None, "the round came from it"
-        # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
+        # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second. If
+        # short rounds were learned from there, too, nothing was gained (2 % of a step more, with an error of 4).
         self.balancer.waiting()
         with queue.lock:
             correction = self.balancer.agree(summed[:-1])
