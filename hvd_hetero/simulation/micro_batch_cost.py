@@ -14,8 +14,10 @@ micro-batches, the likelihood is Student's, in which one strange pair does not o
 
     L(φ, ψ) = sum over pairs of (ν + 1) log(1 + e_k² / (ν τ²)),        L(φ) = min over ψ of L(φ, ψ)
 
-for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights exp(-L(φ) / 2), because
-the time of any other micro-batch is linear in φ. ``least`` and ``most`` bound the φ with
+for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights w(φ) exp(-L(φ) / 2),
+because the time of any other micro-batch is linear in φ. A priori φ = 0 is as likely as all others together, so w(0) is
+990, else 1. With equal weights, telemetry that tells little would mean half of a micro-batch. ``least`` and ``most``
+bound the φ with
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
@@ -37,7 +39,7 @@ an accident. Then β is not identified: the estimate is 0, and the range is all 
 micro-batches have one size and all rounds one number of them.
 
 ``measurement.fixed_cost`` tells the same while training goes on. It must act, and so takes 0 until the odds are ten to
-one; a replay may say what it does not know.
+one against it; a replay may say what it does not know.
 
 ν = 4, 0.005, 3, four and the grid of ψ are arbitrary.
 
@@ -136,9 +138,10 @@ def fixed_samples(
     both = of_each(lambda errors: (_TAILS + 1.0) * np.log1p((errors / noise) ** 2 / _TAILS).sum(axis=-1))
     against, best = both.min(axis=1), per_round[both.argmin(axis=1)]
     weights = np.exp(-0.5 * (against - against.min()))
-    likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
+    weights[0] *= len(weights) - 1
     within = np.flatnonzero(against <= against.min() + tolerated)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
+    likely = int(np.clip(np.rint((weights / weights.sum()) @ np.arange(len(betas))), first, last))
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
 

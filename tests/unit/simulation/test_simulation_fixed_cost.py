@@ -77,6 +77,19 @@ def test_the_median_of_three_pairs_is_what_they_say():
     assert found.least.micro_batch <= 5.0 <= found.most.micro_batch < 6.0
 
 
+def test_telemetry_that_tells_little_means_little():
+    """Four short rounds that scatter by a fifth: no fixed cost is as likely as any, and the range says the rest."""
+    shares, ranges = [], []
+    for seed in range(30):
+        samples = np.array([32.0, 32.0, 12.0] * 4)
+        seconds = 2 * samples * np.exp(np.random.default_rng(seed).normal(0, 0.2, 12))
+        found = fixed_samples(samples, np.ones(12), seconds, np.arange(11) % 3 < 2)
+        shares.append(found.likely.micro_batch / (32 + found.likely.micro_batch))
+        ranges.append(found.most.micro_batch / (32 + found.most.micro_batch))
+    assert np.mean(shares) < 0.05, "with all costs equally likely, 0.12"
+    assert np.mean(ranges) > 0.4
+
+
 @pytest.mark.parametrize("pairs", [0, 2])
 def test_one_size_or_two_pairs_do_not_tell_it(pairs):
     """Then all is possible, up to micro-batches that cost the same whatever they hold."""
