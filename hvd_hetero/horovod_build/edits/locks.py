@@ -4,7 +4,7 @@ When a collective fails, Horovod's thread lets go of all tensors that still wait
 their queue and of its process sets meanwhile. To let go of a tensor that Python knows, PyTorch (2.13 at least) takes
 Python's lock. A thread that sends the next bucket of gradients holds that one, and waits for Horovod's: both wait for
 ever, and with them every rank. So the tensors are put aside, and the same thread lets go of them before it ends, when
-it holds no lock of Horovod's.
+it holds no lock of Horovod's, and its connections are closed: other ranks do not wait for Python here.
 
 And a thread that was about to send, and comes to the queue once that is done, is told so. A released Horovod takes its
 tensor: it is never sent, its sender waits for ever, and after ``hvd.init()`` it is offered to the ranks of then.
@@ -158,6 +158,8 @@ void LetGoOfTensors();
   gpu_context.Finalize();
 """,
         """                                              SHUT_DOWN_ERROR);
+    // The set of all ranks has these connections, too. Others wait until they are closed, so nothing waits before
+    global_gloo_context.Finalize();
   }
 #endif // HAVE_GLOO
   LetGoOfTensors();

@@ -143,16 +143,17 @@ bool HTTPStore::Ask(const std::string& key) {
     ),
     Edit(
         _CONTEXT,
-        """  timeout_ = global_context.timeout_;
-  hostname_ = global_context.hostname_;
+        """  assert(global_context.IsEnabled());
 
 """,
-        """  timeout_ = global_context.timeout_;
-  hostname_ = global_context.hostname_;
-  if (registered_ranks.empty()) { // all ranks
-    ctx = global_context.ctx;
+        """  assert(global_context.IsEnabled());
+
+  if (registered_ranks.empty()) { // all ranks. No device, which would look the host's name up
+    global_ctx = ctx = global_context.ctx;
     local_ctx = global_context.local_ctx;
     cross_ctx = global_context.cross_ctx;
+    timeout_ = global_context.timeout_;
+    hostname_ = global_context.hostname_;
     return;
   }
 
