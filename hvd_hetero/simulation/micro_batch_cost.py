@@ -16,18 +16,17 @@ micro-batches, the likelihood is Student's, in which one strange pair does not o
 
 for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights w(φ) exp(-L(φ) / 2),
 because the time of any other micro-batch is linear in φ. A priori φ = 0 is as likely as all others together, so w(0) is
-990, else 1. With equal weights, telemetry that tells little would mean half of a micro-batch. The mean is kept
-between ``least`` and ``most``, which bound the φ with
+990, else 1. With equal weights, telemetry that tells little would mean half of a micro-batch. ``least`` and ``most``
+bound the φ with
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
 for P pairs and p unknowns. With Gaussian noise, four rounds of one size to tell τ, and pairs that have no round in
 common, 96 % of such ranges hold the truth at least (200 runs each of 3 to 40 pairs). If each round is in two of the
-pairs, 92 to 96 % do. Where no two rounds are of one size, 70 to 93 %
-of those of 3 to 12 pairs do. Three pairs allow nearly anything, and of many the bound comes to 5.4. Each comes with its
-own best ψ. Where κ never changes, b and c cannot be told apart, and c is 0. A rank that times what a round costs
-(``once_s``) has missed no more of it than it has seen: c is at most as large. Otherwise one strange short round of few
-micro-batches passes for a large c, and moves b.
+pairs, 92 to 96 % do. Where no two rounds are of one size, 70 to 93 % of those of 3 to 12 pairs do. Three pairs allow
+nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ never changes, b and c
+cannot be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no more of it than it has
+seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.
 
 y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
 
@@ -142,7 +141,7 @@ def fixed_samples(
     weights[0] *= len(weights) - 1
     within = np.flatnonzero(against <= against.min() + tolerated)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
-    likely = int(np.clip(np.rint((weights / weights.sum()) @ np.arange(len(betas))), first, last))
+    likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
 
