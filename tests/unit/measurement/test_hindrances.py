@@ -352,7 +352,7 @@ with CpuQuota(0.1, period_us=20_000) as quota:
     outer, outer_s = time.perf_counter(), throttled_s()
     meter = HindranceMeter(time.perf_counter)
     inner_s, inner = throttled_s(), time.perf_counter()
-    while time.perf_counter() < inner + 0.5:
+    while time.perf_counter() < inner + 0.5 or throttled_s() < inner_s + 0.1:
         pass
     inner, inner_s = time.perf_counter() - inner, throttled_s() - inner_s
     found = meter.read()
@@ -368,8 +368,8 @@ def test_a_real_quota_is_seen():
     done = subprocess.run([sys.executable, "-c", BURN], capture_output=True, text=True, timeout=60, check=True)
     quota_cores, least, throttled, most = map(float, done.stdout.split())
     assert quota_cores == 0.1
-    assert least > 0.0
     assert least - 0.05 <= throttled <= max(most, 0.95)
+    assert throttled > 0.05
 
 
 def test_a_reading_of_this_machine_takes_little_time():
