@@ -369,7 +369,7 @@ def test_a_real_quota_is_seen():
     quota_cores, least, throttled, most = map(float, done.stdout.split())
     assert quota_cores == 0.1
     assert least - 0.05 <= throttled <= max(most, 0.95)
-    assert throttled > 0.05
+    assert throttled > 0.0
 
 
 def test_a_reading_of_this_machine_takes_little_time():
