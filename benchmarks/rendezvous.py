@@ -26,7 +26,7 @@ EDITED, BESIDE = "with the edits", "without"
 
 
 def cases_of(sizes: list[int]) -> list[tuple[int, int]]:
-    """Return ranks and hosts: one host, then one for each of the ranks, then four."""
+    """Return ranks and hosts: all numbers of ranks on one host, the largest on four, and on a host for each."""
     most = max(sizes)
     return [(ranks, 1) for ranks in sizes] + [(most, hosts) for hosts in (4, most) if most % hosts == 0]
 

@@ -145,7 +145,6 @@ class RoundCalls:
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
             if self._device is not None:  # what is not looked at stays there
                 value = tf.reshape(value, [-1])[:_WITNESS_NUMBERS]
-            # What is done between two steps finds nothing in the processor's caches: few calls matter, not short ones.
             numbers = np.frombuffer(value, variable.dtype.as_numpy_dtype)[:_WITNESS_NUMBERS].astype(np.float64)
             self._witness = math.sqrt(numbers @ numbers)
         self._asked_at = time.perf_counter()

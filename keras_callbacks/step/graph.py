@@ -6,7 +6,7 @@
 
 ``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
 ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds,
-and what it does two to four times what it costs in a loop by itself, because the step empties the processor's caches.
+and what it does two to seven times what it costs in a loop by itself, probably for want of the processor's caches.
 TensorFlow orders calls by nothing but these dependencies, so each is named. What a call does must be Python and NumPy
 alone: an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
 

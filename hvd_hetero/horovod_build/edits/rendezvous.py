@@ -4,10 +4,10 @@ Ranks meet through the launcher's key-value store: each puts its addresses there
 released Horovod asks for each other rank at least twice, and again every 10 ms until it is there: at least 10 n²
 requests of n ranks on one host, to one Python process, for which all wait at a start and at every recovery. The
 server's queue takes six connections at a time. What comes on top the kernel drops, and a rank tries again after 1 s,
-3 s, 7 s. On two cores 8 ranks needed 6.6 s to find each other, and 16 ranks 22 s. With these edits they need 0.2 and
-0.5 s, of which the launcher works for 0.02 and 0.05 s (``benchmarks/results/rendezvous.md``). With a longer queue
-alone, 32 ranks sent 10,500 requests, for which the launcher worked 4.2 s (beside other work). With all edits it is 192
-requests and 0.14 s.
+3 s, 7 s. On two cores 8 ranks of this build without these edits needed 6.6 s to find each other, and 16 ranks 22 s.
+With them they need 0.2 and 0.5 s, of which the launcher works for 0.02 and 0.05 s
+(``benchmarks/results/rendezvous.md``). With a longer queue alone, 32 ranks sent 10,500 requests, for which the launcher
+worked 4.2 s (beside other work). With all edits it is 192 requests and 0.14 s.
 
 - One request fetches a rank's address at all others. The launcher holds it until all are there, or for a second. Each
   rank puts one address for each other rank there; an answer with all of them, as before, would make n³ of n ranks.

@@ -130,8 +130,11 @@ def busy() -> Iterator[RendezvousHTTPServer]:
 def test_as_many_ranks_as_may_ask_at_once_are_connected(busy: RendezvousHTTPServer) -> None:
     """One for which the queue has no room tries again after a second, and then after more."""
     with ExitStack() as connections:
-        for _ in range(100):
+        made = [
             connections.enter_context(socket.create_connection(busy.server_address[:2], timeout=0.5))
+            for _ in range(100)
+        ]
+        assert len({connection.getsockname() for connection in made}) == 100
 
 
 @pytest.mark.parametrize(("error", "told"), [(ConnectionResetError, False), (KeyError, True)])
