@@ -3,7 +3,8 @@
 ``HVD_HETERO_TEST_WIRE`` says which. Ranks of torch.distributed are started by horovodrun, too, for a launch by torchrun
 imports PyTorch once more; Horovod is not initialised there, and need not be installed: then torchrun starts them.
 
-With ``HVD_HETERO_TEST_DEVICE=cuda`` models, data and gradients of these ranks are on that device, which they share.
+With ``HVD_HETERO_TEST_DEVICE=cuda`` models, data and gradients of these ranks are on that device, which they share, and
+``HVD_HETERO_TEST_BACKEND`` is what torch.distributed moves them by.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["DEVICE", "OVER_TORCH", "hvd"]
 
 OVER_TORCH = os.environ.get("HVD_HETERO_TEST_WIRE") == "torch.distributed"
 DEVICE = os.environ.get("HVD_HETERO_TEST_DEVICE", "cpu")
+BACKEND = os.environ.get("HVD_HETERO_TEST_BACKEND", "gloo")
 if DEVICE != "cpu":
     torch.set_default_device(DEVICE)
 
@@ -37,7 +39,7 @@ class ProcessGroup:
         )
         # Agents of torchrun have agreed on a store, which ranks on other hosts reach.
         store = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else f"file://{os.environ[RUN_DIR]}/store"
-        torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+        torch.distributed.init_process_group(BACKEND, init_method=store, rank=rank, world_size=size)
 
     def shutdown(self) -> None:
         torch.distributed.destroy_process_group()
