@@ -21,6 +21,7 @@ from gpu.networks import Network, networks
 from gpu.shares import take_share
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy
 from hvd_hetero.testing import report
@@ -87,13 +88,16 @@ class Training:
         return balance, rounds()
 
     def ddp(self, samples: int) -> Iterator[None]:
-        """Return DDP's steps without end."""
+        """Return DDP's steps without end, with PyTorch's own loader and sampler."""
         wrapped, optimizer = DistributedDataParallel(self.model), sgd(self.model)
+        data = Indices(EPOCH * samples * dist.get_world_size())
+        loader = DataLoader(data, samples, sampler=DistributedSampler(data, shuffle=False))
         while True:
-            optimizer.zero_grad()
-            self.gradient(wrapped, samples)
-            optimizer.step()
-            yield
+            for index in loader:
+                optimizer.zero_grad()
+                self.gradient(wrapped, len(index))
+                optimizer.step()
+                yield
 
 
 def stopwatch(name: str, device: str) -> list[dict[str, float]]:

@@ -26,6 +26,7 @@ runs in small, to see that it does; its figures mean nothing.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import statistics
@@ -213,14 +214,20 @@ def _said(met: bool) -> str:
     return "met" if met else "**missed**"
 
 
-def _device(device: str, backend: str) -> str:
+def _nccl() -> str:
+    """Return the version of the library that is loaded, which need not be the one that PyTorch was built with."""
+    number = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))
+    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+
+
+def _device(device: str) -> str:
     if device == "cpu":
         return "On a CPU, in small: these figures mean nothing."
     properties = torch.cuda.get_device_properties(0)
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return (
         f"{properties.name}, {properties.multi_processor_count} multiprocessors, {properties.total_memory / 2**30:.0f} "
-        f"GiB; CUDA {torch.version.cuda}, NCCL {nccl}. Ranks talk by {backend}."
+        f"GiB; CUDA {torch.version.cuda}, NCCL {_nccl()}."
     )
 
 
@@ -248,7 +255,8 @@ def main() -> int:
     for part in options.parts or PARTS:
         lines, held = PARTS[part](proof)
         met &= held
-        text = "\n".join([_device(options.device, options.backend), "", *lines])
+        talk = [] if part == "stopwatch" else [f"Ranks talk by {options.backend}.", ""]
+        text = "\n".join([_device(options.device), "", *talk, *lines])
         print(f"\n{part}\n{text}", flush=True)
         if options.write:
             write_result(f"gpu/{part}{'_nccl' if 'nccl' in options.backend else ''}", text)
