@@ -4,7 +4,8 @@
 
 `scripts/gpu_proof.sh` runs it, and `curve.py`. The parts:
 
-*tests*: those of conformance and exactness that the CPU's wire passes, with models, data and gradients on the device.
+*tests*: those of conformance and exactness that torch.distributed passes on CPUs, with models, data and gradients on
+the device. *horovod*: those that Horovod passes, if there is one that was built with NCCL; not among the default parts.
 
 *stopwatch*: seconds of a batch as a training measures them, by events and without waiting for the device, over those of
 the same steps in plain PyTorch by a clock that waits for the device around every step. One rank, over NCCL.
@@ -174,9 +175,9 @@ def overhead(proof: Proof) -> tuple[list[str], bool]:
     return rows, met
 
 
-def tests(proof: Proof) -> tuple[list[str], bool]:
-    """The tests of the wire, of conformance and of exactness, with everything on the device, side by side."""
-    rows = ["| tests over torch.distributed | |", "|---|---|"]
+def _passed(proof: Proof, over: str, which: str) -> tuple[list[str], bool]:
+    """Run those of TESTS whose names fit ``which``, side by side."""
+    rows = [f"| tests over {over} | |", "|---|---|"]
     env = os.environ | {"HVD_HETERO_TEST_DEVICE": proof.device, "HVD_HETERO_TEST_BACKEND": proof.backend}
     with ExitStack() as stack:
         how = "processes take turns on the device"
@@ -186,7 +187,7 @@ def tests(proof: Proof) -> tuple[list[str], bool]:
         running = {}
         for name in TESTS:
             log = stack.enter_context(tempfile.TemporaryFile("w+"))
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", OVER_TORCH]
+            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which]
             file = f"tests/distributed/test_{name}.py"
             running[file] = log, subprocess.Popen([*command, file], stdout=log, stderr=log, env=env, cwd=ROOT)
         failed, end_s = False, time.monotonic() + LIMIT_S
@@ -205,8 +206,23 @@ def tests(proof: Proof) -> tuple[list[str], bool]:
     return [*rows, "", f"{how[0].upper()}{how[1:]}."], not failed
 
 
+def tests(proof: Proof) -> tuple[list[str], bool]:
+    """The tests of the wire, of conformance and of exactness, with everything on the device."""
+    return _passed(proof, OVER_TORCH, OVER_TORCH)
+
+
+def horovod(proof: Proof) -> tuple[list[str], bool]:
+    """The same tests over Horovod."""
+    import horovod.torch as hvd
+
+    if proof.device == "cuda" and not hvd.nccl_built():
+        raise SystemExit("Horovod has been built without NCCL here; docs/gpu.md tells how to build it with it")
+    return _passed(proof, "Horovod", f"not {OVER_TORCH} and not keras")
+
+
 PARTS: dict[str, Callable[[Proof], tuple[list[str], bool]]] = {
     "tests": tests, "stopwatch": stopwatch, "memory": memory, "unequal": unequal, "overhead": overhead,
+    "horovod": horovod,
 }  # fmt: skip
 
 
@@ -233,7 +249,7 @@ def _device(device: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; all by default")
+    parser.add_argument("parts", nargs="*", help=f"some of {', '.join(PARTS)}; all but the last by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--backend", default="gloo", help="of torch.distributed, between two ranks (default %(default)s)"
@@ -252,10 +268,10 @@ def main() -> int:
     if "nccl" in options.backend:
         os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     proof, met = Proof(options.device, options.backend, options.cycles, options.pairs), True
-    for part in options.parts or PARTS:
+    for part in options.parts or [part for part in PARTS if part != "horovod"]:
         lines, held = PARTS[part](proof)
         met &= held
-        talk = [] if part == "stopwatch" else [f"Ranks talk by {options.backend}.", ""]
+        talk = [] if part in ("stopwatch", "horovod") else [f"Ranks talk by {options.backend}.", ""]
         text = "\n".join([_device(options.device), "", *talk, *lines])
         print(f"\n{part}\n{text}", flush=True)
         if options.write:

@@ -65,6 +65,7 @@ FRAMEWORKS = {
     ),
 }
 HAVE_HOROVOD = importlib.util.find_spec("horovod") is not None
+ON_DEVICE = os.environ.get("HVD_HETERO_TEST_DEVICE", "cpu") != "cpu"  # which cannot be used in a fork
 # Above that of each launch (limits.py), which says more. Another one by @pytest.mark.distributed(timeout_s=...).
 TIMEOUT_S = 600.0
 # Later than the limit, for a main thread in C code that never comes back to run the handler of the limit.
@@ -131,9 +132,9 @@ def launch(preloaded):
         env = {"PYTHONPATH": str(WORKERS.parent), **(env or {})}  # for pool.py
         if framework is not None:
             env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
-            if HAVE_HOROVOD:
+            if HAVE_HOROVOD and not ON_DEVICE:
                 keywords["preloaded"] = preloaded(framework)
-            elif "starter" not in keywords:  # a machine that has but PyTorch; no device can be used in a fork
+            elif not HAVE_HOROVOD and "starter" not in keywords:  # a machine that has but PyTorch
                 keywords["starter"] = testing.torchrun(ranks)
         begin_s = time.monotonic()
         try:
