@@ -11,6 +11,7 @@ its extension to those that are there. They share no objects, because Horovod's 
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hvd_hetero.horovod_build.cuda import cuda_variables
 from hvd_hetero.horovod_build.distributions import installed_version
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
 from hvd_hetero.horovod_build.errors import HorovodBuildError
@@ -156,6 +158,7 @@ def make_plan(frameworks: tuple[Framework, ...], environ: Mapping[str, str]) -> 
         if variables.get(opposite) != "1":
             variables.setdefault(name, value)
     variables["CXXFLAGS"] = f"{variables.get('CXXFLAGS', '')} {_CXXFLAGS}".strip()
+    variables |= cuda_variables(variables, environ.get("PATH", os.defpath))
     abi = sysconfig.get_config_var("SOABI") or f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
     libc = "".join(platform.libc_ver()) or platform.platform(terse=True)
     return BuildPlan(frameworks, abi, libc, tuple(sorted(variables.items())))

@@ -7,6 +7,7 @@ compiler left: a change in them compiles nothing again.
 from hvd_hetero.horovod_build.edits.authentication import AUTHENTICATION_EDITS, TOKEN_EDITS
 from hvd_hetero.horovod_build.edits.compilers import COMPILER_EDITS
 from hvd_hetero.horovod_build.edits.connections import CONNECTION_EDITS
+from hvd_hetero.horovod_build.edits.cuda import CUDA_EDITS
 from hvd_hetero.horovod_build.edits.discovery import DISCOVERY_EDITS
 from hvd_hetero.horovod_build.edits.edit import Edit
 from hvd_hetero.horovod_build.edits.joining import JOINING_EDITS
@@ -24,7 +25,7 @@ __all__ = ["PACKAGE_EDITS", "SOURCE_EDITS", "Edit"]
 
 SOURCE_EDITS: tuple[Edit, ...] = (
     *COMPILER_EDITS, *SPEED_EDITS, *TOKEN_EDITS, *CONNECTION_EDITS, *LOCK_EDITS, *WAITING_EDITS,
-    *FAILED_START_EDITS, *ASKING_EDITS
+    *FAILED_START_EDITS, *ASKING_EDITS, *CUDA_EDITS
 )  # fmt: skip
 PACKAGE_EDITS: tuple[Edit, ...] = (
     *QUESTION_EDITS, *AUTHENTICATION_EDITS, *DISCOVERY_EDITS, *JOINING_EDITS, *PLACE_EDITS, *SILENCE_EDITS, *RAY_EDITS,

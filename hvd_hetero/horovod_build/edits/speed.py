@@ -8,9 +8,9 @@ _TOGETHER = "files that share most of their headers are compiled together"
 _HEADERS = "torch/extension.h brings all of torch's C++ interface, of which tensors and their bindings are used"
 
 
-def _together(framework: str, variable: str, sources: str) -> Edit:
+def _together(framework: str, variable: str, sources: str, unless: str) -> Edit:
+    """Compile a library's files together, unless there are others than it was tried with."""
     library = f"add_library(${{{variable}}} SHARED ${{SOURCES}} ${{{sources}}})\n"
-    unless = "HAVE_MPI OR HAVE_CUDA OR HAVE_ROCM OR Pytorch_ROCM"  # with more sources than it was tried with
     return Edit(
         f"horovod/{framework}/CMakeLists.txt",
         library,
@@ -26,8 +26,8 @@ SPEED_EDITS = (
         'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
         "debug information takes a third of the time, and makes an extension of 2 MB one of 60 MB",
     ),
-    _together("torch", "PYTORCH_TARGET_LIB", "PYTORCH_SOURCES"),
-    _together("tensorflow", "TF_TARGET_LIB", "TF_SOURCES"),
+    _together("torch", "PYTORCH_TARGET_LIB", "PYTORCH_SOURCES", "HAVE_MPI OR HAVE_ROCM OR Pytorch_ROCM"),
+    _together("tensorflow", "TF_TARGET_LIB", "TF_SOURCES", "HAVE_MPI OR HAVE_CUDA OR HAVE_ROCM"),
     Edit(
         "third_party/gloo/gloo/CMakeLists.txt",
         "add_library(gloo ${GLOO_STATIC_OR_SHARED} ${GLOO_SRCS})\n",

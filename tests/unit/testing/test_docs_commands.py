@@ -22,7 +22,7 @@ NOT_RUN = {
     r"hosts=\$\(scontrol .*": "needs Slurm",
     r"srun .*|--nproc-per-node 2 --master-addr \"\$HEAD\".*": "needs Slurm",
     r"make (demo|test).*": "takes minutes; test_examples.py launches the demo, and make test is what runs this",
-    r"hvd-hetero build-horovod --install( --force)?": "builds for minutes; tests/unit/horovod_build, and setup does it",
+    r"(\w+=\S+ )?hvd-hetero build-horovod --install( --force)?": "builds; tests/unit/horovod_build, and setup",
     r"hvd-hetero check( --ranks \d)?": "launches ranks of each framework; tests/unit/cli has it, in parts",
     r"torchrun --nproc-per-node 2 examples/torch_torchrun\.py .*": ELSEWHERE.format("test_examples.py"),
     r"horovodrun -np 2 python examples/keras_digits\.py .*": ELSEWHERE.format("test_examples.py"),

@@ -1,0 +1,177 @@
+"""Building Horovod for NVIDIA's GPUs: which toolkit and which NCCL a build takes. No test here compiles Horovod."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.horovod_build import cuda
+from hvd_hetero.horovod_build.cache import cache_root
+from hvd_hetero.horovod_build.edits import SOURCE_EDITS
+from hvd_hetero.horovod_build.plan import Framework, make_plan
+from hvd_hetero.horovod_build.source import HOROVOD_VERSION, SDIST_NAME, apply_edits
+
+TORCH = Framework("torch", "PYTORCH", "2.11.0")
+BY_NCCL = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+
+
+def toolkit(home: Path) -> str:
+    """Lay out what tells a toolkit from a directory that merely has a program called nvcc."""
+    executable(home / "bin" / "nvcc")
+    (home / "include").mkdir()
+    (home / "include" / "cuda.h").touch()
+    return str(home)
+
+
+def executable(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where toolkits usually are, for these tests; there is none yet."""
+    monkeypatch.setattr(cuda, "_USUAL_HOME", str(tmp_path / "usual"))
+    return tmp_path / "usual"
+
+
+@pytest.fixture(autouse=True)
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The NCCL that came with torch, as its wheel lays it out, on the module search path."""
+    nccl = tmp_path / "site" / "nvidia" / "nccl"
+    for file in ("include/nccl.h", "lib/libnccl.so.2"):
+        (nccl / file).parent.mkdir(parents=True)
+        (nccl / file).write_text("#define NCCL_MAJOR 2\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nvidia"]:
+        monkeypatch.delitem(sys.modules, name)
+    others = [folder for folder in sys.path if "site-packages" not in folder]  # an NCCL of this environment stays out
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *others])
+    return nccl
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"HOROVOD_GPU_OPERATIONS": ""},
+        {"HOROVOD_CUDA_HOME": "/cuda"},
+        BY_NCCL | {"HOROVOD_GPU": "ROCM"},
+    ],
+)
+def test_without_operations_of_nvidias_nothing_is_added(usual: Path, environ: dict[str, str]) -> None:
+    """A build for CPUs is none for GPUs because a toolkit is there, and AMD's has NCCL's place taken by RCCL."""
+    toolkit(usual)
+    assert cuda.cuda_variables(environ, os.defpath) == {}
+
+
+def test_the_nccl_that_torch_brings_is_found(usual: Path, wheel: Path) -> None:
+    """Its directories are named, and static libraries elsewhere are left alone."""
+    assert cuda.cuda_variables(BY_NCCL, "") == {
+        "HOROVOD_NCCL_INCLUDE": str(wheel / "include"),
+        "HOROVOD_NCCL_LIB": str(wheel / "lib"),
+        "HOROVOD_NCCL_LINK": "SHARED",
+    }
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK"])
+def test_an_nccl_that_the_user_names_is_taken(usual: Path, name: str) -> None:
+    assert cuda.cuda_variables(BY_NCCL | {name: "/nccl"}, "") == {}
+
+
+@pytest.mark.parametrize("lacking", ["include/nccl.h", "lib/libnccl.so.2", ""])
+def test_an_nccl_without_headers_or_library_is_none(usual: Path, wheel: Path, lacking: str) -> None:
+    """Then CMake looks where it always has. An empty name takes away all of NVIDIA's packages."""
+    (wheel / lacking).unlink() if lacking else shutil.rmtree(wheel.parent)
+    assert cuda.cuda_variables(BY_NCCL, "") == {}
+
+
+def test_operations_by_mpi_need_no_nccl(usual: Path) -> None:
+    assert cuda.cuda_variables({"HOROVOD_GPU_OPERATIONS": "MPI"}, "") == {}
+
+
+def test_one_operation_by_nccl_is_enough(usual: Path, wheel: Path) -> None:
+    assert cuda.cuda_variables({"HOROVOD_GPU_ALLREDUCE": "NCCL"}, "")["HOROVOD_NCCL_LIB"] == str(wheel / "lib")
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"])
+def test_a_toolkit_that_the_user_names_is_both_horovods_and_torchs(usual: Path, name: str) -> None:
+    """Horovod reads one variable, torch another; with two toolkits, headers of one met the compiler of the other."""
+    toolkit(usual)
+    found = cuda.cuda_variables(BY_NCCL | {name: "/mine"}, "")
+    assert (found["HOROVOD_CUDA_HOME"], found["CUDA_HOME"]) == ("/mine", "/mine")
+
+
+def test_the_toolkit_on_the_path_comes_before_the_usual_one(usual: Path, tmp_path: Path) -> None:
+    """By its own directory, wherever a link to its compiler is."""
+    toolkit(usual)
+    home = toolkit(tmp_path / "cuda-13.0")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").symlink_to(f"{home}/bin/nvcc")
+    assert cuda.cuda_variables(BY_NCCL, str(tmp_path / "bin"))["CUDA_HOME"] == home
+
+
+def test_a_script_called_nvcc_is_no_toolkit(usual: Path, tmp_path: Path) -> None:
+    """A script that calls a toolkit's compiler has no headers beside it, where CMake and torch looked for them."""
+    home = toolkit(usual)
+    executable(tmp_path / "local" / "bin" / "nvcc")
+    assert cuda.cuda_variables(BY_NCCL, str(tmp_path / "local" / "bin"))["CUDA_HOME"] == home
+
+
+def test_a_build_for_gpus_has_another_key(usual: Path) -> None:
+    """A build for CPUs is not taken for one for GPUs, nor one with torch's NCCL for one with another."""
+    plans = [
+        make_plan((TORCH,), environ | {"PATH": ""})
+        for environ in ({}, BY_NCCL, BY_NCCL | {"HOROVOD_NCCL_HOME": "/nccl"})
+    ]
+    assert len({p.key for p in plans}) == len({p.compiled_key for p in plans}) == 3
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Horovod's own source, edited."""
+    sdist = cache_root(os.environ) / SDIST_NAME
+    if not sdist.exists():
+        pytest.skip("Horovod's source is not in the cache, where building it leaves it")
+    wanted = {f"horovod-{HOROVOD_VERSION}/{edit.path}" for edit in SOURCE_EDITS}
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, [m for m in archive if m.name in wanted], filter="data")
+    tree = tmp_path / f"horovod-{HOROVOD_VERSION}"
+    apply_edits(tree, SOURCE_EDITS)
+    return tree
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="without CMake nothing is built")
+def test_cmake_takes_the_library_that_torch_brings(
+    source: Path, usual: Path, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not the one of the system, which is where compilers look first: its name is the one they know."""
+    system = tmp_path / "system"
+    system.mkdir()
+    (system / "libnccl.so").touch()
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.13)\nproject(probe NONE)\n"
+        f'list(APPEND CMAKE_MODULE_PATH "{source}/cmake/Modules")\n'
+        "set(CMAKE_FIND_LIBRARY_PREFIXES lib)\nset(CMAKE_FIND_LIBRARY_SUFFIXES .so .a)\n"
+        f'set(CMAKE_SYSTEM_LIBRARY_PATH "{system}")\n'
+        'find_package(NCCL REQUIRED)\nmessage(STATUS "took ${NCCL_LIBRARIES}")\n'
+    )
+    done = subprocess.run(
+        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build")],
+        env={**os.environ, **cuda.cuda_variables(BY_NCCL, "")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"took {wheel}/lib/libnccl.so.2\n" in done.stdout, done.stdout + done.stderr
+
+
+def test_torchs_part_asks_for_the_library_that_drivers_bring(source: Path) -> None:
+    """`libcuda.so` comes with toolkits, as a link or as a stub; a container with a driver alone has `libcuda.so.1`."""
+    text = (source / "horovod" / "torch" / "cuda_util.cc").read_text()
+    opened = [part.partition('"')[0] for part in text.split('dlopen("')[1:]]
+    assert opened == ["libcuda.so.1"]
