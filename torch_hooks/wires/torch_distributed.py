@@ -39,7 +39,7 @@ use NCCL, so these groups are the buckets' and, with ``SyncBatchNorm`` or neighb
 which the collector has yet to find, it would end a process where the collector finds it in a fork (a worker of a data
 loader): Gloo's destructor joins a thread that is not there.
 
-It has run with Gloo, on CPUs and on a GPU that several ranks share, and with NCCL on one rank alone (``docs/gpu.md``).
+It has run with Gloo, and with NCCL on a GPU that two and three ranks share (``docs/gpu.md``).
 """
 
 from __future__ import annotations
