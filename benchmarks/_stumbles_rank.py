@@ -19,7 +19,6 @@ from hvd_hetero.testing import report
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 PER_RANK, SAMPLES, FEATURES, RATE = 96, 2011, 8, 0.05
-SAMPLE_S = 0.001  # of the fastest rank
 STUMBLES, MOST = 0.1, 4.0
 REMEMBERED = 15  # micro-batches
 
@@ -31,7 +30,7 @@ class Training:
     within: a sleep is shorter by the median of what the last few took besides, or each would cost 2 ms more.
     """
 
-    def __init__(self, policy: str, factor: float, fixed_s: float, seed: int) -> None:
+    def __init__(self, policy: str, factor: float, sample_s: float, fixed_s: float, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
         self.y = torch.sin(self.x.sum(1, keepdim=True))
@@ -46,7 +45,7 @@ class Training:
         self.turns_s = 0.0
         self.samples = self.micro_batches = 0
         self._besides: deque[float] = deque([0.0], maxlen=REMEMBERED)
-        self._factor, self._fixed_s = factor, fixed_s
+        self._factor, self._sample_s, self._fixed_s = factor, sample_s, fixed_s
         self._chance = np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
         self._rounds = self._train()
 
@@ -65,7 +64,7 @@ class Training:
                 self.seen[done] += index.tolist()
                 optimizer.zero_grad()
                 stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
-                declared_s = self._factor * stumble * (SAMPLE_S * len(index) + self._fixed_s)
+                declared_s = self._factor * stumble * (self._sample_s * len(index) + self._fixed_s)
                 sleep_s = max(declared_s - statistics.median(self._besides), 0.0)
                 time.sleep(sleep_s)
                 functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
@@ -144,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policies", nargs=2, required=True)
     parser.add_argument("--factors", type=float, nargs="+", required=True)
+    parser.add_argument("--sample-ms", type=float, required=True)
     parser.add_argument("--fixed-ms", type=float, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument("--pairs", type=int, required=True)
@@ -152,8 +152,8 @@ def main() -> None:
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    factor, fixed_s = options.factors[hvd.rank()], options.fixed_ms / 1e3
-    trainings = {name: Training(name, factor, fixed_s, options.seed) for name in options.policies}
+    factor, sample_s, fixed_s = options.factors[hvd.rank()], options.sample_ms / 1e3, options.fixed_ms / 1e3
+    trainings = {name: Training(name, factor, sample_s, fixed_s, options.seed) for name in options.policies}
     for training in trainings.values():
         training.warm_up(options.warm_up)
     rates: dict[str, list[float]] = {name: [] for name in trainings}

@@ -1,16 +1,19 @@
 """Ranks that stumble at random: LB-BSP, and its shares in rounds that the first rank ends, on real ranks.
 
-    python benchmarks/stumbles.py [--write] [--pairs N] [--rounds N] [--seed N]
+    python benchmarks/stumbles.py [--write] [--sample-ms MS] [--pairs N] [--rounds N] [--seed N]
 
 Two ranks (the second takes twice as long), three (1, 1.5 and 2 times as long) and four (1, 1.25, 1.5 and 2) train a
 linear model. Computing is a sleep: 1 ms a sample and half a millisecond a micro-batch on the fastest rank, the real
-forward and backward pass included. Each micro-batch takes 1 to 4 times as long, uniformly, with probability 0.1, from a
-seed. The policies train in alternating blocks of one run. The ratio is the median over pairs of blocks. Each training
-is compared with one process that does the samples really used, round by round.
+forward and backward pass included, so a round of LB-BSP takes about 0.17 s. With ``--sample-ms 4`` it takes four times
+as long and a micro-batch costs a quarter as much of it; that table is stored beside the other. Each micro-batch takes 1
+to 4 times as long, uniformly, with probability 0.1, from a seed. The policies train in alternating blocks of one run.
+The ratio is the median over pairs of blocks. Each training is compared with one process that does the samples really
+used, round by round.
 
 ``stumbles_bound.py`` says what can be reached with which number of ranks and which cost of a micro-batch.
 
-Takes about four minutes, on a quiet machine: beside other work ranks wake late, and their exchange takes far longer.
+Takes about four minutes, or 16 with ``--sample-ms 4``, on a quiet machine: beside other work ranks wake late, and their
+exchange takes far longer.
 """
 
 from __future__ import annotations
@@ -35,10 +38,11 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=8, help="pairs of blocks (default 8)")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of a block (default 20)")
     parser.add_argument("--warm-up", type=int, default=40, help="rounds of each policy that do not count (default 40)")
+    parser.add_argument("--sample-ms", type=float, default=1.0, help="of the fastest rank (default 1)")
     parser.add_argument("--fixed-ms", type=float, default=0.5, help="of the fastest rank's micro-batch (default 0.5)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4], help="which jobs (default 2 3 4)")
     parser.add_argument("--seed", type=int, default=1, help="of stumbles and data (default 1)")
-    parser.add_argument("--timeout", type=float, default=400.0, help="seconds for each job (default 400)")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for each job (default 900)")
     options = parser.parse_args()
     costs = [
         "| ranks, times as slow | policy | none waits, of LB-BSP | computing | end of a round, with waiting | the rest "
@@ -53,7 +57,7 @@ def main() -> int:
     met = True
     for factors in (job for job in JOBS if len(job) in options.ranks):
         arguments = ["--policies", LB, OURS, "--factors", *factors]
-        arguments += ["--fixed-ms", options.fixed_ms, "--warm-up", options.warm_up]
+        arguments += ["--sample-ms", options.sample_ms, "--fixed-ms", options.fixed_ms, "--warm-up", options.warm_up]
         arguments += ["--pairs", options.pairs, "--rounds", options.rounds, "--seed", options.seed]
         worker = Path(__file__).with_name("_stumbles_rank.py")
         found = launch(worker, len(factors), arguments, timeout_s=options.timeout).reports[0]
@@ -87,7 +91,7 @@ def main() -> int:
     text = "\n".join(lines)
     print(text)
     if options.write:
-        write_result("stumbles", text)
+        write_result("stumbles" if options.sample_ms == 1.0 else f"stumbles_{options.sample_ms:g}_ms", text)
     return 0 if met else 1
 
 
