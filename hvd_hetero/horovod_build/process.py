@@ -11,6 +11,8 @@ from hvd_hetero.horovod_build.errors import HorovodBuildError
 __all__ = ["run_logged"]
 
 _TAIL_LINES = 15
+_ERROR_LINES = 6
+_LINES_OF_CMAKE = 3  # the first says where, and those below it what is wrong
 _GRACE_S = 5.0
 
 
@@ -70,5 +72,10 @@ def _end_group(process: subprocess.Popen[str]) -> None:
 def _tail(log: Path) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     # With several compilers at work, the message that matters may stand far above make's last word.
-    errors = [line for line in lines[:-_TAIL_LINES] if " error: " in line or "CMake Error" in line][:5]
-    return "\n".join("    " + line[:240] for line in [*errors, *lines[-_TAIL_LINES:]])
+    errors: list[str] = []
+    for number, line in enumerate(lines[:-_TAIL_LINES]):
+        if " error: " in line:
+            errors.append(line)
+        elif "CMake Error" in line:
+            errors += lines[number : number + _LINES_OF_CMAKE]
+    return "\n".join("    " + line[:240] for line in [*errors[:_ERROR_LINES], *lines[-_TAIL_LINES:]])

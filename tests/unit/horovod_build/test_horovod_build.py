@@ -579,6 +579,15 @@ def test_the_compilers_error_is_shown_however_far_up(tmp_path: Path) -> None:
     assert "a.cc:3: error: boom" in str(caught.value)
 
 
+def test_what_cmake_says_is_wrong_is_shown_however_far_up(tmp_path: Path) -> None:
+    """It stands below the line that is marked as an error."""
+    said = "  CMake Error at CMakeLists.txt:107 (message):\n    HOROVOD_GPU_OPERATIONS=nccl is invalid\n\n\n"
+    chatter = f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)"
+    with pytest.raises(HorovodBuildError, match="it failed") as caught:
+        process.run_logged([sys.executable, "-c", chatter], log=tmp_path / "log", doing="it failed")
+    assert "HOROVOD_GPU_OPERATIONS=nccl is invalid" in str(caught.value)
+
+
 def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None:
     """A process that the command started is gone soon after the interruption."""
     started: list[int] = []
