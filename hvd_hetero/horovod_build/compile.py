@@ -68,9 +68,13 @@ def compile_wheel(part: BuildPlan, tree: Path, environ: Mapping[str, str], log: 
     except HorovodBuildError as error:
         if not lacks_toolkit:
             raise
+        why, instead = f"{name} was built for CUDA", f"a {name} for CPUs"
+        asking = next((variable for variable, _ in part.variables if variable.startswith("HOROVOD_GPU_")), None)
+        if asking is not None:
+            why, instead = f"{asking} asks for operations on GPUs", f"unset {asking}"
         raise HorovodBuildError(
-            f"{name} was built for CUDA, so Horovod needs CUDA's toolkit: install the one of {name}'s version, or a "
-            f"{name} for CPUs, or leave {name} out by HOROVOD_WITHOUT_{part.frameworks[0].switch}=1.\n{error}"
+            f"{why}, so Horovod needs CUDA's toolkit: install the one of {name}'s version, or {instead}, or "
+            f"leave {name} out by HOROVOD_WITHOUT_{part.frameworks[0].switch}=1.\n{error}"
         ) from None
     wheels = sorted(into.glob("horovod-*.whl"))
     if len(wheels) != 1:

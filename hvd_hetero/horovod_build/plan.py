@@ -149,7 +149,8 @@ def _version(module: str, distributions: tuple[str, ...]) -> str:
 
 def make_plan(frameworks: tuple[Framework, ...], environ: Mapping[str, str]) -> BuildPlan:
     """Combine the defaults with the user's own build variables; where they contradict each other, the user wins."""
-    variables = {n: v for n, v in environ.items() if n in _BUILD_VARIABLES or n.startswith(_BUILD_PREFIXES)}
+    # Horovod takes most empty variables for unset ones, but an empty HOROVOD_CUDA_HOME for the root directory.
+    variables = {n: v for n, v in environ.items() if v and (n in _BUILD_VARIABLES or n.startswith(_BUILD_PREFIXES))}
     present = {f.switch for f in frameworks}
     for _, switch, _ in _FRAMEWORKS:
         variables[f"HOROVOD_{'WITH' if switch in present else 'WITHOUT'}_{switch}"] = "1"
@@ -157,8 +158,23 @@ def make_plan(frameworks: tuple[Framework, ...], environ: Mapping[str, str]) -> 
         opposite = name.replace("_WITH_", "_WITHOUT_") if "_WITH_" in name else name.replace("_WITHOUT_", "_WITH_")
         if variables.get(opposite) != "1":
             variables.setdefault(name, value)
+    if variables.get("HOROVOD_WITHOUT_MPI") == "1":
+        _refuse_operations_by_mpi(variables)
     variables["CXXFLAGS"] = f"{variables.get('CXXFLAGS', '')} {_CXXFLAGS}".strip()
     variables |= cuda_variables(variables, environ.get("PATH", os.defpath))
     abi = sysconfig.get_config_var("SOABI") or f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
     libc = "".join(platform.libc_ver()) or platform.platform(terse=True)
     return BuildPlan(frameworks, abi, libc, tuple(sorted(variables.items())))
+
+
+def _refuse_operations_by_mpi(variables: Mapping[str, str]) -> None:
+    """Raise if operations ask for MPI, which the build lacks.
+
+    Horovod would compile, and hand the addresses of a GPU's memory to operations on CPUs.
+    """
+    for name, value in variables.items():
+        if name.startswith("HOROVOD_GPU_") and value in ("MPI", "DDL"):
+            raise HorovodBuildError(
+                f"{name}={value} needs a Horovod with MPI, and it is built without; set {name}=NCCL, or "
+                "HOROVOD_WITH_MPI=1 where MPI is installed"
+            )

@@ -569,23 +569,25 @@ def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     assert "leave torch out by HOROVOD_WITHOUT_PYTORCH=1" in str(caught.value)
     assert str(caught.value).endswith("build.log")
+    asking = plan.make_plan(torch_plan.frameworks, {"HOROVOD_GPU_OPERATIONS": "NCCL", "PATH": ""})
+    with pytest.raises(HorovodBuildError, match="HOROVOD_GPU_OPERATIONS asks for operations on GPUs"):
+        command.ensure_wheel(asking, cache, os.environ, SILENT, jobs=1, sdist=sdist)
 
 
-def test_the_compilers_error_is_shown_however_far_up(tmp_path: Path) -> None:
-    """With make's chatter after it, the line with the error is still in the message."""
-    chatter = "import sys; print('a.cc:3: error: boom'); print('chatter\\n' * 100); sys.exit(2)"
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("a.cc:3: error: boom", "error: boom"),
+        ("CMake Error at CMakeLists.txt:107 (message):\n  HOROVOD_GPU_OPERATIONS=nccl is invalid", "nccl is invalid"),
+    ],
+)
+def test_what_is_wrong_is_shown_however_far_up(tmp_path: Path, said: str, wrong: str) -> None:
+    """The message holds it, with make's chatter after it. CMake's stands below the line that is marked as an error."""
+    program = tmp_path / "program.py"  # the log begins with the command, which must not say it
+    program.write_text(f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)")
     with pytest.raises(HorovodBuildError, match=r"it failed \(exit code 2\)") as caught:
-        process.run_logged([sys.executable, "-c", chatter], log=tmp_path / "log", doing="it failed")
-    assert "a.cc:3: error: boom" in str(caught.value)
-
-
-def test_what_cmake_says_is_wrong_is_shown_however_far_up(tmp_path: Path) -> None:
-    """It stands below the line that is marked as an error."""
-    said = "  CMake Error at CMakeLists.txt:107 (message):\n    HOROVOD_GPU_OPERATIONS=nccl is invalid\n\n\n"
-    chatter = f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)"
-    with pytest.raises(HorovodBuildError, match="it failed") as caught:
-        process.run_logged([sys.executable, "-c", chatter], log=tmp_path / "log", doing="it failed")
-    assert "HOROVOD_GPU_OPERATIONS=nccl is invalid" in str(caught.value)
+        process.run_logged([sys.executable, str(program)], log=tmp_path / "log", doing="it failed")
+    assert wrong in str(caught.value)
 
 
 def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hvd_hetero.horovod_build import cuda
 from hvd_hetero.horovod_build.cache import cache_root
 from hvd_hetero.horovod_build.edits import SOURCE_EDITS
+from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import Framework, make_plan
 from hvd_hetero.horovod_build.source import HOROVOD_VERSION, SDIST_NAME, apply_edits
 
@@ -56,12 +57,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     "environ",
-    [
-        {},
-        {"HOROVOD_GPU_OPERATIONS": ""},
-        {"HOROVOD_CUDA_HOME": "/cuda"},
-        BY_NCCL | {"HOROVOD_GPU": "ROCM"},
-    ],
+    [{}, {"HOROVOD_CUDA_HOME": "/cuda"}, BY_NCCL | {"HOROVOD_GPU": "ROCM"}],
 )
 def test_without_operations_of_nvidias_nothing_is_added(usual: Path, environ: dict[str, str]) -> None:
     """A build for CPUs is none for GPUs because a toolkit is there, and AMD's has NCCL's place taken by RCCL."""
@@ -78,9 +74,30 @@ def test_the_nccl_that_torch_brings_is_found(usual: Path, wheel: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK"])
+@pytest.mark.parametrize("name", ["HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB"])
 def test_an_nccl_that_the_user_names_is_taken(usual: Path, name: str) -> None:
     assert cuda.cuda_variables(BY_NCCL | {name: "/nccl"}, "") == {}
+
+
+@pytest.mark.parametrize("link", ["SHARED", "shared", "STATIC", "static"])
+def test_who_asks_for_a_shared_nccl_gets_torchs_and_who_asks_for_a_static_one_does_not(
+    usual: Path, wheel: Path, link: str
+) -> None:
+    """To say how to link does not say where it is; a wheel has no static library."""
+    found = cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_LINK": link}, "")
+    assert found.get("HOROVOD_NCCL_LIB") == (str(wheel / "lib") if link.lower() == "shared" else None)
+
+
+def test_another_wheels_nccl_can_be_named_by_its_directory(usual: Path, wheel: Path, tmp_path: Path) -> None:
+    """It has no name that CMake knows either, so its directories are given as those of torch's."""
+    other = wheel.rename(tmp_path / "a newer one")
+    found = cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_HOME": str(other)}, "")
+    assert (found["HOROVOD_NCCL_LIB"], found["HOROVOD_NCCL_LINK"]) == (f"{other}/lib", "SHARED")
+
+
+def test_a_static_library_where_the_user_says_is_left_to_cmake(usual: Path, wheel: Path) -> None:
+    (wheel / "lib" / "libnccl_static.a").touch()
+    assert cuda.cuda_variables(BY_NCCL | {"HOROVOD_NCCL_HOME": str(wheel)}, "") == {}
 
 
 @pytest.mark.parametrize("lacking", ["include/nccl.h", "lib/libnccl.so.2", ""])
@@ -115,6 +132,13 @@ def test_the_toolkit_on_the_path_comes_before_the_usual_one(usual: Path, tmp_pat
     assert cuda.cuda_variables(BY_NCCL, str(tmp_path / "bin"))["CUDA_HOME"] == home
 
 
+def test_a_toolkit_that_a_link_leads_to_is_named_itself(usual: Path, tmp_path: Path) -> None:
+    """So that a build with the toolkit before, which the same link led to, is not taken for one with this."""
+    home = toolkit(tmp_path / "cuda-13.0")
+    usual.symlink_to(home)
+    assert cuda.cuda_variables(BY_NCCL, "")["CUDA_HOME"] == home
+
+
 def test_a_script_called_nvcc_is_no_toolkit(usual: Path, tmp_path: Path) -> None:
     """A script that calls a toolkit's compiler has no headers beside it, where CMake and torch looked for them."""
     home = toolkit(usual)
@@ -129,6 +153,23 @@ def test_a_build_for_gpus_has_another_key(usual: Path) -> None:
         for environ in ({}, BY_NCCL, BY_NCCL | {"HOROVOD_NCCL_HOME": "/nccl"})
     ]
     assert len({p.key for p in plans}) == len({p.compiled_key for p in plans}) == 3
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_CUDA_HOME", "CUDA_HOME", "HOROVOD_NCCL_HOME"])
+def test_an_empty_variable_is_none(usual: Path, name: str) -> None:
+    """It makes no other build. Horovod would take an empty HOROVOD_CUDA_HOME for the root directory."""
+    for environ in ({"PATH": ""}, {"PATH": ""} | BY_NCCL):
+        if name not in environ:
+            assert make_plan((TORCH,), environ | {name: ""}) == make_plan((TORCH,), environ)
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
+def test_operations_by_mpi_are_refused_without_mpi(usual: Path, name: str) -> None:
+    """Horovod would compile, and hand the GPU's addresses to operations on CPUs."""
+    with pytest.raises(HorovodBuildError, match=f"{name}=MPI needs a Horovod with MPI"):
+        make_plan((TORCH,), {name: "MPI", "PATH": ""})
+    variables = dict(make_plan((TORCH,), {name: "MPI", "HOROVOD_WITH_MPI": "1", "PATH": ""}).variables)
+    assert "HOROVOD_WITHOUT_MPI" not in variables
 
 
 @pytest.fixture
