@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What only a GPU can show, on one device: scripts/gpu_proof.sh [PART ...]
 #
-# Needs a CUDA PyTorch with numpy, scipy, psutil and pytest, and this checkout: no Horovod, no installation. The parts,
-# by default all of them: tests curve stopwatch memory unequal overhead (see benchmarks/gpu). Each takes a few minutes at
-# most and can be run alone. Tables go to benchmarks/results/gpu. With GPU_PROOF_DEVICE=cpu all but the curve runs in
-# small without a GPU, and nothing is stored. GPU_PROOF_BACKEND is what two ranks talk by: gloo, or, with NCCL 2.30 or
-# later, cpu:gloo,cuda:nccl.
+# Needs a CUDA PyTorch with numpy, scipy, psutil and pytest, and this checkout: no Horovod, no installation. The parts
+# are tests curve stopwatch memory unequal overhead, by default all of them, and horovod, which needs a Horovod with NCCL
+# (see benchmarks/gpu). Each takes a few minutes at most and can be run alone. Tables go to benchmarks/results/gpu. With
+# GPU_PROOF_DEVICE=cpu all but the curve runs in small without a GPU, and nothing is stored. GPU_PROOF_BACKEND is what two
+# ranks talk by: gloo, or, with NCCL 2.30 or later, cpu:gloo,cuda:nccl.
 set -u
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"

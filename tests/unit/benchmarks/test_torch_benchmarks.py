@@ -1,6 +1,7 @@
 """What the accuracy and the overhead benchmark call good: rules that a bad result cannot pass."""
 
 import math
+import sys
 
 import pytest
 from script_modules import load
@@ -15,6 +16,12 @@ def accuracy():
 def overhead():
     pytest.importorskip("torch")
     return load("overhead_torch", "benchmarks")
+
+
+@pytest.fixture(scope="module")
+def proof():
+    pytest.importorskip("torch")
+    return load("gpu.proof", "benchmarks")
 
 
 def runs(*accuracies, once=True):
@@ -105,3 +112,33 @@ class Given:
 
     def __init__(self, median, error):
         self.all, self.error = [median] * 2, error
+
+
+BY_NCCL = "cpu:gloo,cuda:nccl"
+
+
+@pytest.mark.parametrize(
+    ("part", "backend", "name", "told"),
+    [
+        ("tests", "gloo", "gpu/tests", True),
+        ("tests", BY_NCCL, "gpu/tests_nccl", True),
+        ("stopwatch", BY_NCCL, "gpu/stopwatch", False),
+        ("horovod", BY_NCCL, "gpu/horovod", False),
+    ],
+)
+def test_a_proof_on_a_gpu_has_a_table_for_each_backend_that_it_uses(proof, monkeypatch, part, backend, name, told):
+    """One rank always talks by the same one, and Horovod by its own: another table of theirs would be a twin."""
+    stored = {}
+    monkeypatch.setitem(proof.PARTS, part, lambda circumstances: (["a row"], True))
+    monkeypatch.setattr(proof, "write_result", stored.__setitem__)
+    monkeypatch.setattr(sys, "argv", ["proof.py", part, "--device", "cpu", "--backend", backend, "--write"])
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert proof.main() == 0
+    assert list(stored) == [name]
+    assert (f"Ranks talk by {backend}." in stored[name]) == told
+
+
+def test_the_proof_over_horovod_says_so_where_there_is_none(proof, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    with pytest.raises(SystemExit, match="there is no Horovod for PyTorch here"):
+        proof.horovod(proof.Proof("cpu", "gloo", 1, 1))
