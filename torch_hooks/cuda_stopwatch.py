@@ -17,10 +17,10 @@ __all__ = ["CudaStopwatch", "DeviceTimes"]
 class CudaStopwatch:
     """A stopwatch (``hvd_hetero.measurement.speed_meter``) of the stream on which the work is queued.
 
-    An event before and one behind each stretch of work. Recording one costs the host some microseconds; nothing waits
-    for it. When ``read`` is called the gradients have been summed, which needs the work to be done: so the events are
-    complete, and are only asked. Should one not be (Horovod may hand back sums that are still on their way,
-    HOROVOD_ENABLE_ASYNC_COMPLETION), the time is not known: NaN.
+    An event before and one behind each stretch of work. Starting costs the host about a tenth of a millisecond
+    (``benchmarks/gpu/curve.py``), and nothing waits for it. When ``read`` is called the gradients have been summed,
+    which needs the work to be done: so the events are complete, and are only asked. Should one not be (Horovod may hand
+    back sums that are still on their way, HOROVOD_ENABLE_ASYNC_COMPLETION), the time is not known: NaN.
 
     A stretch ends where the device comes to its last event: waiting of the device for the host, which launches kernels
     too slowly for a small batch, is in it, as it is in the round.
