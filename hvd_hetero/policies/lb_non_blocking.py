@@ -39,8 +39,8 @@ class LBNonBlocking(Policy):
         1, 4, 8, 16, …, at most X / 2n
 
     at which rounds take the fewest seconds a sample, ``(max_i t_i + transfer) / samples done``, with t_i the seconds
-    that rank i was at work. ``policies.trials`` says which other N is tried when. With N = 1, where it begins, a round
-    is LB-BSP's. N = 2 is left out, for it waits nearly as long as 1.
+    that rank i was at work. ``policies.trials`` says which N is used when. With N = 1, where it begins, a round is
+    LB-BSP's. N = 2 is left out, for it waits nearly as long as 1.
 
     **Fixed costs that are not there.** Each change of N teaches ranks their β, and where times scatter, wrong ones at
     first. So shares keep their proportions in a trial and the two rounds after it, and of a rank's β no more counts

@@ -1,25 +1,27 @@
-r"""Which of some numbers makes rounds fastest, found by trying others.
+r"""Which of some numbers makes rounds fastest, found by trying them: used is the one that could well be the best.
 
-The candidates are K_1 < K_2 < …, and j is the one in use. Let c be the seconds that a sample took in a round, and C the
-mean of c over the rounds with K_j: of the first R of them, and from then on each later one moves it by 1 / R of the
-difference. Now and then another K_k is tried for m rounds, whose mean is C'. The trial says that it gains
+The candidates are K_1 < K_2 < …. Let c be the seconds that a sample took in a round, M_k their mean over rounds with
+K_k, and n_k the rounds that this mean stands for. A round with K_k makes of them
 
-    2 (C - C') / (C + C')
+    n_k <- min(n_k + 1, R),     M_k <- M_k + (min(c, 3 M_k) - M_k) / n_k,     n_j <- (1 - δ) n_j for the others
 
-and g_k is what its trials said in the mean of their first W rounds, and then moves by m / W of the difference: the
-first trial decides alone, and of two or more the latest counts half. Where g_k is above half a hundredth, j becomes k,
-and all gains become those over the new K_j. Whether it does or not, K_k is tried again after
+and n_k falls to m, if it is more, when another candidate takes the place of K_k. So a mean follows its last R rounds, a
+strange round counts as thrice the usual, and what is not used is forgotten: with n_j < 1, after 500 rounds at most,
+K_j counts as never tried. Let s be the largest relative standard deviation of c with any of them, at least 0.01. After
+m rounds with one candidate, that K_k is used next which has the least
 
-    |k - j| max(8 m', (m + 2) max(0, |g_k| - e) / ε) rounds, at most 512,    e² = s² (1 / m' + 1 / M)
+    M_k (1 - z s / √n_k),
 
-with s² the larger relative variance of c, m' the rounds in g_k and M those in C. So a trial costs about a share ε of
-what is done until the next one. What is far worse is tried seldom; what is not known well, sooner.
+the time that it may hope for. So what is little known is tried soon, what is surely worse is not, and the more rounds
+scatter, the longer either takes. It is the rule of upper confidence bounds (Lai and Robbins, 1985), which here forget.
 
-At first the neighbours of K_j are tried. What lies beyond a candidate is tried if that one loses less than a twentieth:
-4 micro-batches may be no better than 1 where 16 are. A candidate that was never tried comes first, the nearest before
-others. Two rounds after each change do not count, for ranks get used to it in them.
+A candidate that was never tried comes first, if a neighbour of it loses less than 6 hundredths to the best mean: 4
+micro-batches may be no better than 1 where 16 are, but what lies beyond a much worse one is not tried. Two rounds after
+each change do not count, for ranks get used to it in them.
 
-m = 4, R = W = 8, ε = 0.0025 and the limits are arbitrary, chosen on the cases of ``benchmarks/micro_batches.py``.
+m = 6, R = 32, δ = 1 / 280, z = 0.7 and the limits are arbitrary, chosen on simulated ranks that stumble as those of
+``benchmarks/stumbles.py`` do. Rejected: a number in use that is left where the mean of the last eight rounds of
+another one is a half per cent less. Such means differ by a tenth where ranks stumble, and good numbers were left.
 
 Every operation is correctly rounded, so equal times give equal choices on all processors.
 """
@@ -27,57 +29,47 @@ Every operation is correctly rounded, so equal times give equal choices on all p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["Trials"]
 
-_SETTLES, _TRIAL = 2, 4  # rounds: that do not count, m
-_REMEMBERED, _POOLED = 8, 8  # R, W
-_WORTH, _COST, _FAR = 0.005, 0.0025, 0.05  # gains: what a move needs, ε, and the loss beyond which nothing is tried
-_SOONEST, _LATEST = 8, 512  # rounds between two trials of a candidate: times m', at most
+_SETTLES, _TRIAL = 2, 6  # rounds: that do not count, m
+_REMEMBERED, _FORGET, _KNOWN = 32.0, 1.0 / 280.0, 1.0  # R, δ, and the rounds below which nothing is known
+_OPTIMISM, _LEAST_SCATTER = 0.7, 0.01  # z, and what s is at least
+_STRANGE, _FAR = 3.0, 1.06  # times a mean: what a round counts at most, and beyond what nothing is tried
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Of seconds a sample, with their variance; of the last R rounds as if exponential."""
+    """Of seconds a sample, with their variance, and the rounds that it stands for."""
 
-    rounds: int = 0
+    rounds: float = 0.0
     seconds: float = 0.0
     variance: float = 0.0
 
     def add(self, seconds: float) -> None:
-        self.rounds = min(self.rounds + 1, _REMEMBERED)
-        missed = seconds - self.seconds
+        if self.rounds < _KNOWN:
+            self.rounds, self.seconds, self.variance = 1.0, seconds, 0.0
+            return
+        self.rounds = min(self.rounds + 1.0, _REMEMBERED)
+        missed = min(seconds, _STRANGE * self.seconds) - self.seconds
         self.seconds += missed / self.rounds
         self.variance += ((1.0 - 1.0 / self.rounds) * missed * missed - self.variance) / self.rounds
-
-
-@dataclass(slots=True)
-class _Tried:
-    """What trials of a candidate have said."""
-
-    gain: float = 0.0
-    rounds: int = 0
-    due: int = 0
-    """The first round in which it may be tried."""
 
 
 @dataclass(slots=True)
 class _Kept:
     """All that is known."""
 
-    home: int = 0
-    """j, the candidate in use."""
     at: int = 0
-    """The candidate of the present rounds: j, or the one that is tried."""
+    """The candidate of the present rounds."""
     since: int = 0
-    """Rounds since the candidate changed."""
-    rounds: int = 0
-    here: _Mean = field(default_factory=_Mean)
-    there: _Mean = field(default_factory=_Mean)
-    tried: list[_Tried] = field(default_factory=list)
+    """Rounds since it was chosen, those that do not count included."""
+    least: int = 0
+    """Candidates below this one make the same rounds as it."""
+    means: list[_Mean] = field(default_factory=list)
 
 
 class Trials:
@@ -85,7 +77,7 @@ class Trials:
 
     def __init__(self, candidates: Sequence[int]) -> None:
         self.candidates = tuple(candidates)
-        self._kept = _Kept(tried=[_Tried() for _ in self.candidates])
+        self._kept = _Kept(means=[_Mean() for _ in self.candidates])
 
     @property
     def number(self) -> int:
@@ -94,67 +86,53 @@ class Trials:
 
     @property
     def unsettled(self) -> bool:
-        """Whether another candidate is being tried, or the one in use has hardly been taken up again."""
-        kept = self._kept
-        return kept.at != kept.home or kept.since <= min(_SETTLES, kept.rounds - 1)
+        """Whether the present candidate is not the best one by what is known, or has hardly been taken up."""
+        kept, known = self._kept, self._known()
+        best = min(known, key=self._seconds, default=kept.at)
+        return kept.at != best or (kept.since <= _SETTLES and len(known) > 1)
 
     def learn(self, seconds: float) -> None:
         """A round with ``number`` took so many seconds a sample."""
         kept = self._kept
-        kept.rounds += 1
         kept.since += 1
         if kept.since <= _SETTLES:
             return
-        if kept.at == kept.home:
-            kept.here.add(seconds)
-            if kept.since >= _SETTLES + _TRIAL:
-                self._begin()
-        else:
-            kept.there.add(seconds)
-            if kept.there.rounds == _TRIAL:
-                self._end()
+        for k, mean in enumerate(kept.means):
+            if k != kept.at:
+                mean.rounds *= 1.0 - _FORGET
+        kept.means[kept.at].add(seconds)
+        if kept.since >= _SETTLES + _TRIAL:
+            chosen = self._next()
+            kept.since = _SETTLES
+            if chosen != kept.at:
+                kept.means[kept.at].rounds = min(kept.means[kept.at].rounds, _TRIAL)
+                kept.at, kept.since = chosen, 0
 
     def same_as(self, number: int) -> None:
         """Rounds with ``number`` are rounds with this larger one, so the candidates between need no trial."""
         kept = self._kept
-        if kept.at == kept.home:
-            while kept.home + 1 < len(self.candidates) and self.candidates[kept.home + 1] <= number:
-                kept.at = kept.home = kept.home + 1
+        while kept.at + 1 < len(self.candidates) and self.candidates[kept.at + 1] <= number:
+            kept.means[kept.at + 1], kept.means[kept.at] = kept.means[kept.at], _Mean()
+            kept.at = kept.least = kept.at + 1
 
-    def _begin(self) -> None:
-        """Try another candidate, if one is due."""
-        kept = self._kept
-        choices = [(kept.tried[k].due, abs(k - kept.home), -k) for k in self._allowed()]
-        due, _, other = min(choices, default=(math.inf, 0, 0))
-        if due <= kept.rounds:
-            kept.at, kept.since, kept.there = -other, 0, _Mean()
+    def _seconds(self, k: int) -> float:
+        return self._kept.means[k].seconds
 
-    def _allowed(self) -> Iterator[int]:
-        """The candidates that may be tried: neighbours, and what lies beyond those that are about as good."""
-        kept = self._kept
-        for side in (range(kept.home + 1, len(self.candidates)), range(kept.home - 1, -1, -1)):
-            for k in side:
-                yield k
-                if kept.tried[k].rounds == 0 or kept.tried[k].gain < -_FAR:
-                    break
+    def _known(self) -> list[int]:
+        """The candidates of which something is known."""
+        means = self._kept.means
+        return [k for k in range(self._kept.least, len(means)) if means[k].rounds >= _KNOWN]
 
-    def _end(self) -> None:
-        """Judge the trial, and move or return."""
-        kept = self._kept
-        here, there, this = kept.here, kept.there, kept.tried[kept.at]
-        this.rounds = min(this.rounds + there.rounds, _POOLED)
-        said = 2.0 * (here.seconds - there.seconds) / (here.seconds + there.seconds)
-        this.gain += (said - this.gain) * there.rounds / this.rounds
-        variance = max(here.variance, there.variance) * (1.0 / this.rounds + 1.0 / here.rounds)
-        sure = max(0.0, abs(this.gain) - math.sqrt(variance) / here.seconds)
-        wait = abs(kept.at - kept.home) * max(int((_TRIAL + _SETTLES) * sure / _COST), _SOONEST * this.rounds)
-        this.due = kept.rounds + min(wait, _LATEST)
-        if this.gain > _WORTH:
-            kept.tried[kept.home] = _Tried(0.0, this.rounds, this.due)
-            kept.tried = [_Tried(other.gain - this.gain, other.rounds, other.due) for other in kept.tried]
-            kept.home, kept.here, kept.since = kept.at, there, _SETTLES
-        else:
-            kept.at, kept.since = kept.home, 0
+    def _next(self) -> int:
+        """The candidate to use next."""
+        least, means, known = self._kept.least, self._kept.means, self._known()
+        best = min(known, key=self._seconds)
+        near = {k for k in known if means[k].seconds <= _FAR * means[best].seconds}
+        unknown = [k for k in range(least, len(means)) if k not in known and {k - 1, k + 1} & near]
+        if unknown:
+            return min(unknown, key=lambda k: abs(k - best))
+        scatter = max(_LEAST_SCATTER, *(math.sqrt(means[k].variance) / means[k].seconds for k in known))
+        return min(known, key=lambda k: means[k].seconds * (1.0 - _OPTIMISM * scatter / math.sqrt(means[k].rounds)))
 
     def state(self) -> dict[str, Any]:
         """Plain data."""
@@ -164,29 +142,24 @@ class Trials:
         """Take it back."""
         try:
             kept = _Kept(
-                **{name: int(state[name]) for name in ("home", "at", "since", "rounds")},
-                here=_Mean(**state["here"]),
-                there=_Mean(**state["there"]),
-                tried=[_Tried(**of_one) for of_one in state["tried"]],
+                **{name: int(state[name]) for name in ("at", "since", "least")},
+                means=[_Mean(**{name: float(of_one[name]) for name in _FIGURES}) for of_one in state["means"]],
             )
-            told = (state["here"], state["there"], *state["tried"])
-            numeric = all(isinstance(x, int | float) for of_one in told for x in of_one.values())
         except (KeyError, TypeError, ValueError, OverflowError):  # of another version
-            kept, numeric = _Kept(home=-1), True
-        means, last = (kept.here, kept.there), len(self.candidates) - 1
-        counts = [kept.home, kept.at, kept.since, kept.rounds, *(m.rounds for m in means)]
-        counts += [n for of_one in kept.tried for n in (of_one.rounds, of_one.due)]
+            kept = _Kept(at=-1)
+        figures = [getattr(mean, name) for mean in kept.means for name in _FIGURES]
         if (
-            not numeric
-            or len(kept.tried) != last + 1
-            or max(kept.home, kept.at) > last
-            or min(counts) < 0
-            or (kept.at != kept.home and not (kept.here.rounds and kept.here.seconds))  # a trial is compared with them
-            or not all(0.0 <= x < math.inf for m in means for x in (m.seconds, m.variance))
-            or not all(math.isfinite(of_one.gain) for of_one in kept.tried)
+            len(kept.means) != len(self.candidates)
+            or not 0 <= kept.least <= kept.at < len(kept.means)
+            or kept.since < 0
+            or not all(0.0 <= figure < math.inf for figure in figures)
+            or any(mean.rounds >= _KNOWN and not mean.seconds for mean in kept.means)
         ):
             raise ValueError(
                 f"state: its trials must be among {list(self.candidates)}, with finite times and no negative counts, "
                 f"got {dict(state)}; resume with the ranks, global_batch and micro_batches that saved it"
             )
         self._kept = kept
+
+
+_FIGURES = ("rounds", "seconds", "variance")

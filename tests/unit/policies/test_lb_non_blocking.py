@@ -60,7 +60,7 @@ def counts(plans: list[RoundPlan]) -> list[int]:
 
 
 def test_it_begins_with_one_and_leaves_out_two():
-    assert counts(run(LBNonBlocking(), [200.0, 200.0], [0.0] * 2, 12)) == [1] * 6 + [4] * 6 + [1]
+    assert counts(run(LBNonBlocking(), [200.0, 200.0], [0.0] * 2, 24)) == [1] * 8 + [4] * 8 + [8] * 8 + [16]
 
 
 @pytest.mark.parametrize(("share", "numbers"), [(1, {1}), (4, {1, 2}), (6, {1, 3}), (9, {1, 4}), (18, {1, 4, 8})])
@@ -100,12 +100,12 @@ def test_micro_batches_are_as_many_as_their_cost_and_the_scatter_of_times_make_f
 def test_in_a_trial_and_two_rounds_after_it_shares_keep_their_proportions():
     policy = LBNonBlocking()
     plans = [policy.first(2, BATCH)]
-    for number in range(15):
-        speeds = [300.0, 100.0] if number >= 6 else [200.0, 200.0]
+    for number in range(19):
+        speeds = [300.0, 100.0] if number >= 8 else [200.0, 200.0]
         plans.append(policy.next(plans[-1], told(plans[-1], speeds, [0.0] * 2)))
-    assert counts(plans) == [1] * 6 + [4] * 6 + [1] * 4
-    assert {plan.samples for plan in plans[:15]} == {(192, 192)}
-    assert plans[15].samples == (288, 96)
+    assert counts(plans) == [1] * 8 + [4] * 8 + [1] * 4
+    assert {plan.samples for plan in plans[:19]} == {(192, 192)}
+    assert plans[19].samples == (288, 96)
 
 
 def test_a_rank_that_alone_tells_a_large_fixed_cost_is_not_believed():
@@ -123,7 +123,7 @@ def test_transfers_belong_to_what_a_round_takes():
     def trial(transfer_s):
         policy = LBNonBlocking()
         plan = policy.first(2, BATCH)
-        for _ in range(12):
+        for _ in range(16):
             finished = told(plan, [200.0] * 2, [0.0] * 2, wait_s=transfer_s)
             if plan.micro_batches == (4, 4):  # a tenth sooner, with a seventh of the samples undone
                 table = finished.table.replaced("compute_s", finished.table.column("compute_s") * 0.8)
@@ -131,7 +131,7 @@ def test_transfers_belong_to_what_a_round_takes():
             plan = policy.next(plan, finished)
         return plan.micro_batches[0]
 
-    assert trial(0.0) == 4
+    assert trial(0.0) == 8, "4 was better than 1, so its other neighbour is next"
     assert trial(3.0) == 1
 
 
@@ -139,28 +139,36 @@ def test_rounds_that_were_planned_before_the_number_changed_do_not_count():
     policy = LBNonBlocking()
     old = policy.first(2, BATCH)
     plan = old
-    for _ in range(6):
+    for _ in range(8):
         plan = policy.next(plan, told(old, [200.0] * 2, [0.0] * 2))
     assert plan.micro_batches == (4, 4)
     for _ in range(10):  # the rounds of a lead of ten
         plan = policy.next(plan, told(old, [200.0] * 2, [0.0] * 2))
     assert plan.micro_batches == (4, 4)
-    for _ in range(6):
+    for _ in range(8):
         plan = policy.next(plan, told(plan, [200.0] * 2, [0.0] * 2))
-    assert plan.micro_batches == (1, 1)
+    assert plan.micro_batches == (8, 8)
 
 
-@pytest.mark.parametrize("figure", ["compute_s", "wait_s"])
-@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -1.0, 1e200])
-def test_a_time_that_cannot_be_true_decides_nothing(figure, absurd):
+@pytest.mark.parametrize(
+    ("figure", "absurd", "number"),
+    [
+        *(
+            ("compute_s", absurd, 4) for absurd in (float("nan"), float("inf"), -1.0, 1e200)
+        ),  # every second round counts
+        *(("wait_s", absurd, 8) for absurd in (float("nan"), -1.0)),  # a round counts without it
+        *(("wait_s", absurd, 1) for absurd in (float("inf"), 1e200)),  # no round counts
+    ],
+)
+def test_a_time_that_cannot_be_true_decides_nothing(figure, absurd, number):
     policy = LBNonBlocking()
     plan = policy.first(2, BATCH)
-    for number in range(12):
+    for round in range(16):
         finished = told(plan, [200.0] * 2, [0.0] * 2)
-        if figure == "wait_s" or number % 2:
+        if figure == "wait_s" or round % 2:
             finished = replace(finished, table=finished.table.replaced(figure, [absurd, absurd]))
         plan = policy.next(plan, finished)
-    assert plan.micro_batches == ((1, 1) if figure == "wait_s" else (4, 4))
+    assert plan.micro_batches == (number, number)
     json.dumps(policy.state_dict(), allow_nan=False)
 
 
@@ -177,7 +185,7 @@ def test_where_memory_cuts_every_share_the_number_is_at_least_theirs():
 def test_where_memory_cuts_some_shares_rounds_count():
     policy, limits = LBNonBlocking(), np.array([0.0, 50.0])
     plan = policy.first(2, BATCH).within(limits)
-    for _ in range(6):
+    for _ in range(8):
         finished = told(plan, [200.0] * 2, [0.0] * 2)
         plan = policy.next(plan, replace(finished, table=finished.table.replaced("limit", limits))).within(limits)
     assert plan.micro_batches == (4, 4)
@@ -244,5 +252,6 @@ def test_after_a_freeze_the_share_of_a_rank_comes_back_within_twenty_rounds(numb
         shares.append(done.plan.samples[1] / done.plan.total)
 
     simulate(Cluster(workers), LBNonBlocking(micro_batches=number), BATCH, 61, observer=note)
-    assert min(shares[41:50]) < 0.45
+    if number is not None:  # else it is the turn of another number, and shares stay
+        assert min(shares[41:50]) < 0.45
     assert shares[-1] == pytest.approx(0.5, abs=0.02)

@@ -33,9 +33,10 @@ def search(trials: Trials, cost: Callable[[int], float], rounds: int, noise: flo
     ("fixed", "idle", "best"), [(0.5, 0.5, 1), (0.02, 0.5, 4), (0.004, 0.5, 8), (0.001, 0.5, 16), (0.0, 0.5, 32)]
 )
 def test_times_without_scatter_lead_to_the_best_number(fixed, idle, best):
-    assert min(CANDIDATES, key=cost(fixed, idle)) == best
-    numbers = search(Trials(CANDIDATES), cost(fixed, idle), 300)
-    assert numbers[100:].count(best) > 0.75 * 200
+    of = cost(fixed, idle)
+    assert min(CANDIDATES, key=of) == best
+    numbers = search(Trials(CANDIDATES), of, 300)
+    assert np.mean(list(map(of, numbers[100:]))) < 1.003 * of(best)
     assert Trials(CANDIDATES).number == 1, "the first is where it begins"
 
 
@@ -48,18 +49,30 @@ def test_with_a_scatter_of_a_tenth_rounds_take_at_most_two_hundredths_longer_tha
     assert max(taken) < 1.06 * best
 
 
-def test_what_is_far_worse_is_tried_for_six_rounds_in_five_hundred():
-    numbers = search(Trials(CANDIDATES), cost(0.5, 0.0), 1500, 0.1)
+def test_what_is_far_worse_is_tried_for_eight_rounds_in_five_hundred():
+    numbers = search(Trials(CANDIDATES), cost(0.5, 0.0), 1800, 0.1)
     runs = [(number, len(list(rounds))) for number, rounds in itertools.groupby(numbers)]
-    assert set(runs[1::2]) == {(4, 6)}
-    assert all(number == 1 and rounds >= 500 for number, rounds in runs[2:-1:2])
+    assert runs[1:] == [(4, 8), (1, 506), (4, 8), (1, 506), (4, 8), (1, 506), (4, 8), (1, 242)]
 
 
-def test_what_is_as_good_is_tried_less_often_each_time():
-    numbers = search(Trials((1, 4)), lambda number: 1.0, 1000)
-    runs = [(number, len(list(rounds))) for number, rounds in itertools.groupby(numbers)]
-    assert [rounds for number, rounds in runs if number == 1][:10] == [6, 32, *[64] * 8]
-    assert {rounds for number, rounds in runs[:20] if number == 4} == {6}
+def test_what_is_a_little_worse_is_used_less_the_surer_that_is():
+    def share(noise: float) -> float:
+        numbers = [search(Trials((1, 4)), lambda number: 1.0 + 0.01 * number, 1000, noise, seed) for seed in range(10)]
+        return float(np.mean([each.count(4) for each in numbers])) / 1000
+
+    assert share(0.01) < 0.02 < share(0.1) < 0.25
+
+
+def test_one_that_takes_much_longer_now_and_then_is_not_left_for_it():
+    """As in ranks that wait for one that has to be started again: a hundred times as long, once in a hundred rounds."""
+    of = cost(0.004, 1.0)
+    taken = []
+    for seed in range(10):
+        trials, rng = Trials(CANDIDATES), np.random.Generator(np.random.PCG64(seed))
+        for _ in range(1000):
+            taken.append(of(trials.number))
+            trials.learn(of(trials.number) * rng.lognormal(sigma=0.05) * (100.0 if rng.random() < 0.01 else 1.0))
+    assert np.mean(taken) < 1.05 * min(map(of, CANDIDATES))
 
 
 def test_a_better_number_is_found_behind_worse_ones():
@@ -108,24 +121,23 @@ def test_a_search_that_is_restored_goes_on_as_before():
         assert search(first, of, 200, 0.1, 1) == search(second, of, 200, 0.1, 1)
 
 
+MEAN = {"rounds": 1.0, "seconds": 0.5, "variance": 0.0}
+
+
 @pytest.mark.parametrize(
     "changed",
     [
-        {"home": 5, "at": 5},
-        {"home": -1},
         {"at": 5},
-        {"tried": []},
-        {"here": {"rounds": 1, "seconds": float("nan"), "variance": 0.0}},
-        {"tried": [{"gain": float("nan"), "rounds": 1, "due": 0}] * 5},
-        {"rounds": -1},
-        {"here": None},
-        {"here": {"rounds": 1, "seconds": "0.5", "variance": 0.0}},
-        {"there": {"rounds": None, "seconds": 0.5, "variance": 0.0}},
-        {"tried": [{"gain": None, "rounds": 1, "due": 0}] * 5},
-        {"tried": [{"gain": 0.0, "rounds": 1, "due": "soon"}] * 5},
+        {"at": -1},
+        {"least": 1},  # above the candidate in use
+        {"means": []},
+        {"means": None},
+        {"means": [MEAN] * 4},
+        *({"means": [MEAN | {name: wrong}] * 5} for name in MEAN for wrong in (float("nan"), -1.0, None, "soon")),
+        {"means": [MEAN | {"seconds": 0.0}] * 5},
         {"since": "long ago"},
-        {"rounds": float("inf")},
-        {"at": 1},  # a trial, with no mean that it could be compared with
+        {"since": float("inf")},
+        {"since": -1},
     ],
     ids=str,
 )
@@ -142,6 +154,8 @@ def test_candidates_whose_rounds_are_the_same_need_no_trial():
     assert trials.number == 8
     trials.same_as(8)
     assert trials.number == 8
+    numbers = search(trials, cost(0.5, 0.0), 1500)  # the fewer the better, but fewer make the same rounds
+    assert set(numbers) == {8, 16}
 
 
 def test_a_single_candidate_is_kept():
