@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
 
 import horovod.torch as hvd
 import numpy as np
@@ -47,43 +45,41 @@ class Training:
         self._besides: deque[float] = deque([0.0], maxlen=REMEMBERED)
         self._factor, self._sample_s, self._fixed_s = factor, sample_s, fixed_s
         self._chance = np.random.Generator(np.random.PCG64([seed, hvd.rank()]))
-        self._rounds = self._train()
-
-    def _train(self) -> Iterator[None]:
-        loader = BalancedLoader(range(SAMPLES), self.balance, shuffle=True, seed=0)
+        self._loader = BalancedLoader(range(SAMPLES), self.balance, shuffle=True, seed=0)
         sgd = torch.optim.SGD(self.model.parameters(), lr=RATE)
-        optimizer = DistributedOptimizer(sgd, self.balance, self.model.named_parameters())
-        for epoch in itertools.count():
-            loader.set_epoch(epoch)
-            for index in loader:
-                if self.start is None:
-                    self.start = self._flat()
-                began = time.perf_counter()
-                done = self.balance.rounds
-                self.seen += [[] for _ in range(done + 1 - len(self.seen))]  # in some this rank may have had nothing
-                self.seen[done] += index.tolist()
-                optimizer.zero_grad()
-                stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
-                declared_s = self._factor * stumble * (self._sample_s * len(index) + self._fixed_s)
-                sleep_s = max(declared_s - statistics.median(self._besides), 0.0)
-                time.sleep(sleep_s)
-                functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
-                computed = time.perf_counter()
-                optimizer.step()
-                self._besides.append(computed - began - sleep_s)
-                self.computing_s += declared_s
-                self.samples += len(index)
-                self.micro_batches += 1
-                if self.balance.rounds > done:
-                    self.ending_s += time.perf_counter() - computed
-                    yield
+        self._optimizer = DistributedOptimizer(sgd, self.balance, self.model.named_parameters())
+
+    def _train(self) -> None:
+        """Train until the loader stops, or the epoch is over."""
+        for index in self._loader:
+            if self.start is None:
+                self.start = self._flat()
+            began = time.perf_counter()
+            done = self.balance.rounds
+            self.seen += [[] for _ in range(done + 1 - len(self.seen))]  # in some this rank may have had nothing
+            self.seen[done] += index.tolist()
+            self._optimizer.zero_grad()
+            stumble = self._chance.uniform(1.0, MOST) if self._chance.random() < STUMBLES else 1.0
+            declared_s = self._factor * stumble * (self._sample_s * len(index) + self._fixed_s)
+            sleep_s = max(declared_s - statistics.median(self._besides), 0.0)
+            time.sleep(sleep_s)
+            functional.mse_loss(self.model(self.x[index]), self.y[index]).backward()
+            computed = time.perf_counter()
+            self._optimizer.step()
+            self._besides.append(computed - began - sleep_s)
+            self.computing_s += declared_s
+            self.samples += len(index)
+            self.micro_batches += 1
+            if self.balance.rounds > done:
+                self.ending_s += time.perf_counter() - computed
 
     def turn(self, rounds: int) -> float:
         """Train so many rounds and return samples per second."""
         hvd.allreduce(torch.zeros(1), name="turn")
         first, began = len(self.finished), time.perf_counter()
-        for _ in range(rounds):
-            next(self._rounds)
+        self._loader.stop_at = self.balance.rounds + rounds  # for ranks that had nothing in the last round, too
+        while self.balance.rounds < self._loader.stop_at:
+            self._train()
         seconds = time.perf_counter() - began
         self.turns_s += seconds
         return sum(finished.table.total for finished in self.finished[first:]) / seconds
@@ -132,7 +128,7 @@ class Training:
             "difference": float((self._flat() - expected).abs().max() / expected.abs().max()),
             "epochs": len(whole),
             "each_once": all(whole),
-            "micro_batches": max(self.finished[-1].plan.micro_batches),
+            "micro_batches": statistics.mode(f.plan.micro_batches[0] for f in self.finished[len(self.finished) // 2 :]),
         }
 
     def _flat(self) -> torch.Tensor:

@@ -7,7 +7,7 @@ linear model. Computing is a sleep: 1 ms a sample and half a millisecond a micro
 forward and backward pass included, so a round of LB-BSP takes about 0.17 s. With ``--sample-ms 4`` it takes four times
 as long and a micro-batch costs a quarter as much of it; that table is stored beside the other. Each micro-batch takes 1
 to 4 times as long, uniformly, with probability 0.1, from a seed. The policies train in alternating blocks of one run.
-The ratio is the median over pairs of blocks. Each training is compared with one process that does the samples really
+The ratio is the median over pairs of blocks, with its standard error. Each training is compared with one process that does the samples really
 used, round by round.
 
 ``stumbles_bound.py`` says what can be reached with which number of ranks and which cost of a micro-batch.
@@ -23,7 +23,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from _report import write_result
+from _report import error_of_median, write_result
 
 from hvd_hetero.testing import launch
 
@@ -50,9 +50,9 @@ def main() -> int:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     lines = [
-        "| ranks, times as slow | LB-BSP, samples/s | first rank ends, samples/s | ratio (least, most of the pairs) "
-        "| micro-batches | off one process | each sample once |",
-        "|---|---:|---:|---:|---:|---:|---|",
+        "| ranks, times as slow | LB-BSP, samples/s | first rank ends, samples/s | ratio (least, most of the pairs) | error "
+        "| micro-batches, most often | off one process | each sample once |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     met = True
     for factors in (job for job in JOBS if len(job) in options.ranks):
@@ -69,6 +69,7 @@ def main() -> int:
         lines.append(
             f"| {', '.join(map(str, factors))} | {statistics.median(lb['rates']):.1f} | "
             f"{statistics.median(ours['rates']):.1f} | {ratio:.3f} ({min(ratios):.3f}, {max(ratios):.3f}) | "
+            f"{error_of_median(ratios, len(ratios)):.3f} | "
             f"{ours['micro_batches']} | {off:.1e} | {'yes' if once else 'NO'}, {ours['epochs']} epochs |"
         )
         for name in (LB, OURS):

@@ -172,7 +172,7 @@ def test_after_a_change_of_ranks_shares_go_on_and_the_number_of_micro_batches_is
     assert (plan.samples, plan.micro_batches, plan.ends) == ((48, 72), (1, 1), "first")
     assert rounds([c, a], 8).micro_batches == (4, 4)
     meet([c, a, b], LBNonBlocking)  # it comes back, and knows an old speed
-    plan = rounds([c, a, b], 6)
+    plan = rounds([c, a, b], 8)
     assert plan.micro_batches == (4, 4, 4)
     assert late(plan, [c, a, b]) <= 0.05
 
