@@ -7,8 +7,8 @@ linear model. Computing is a sleep: 1 ms a sample and half a millisecond a micro
 forward and backward pass included, so a round of LB-BSP takes about 0.17 s. With ``--sample-ms 4`` it takes four times
 as long and a micro-batch costs a quarter as much of it; that table is stored beside the other. Each micro-batch takes 1
 to 4 times as long, uniformly, with probability 0.1, from a seed. The policies train in alternating blocks of one run.
-The ratio is the median over pairs of blocks, with its standard error. Each training is compared with one process that does the samples really
-used, round by round.
+The ratio is the median over pairs of blocks, with its standard error. Each training is compared with one process that
+does the samples really used, round by round.
 
 ``stumbles_bound.py`` says what can be reached with which number of ranks and which cost of a micro-batch.
 
@@ -50,8 +50,8 @@ def main() -> int:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     lines = [
-        "| ranks, times as slow | LB-BSP, samples/s | first rank ends, samples/s | ratio (least, most of the pairs) | error "
-        "| micro-batches, most often | off one process | each sample once |",
+        "| ranks, times as slow | LB-BSP, samples/s | first rank ends, samples/s | ratio (least, most of the pairs) "
+        "| error | micro-batches, most often | off one process | each sample once |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     met = True
