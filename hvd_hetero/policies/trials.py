@@ -7,7 +7,7 @@ K_k, and n_k the rounds that this mean stands for. A round with K_k makes of the
 
 and n_k falls to m, if it is more, when another candidate takes the place of K_k. So a mean follows its last R rounds, a
 strange round counts as thrice the usual, and what is not used is forgotten: with n_j < 1, after 500 rounds at most,
-K_j counts as never tried. Let s be the largest relative standard deviation of c with any of them, at least 0.01. After
+K_j counts as never tried. Let s be the largest relative standard deviation of c with any of them, from 0.01 to 1. After
 m rounds with one candidate, that K_k is used next which has the least
 
     M_k (1 - z s / √n_k),
@@ -53,6 +53,8 @@ class _Mean:
         if self.rounds < _KNOWN:
             self.rounds, self.seconds, self.variance = 1.0, seconds, 0.0
             return
+        if not self.variance:  # the first round may have been the strange one
+            self.seconds = min(self.seconds, _STRANGE * seconds)
         self.rounds = min(self.rounds + 1.0, _REMEMBERED)
         missed = min(seconds, _STRANGE * self.seconds) - self.seconds
         self.seconds += missed / self.rounds
@@ -132,6 +134,7 @@ class Trials:
         if unknown:
             return min(unknown, key=lambda k: abs(k - best))
         scatter = max(_LEAST_SCATTER, *(math.sqrt(means[k].variance) / means[k].seconds for k in known))
+        scatter = min(scatter, 1.0)  # or hopes would be below 0, and the slowest the greatest
         return min(known, key=lambda k: means[k].seconds * (1.0 - _OPTIMISM * scatter / math.sqrt(means[k].rounds)))
 
     def state(self) -> dict[str, Any]:

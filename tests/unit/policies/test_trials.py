@@ -121,6 +121,17 @@ def test_a_search_that_is_restored_goes_on_as_before():
         assert search(first, of, 200, 0.1, 1) == search(second, of, 200, 0.1, 1)
 
 
+@pytest.mark.parametrize("times", [10.0, 1e3, 1e5])
+def test_a_strange_first_round_does_not_make_a_far_worse_number_look_good(times):
+    """The first round with 1 that counts takes so many times as long."""
+    trials = Trials((1, 4))
+    numbers = []
+    for number, factor in enumerate(np.random.default_rng(0).lognormal(sigma=0.02, size=1500)):
+        numbers.append(trials.number)
+        trials.learn((1.0 if trials.number == 1 else 10.0) * factor * (times if number == 2 else 1.0))
+    assert numbers.count(4) < 0.05 * 1500
+
+
 MEAN = {"rounds": 1.0, "seconds": 0.5, "variance": 0.0}
 
 
