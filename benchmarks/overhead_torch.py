@@ -59,7 +59,7 @@ ERROR = 0.005  # of a median, above which there is another launch: half of what 
 LAUNCHES = 3
 MOST_LAUNCHES = 9
 NETWORKS = ("convolutional", "10 tensors", "100 tensors", "400 tensors")
-SHORT = {"short": 128, "shorter": 48}  # networks of a step of about 9 and 5 ms, by their samples per rank
+SHORT = {"short": 128, "shorter": 48}  # networks whose steps take some milliseconds, by their samples per rank
 SHORT_BLOCK = 8
 SHORT_TARGET, SHORT_ERROR = 1.05, 0.02
 

@@ -180,10 +180,10 @@ def _passed(proof: Proof, over: str, which: str) -> tuple[list[str], bool]:
     rows = [f"| tests over {over} | |", "|---|---|"]
     env = os.environ | {"HVD_HETERO_TEST_DEVICE": proof.device, "HVD_HETERO_TEST_BACKEND": proof.backend}
     with ExitStack() as stack:
-        how = "processes take turns on the device"
+        how = [] if proof.device == "cpu" else ["", "Processes take turns on the device."]
         if proof.device == "cuda" and control() is not None:
             env |= stack.enter_context(multi_process_service())
-            how = "kernels of different processes run side by side (multi-process service)"
+            how = ["", "Kernels of different processes run side by side (multi-process service)."]
         running = {}
         for name in TESTS:
             log = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -207,7 +207,7 @@ def _passed(proof: Proof, over: str, which: str) -> tuple[list[str], bool]:
             failed |= job.returncode != 0
             rows.append(f"| {file} | {last} |")
             print(said if job.returncode else rows[-1], flush=True)
-    return [*rows, "", f"{how[0].upper()}{how[1:]}."], not failed
+    return [*rows, *how], not failed
 
 
 def tests(proof: Proof) -> tuple[list[str], bool]:

@@ -20,7 +20,7 @@ predictor and device profile, driven by a simulated clock, or a bank that does t
 repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives
 n real balancers by the same clock and finds the same plans.
 
-Cost: O(n) a round: 2 microseconds a worker with a bank, at 1,000 workers; else 15 to 90, the predictors' mostly.
+Cost: O(n) a round: 2 microseconds a worker with a bank, at 1,000 workers; else 30 to 130, the predictors' mostly.
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.

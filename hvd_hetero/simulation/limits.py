@@ -46,7 +46,7 @@ MOST_ROUNDS = 10**6
 """Of all schemes together, at up to five milliseconds beside what each worker takes (the best split is a search)."""
 
 MOST_WORKER_ROUNDS = 2 * 10**7
-"""Workers times rounds, of all schemes together, at 15 to 90 microseconds each."""
+"""Workers times rounds, of all schemes together, at 30 to 130 microseconds each (``benchmarks/papers/scale.py``)."""
 
 MOST_RECORDS = 5 * 10**6
 """Rounds (with a server: pushes of a worker) of all schemes together, of which some 200 bytes each are kept."""

@@ -170,8 +170,9 @@ def test_bad_measurements_are_named(batch, seconds, error, message) -> None:
         fit_gamma(batch, seconds)
 
 
-# Batches of images of 32 x 32 on an H100 that may use 8 GiB, in milliseconds (benchmarks/gpu/curve.py, 2026-11-26).
-# Above 1,720 memory is short, and slower algorithms take the place of the fast ones, which need some of their own.
+# Batches of images of 32 x 32 on an H100 that may use 8 GiB, in milliseconds: of the run of benchmarks/gpu/curve.py
+# whose table is in 1a47ffd (today's is of an H200). Above 1,720 memory is short, and slower algorithms take the place
+# of the fast ones, which need some of their own.
 H100 = {
     1: 1.554, 2: 1.641, 3: 1.813, 4: 1.629, 5: 1.664, 6: 1.639, 8: 1.62, 10: 1.643, 12: 1.665, 15: 1.617, 19: 1.649,
     24: 1.633, 30: 1.616, 38: 1.801, 48: 1.939, 60: 2.063, 75: 2.317, 94: 2.647, 118: 3.153, 148: 3.696, 185: 4.417,

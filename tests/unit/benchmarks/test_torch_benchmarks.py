@@ -142,3 +142,13 @@ def test_the_proof_over_horovod_says_so_where_there_is_none(proof, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(SystemExit, match="there is no Horovod for PyTorch here"):
         proof.horovod(proof.Proof("cpu", "gloo", 1, 1))
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", False), ("cuda", True)])
+def test_only_on_a_gpu_does_the_table_of_tests_say_how_processes_share_the_device(proof, monkeypatch, device, said):
+    monkeypatch.setattr(proof, "TESTS", ())
+    monkeypatch.setattr(proof, "control", lambda: None)
+    rows, passed = proof.tests(proof.Proof(device, "gloo", 1, 1))
+    assert passed
+    assert ("Processes take turns on the device." in rows) == said
+    assert rows[-1].strip()
