@@ -1,8 +1,7 @@
 """The next barrier of ElasticBSP: the one at which the fastest worker waits least."""
 
 from hvd_hetero.barriers.barrier import Barrier
-from hvd_hetero.barriers.ends import predict_ends
 from hvd_hetero.barriers.grid_scan import full_grid_scan, grid_scan
 from hvd_hetero.barriers.zipline import zipline
 
-__all__ = ["Barrier", "full_grid_scan", "grid_scan", "predict_ends", "zipline"]
+__all__ = ["Barrier", "full_grid_scan", "grid_scan", "zipline"]

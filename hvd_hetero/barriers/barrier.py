@@ -50,7 +50,7 @@ def checked_ends(ends: ArrayLike) -> NDArray[Any]:
     if array.ndim != 2 or array.size == 0:
         raise ValueError(
             f"ends must be a matrix (workers, R) with at least one worker and one end, got shape {array.shape}; "
-            "predict_ends makes one from recent intervals"
+            "the row of a worker that needs 2 s for each iteration is 2, 4, 6 … 2 R"
         )
     # A NaN compares false with anything, so one comparison finds the NaNs between two ends as well as a wrong order.
     ascending = array[:, 1:] > array[:, :-1]

@@ -6,7 +6,7 @@ With ``A`` the number of cores that this process may run on (its affinity within
     memory = min over limits l of (limit_l - used_l)  /  min over limits l of limit_l             in [0, 1]
 
 - ``o``: cores' worth of time that everybody else used on those ``A`` cores (stolen time included): the busy time of
-  the cores in ``/proc/stat`` minus this process's own time, per second, over the last ``window_s``. What niced
+  the cores in ``/proc/stat`` minus this process's own time, per second, over the last half a second. What niced
   processes used is left out unless this one is niced itself: they give way.
 - ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
   ``o_l``: cores' worth used by the other members of that group, where its account can be read. A stricter quota
@@ -29,7 +29,7 @@ module.
 
 Known limits: processes that this one started (data loaders) count as others, since finding them means walking
 ``/proc``. A rank that waits long for others has its idle time filled, too, and reads too low. Time comes in ticks of
-10 ms, so ``o`` is exact to about 2 % of a core at the default window (arbitrary: shorter is noisier, longer later;
+10 ms, so ``o`` is exact to about 2 % of a core over that window (arbitrary: shorter is noisier, longer later;
 quotas and memory have no such delay). Groups are looked up once: a process moved to another group needs a new meter.
 """
 
@@ -50,6 +50,7 @@ from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota, 
 
 log = logging.getLogger(__name__)
 
+_WINDOW_S = 0.5
 _UNREADABLE = (OSError, ValueError, LookupError, ZeroDivisionError, psutil.Error)
 
 
@@ -84,15 +85,13 @@ class ResourceMeter:
         clock: Callable[[], float],
         *,
         interval_s: float = 0.1,
-        window_s: float = 0.5,
         proc: str | Path = "/proc",
         cgroup: str | Path = "/sys/fs/cgroup",
         affinity: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        for name, value in {"interval_s": interval_s, "window_s": window_s}.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: must be a finite number of seconds, 0 or more, got {value!r}")
-        self._clock, self._interval_s, self._window_s = clock, float(interval_s), float(window_s)
+        if not (math.isfinite(interval_s) and interval_s >= 0):
+            raise ValueError(f"interval_s: must be a finite number of seconds, 0 or more, got {interval_s!r}")
+        self._clock, self._interval_s = clock, float(interval_s)
         self._proc = Path(proc)
         self._affinity = affinity if affinity is not None else lambda: psutil.Process().cpu_affinity() or ()
         self._used, self._told = deque[_Used](), set[str]()
@@ -142,7 +141,7 @@ class ResourceMeter:
     def _remember(self, new: _Used) -> _Used:
         """Append, drop what is no longer needed, and give the reading that opens the window."""
         self._used.append(new)
-        while len(self._used) > 2 and new.at_s - self._used[1].at_s >= self._window_s:
+        while len(self._used) > 2 and new.at_s - self._used[1].at_s >= _WINDOW_S:
             self._used.popleft()
         return self._used[0]
 

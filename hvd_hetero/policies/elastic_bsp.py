@@ -24,7 +24,8 @@ _LONGEST_S = 1e6  # of an iteration; R of them in nanoseconds are far below 2^63
 class ElasticBSP(Policy):
     r"""Rank i does ``tau_i`` iterations of a fixed batch before the next barrier (elastic-bsp, section III).
 
-    With ``a_i = b_i / v_i`` the predicted seconds of one iteration, the ends of the next R iterations are ``r a_i``,
+    The paper takes ranks to be stable for a short while: every future interval of rank i equals its typical recent
+    one, ``a_i = b_i / v_i`` with v_i the predicted speed. So the ends of its next R iterations are ``r a_i``,
     r = 1 … R, and ZipLine picks one end per rank so that the latest and the earliest are as near as possible; of equals
     the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
 

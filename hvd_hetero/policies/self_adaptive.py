@@ -18,7 +18,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
-_KEPT = 8  # allocations remembered: more than the stop rule looks at
+_KEPT = 3  # allocations remembered: what the stop rule looks at
 _SPARE = 0.03  # by which a share may move from where its count of micro-batches was set; arbitrary
 
 

@@ -4,10 +4,38 @@
 2. Choose how often to use each, p: the best connected expected graph with sum p = budget * M (``activation``).
 3. In each round draw B_j ~ Bernoulli(p_j) from (seed, round) alone, so that every rank draws the same.
 4. Weight each drawn pair (i, j) by the partners d that its two ranks have in this round, alpha 2 / (d_i + d_j + 2), so
-   that no round makes disagreement larger. alpha in 0 ... 1 makes rho = || E[W'W] - J || least (``alpha``). rho < 1.
+   that no round makes disagreement larger.
 
 The pairs of one matching exchange at the same time, so a round takes as long as it has active matchings: budget is the
 share of the time that D-PSGD needs on the same graph.
+
+Weights. Let d_i be the number of partners of rank i in a round, and L_e the Laplacian of one edge. Over the drawn pairs
+e = (i, j),
+
+    W = I - alpha A,    A = sum_e w_e L_e,    w_e = 2 / (d_i + d_j + 2),    0 < alpha <= 1
+
+For equal degrees d, w is D-PSGD's weight 1 / (d + 1), and two ranks without other partners take their mean.
+
+Guarantee. Since (a - b)^2 <= (1 + t) a^2 + (1 + 1/t) b^2, with t = d_j / d_i and X the largest d_i + d_j in the round,
+
+    sum_e w_e (x_i - x_j)^2 <= X / (X + 2) sum_e 2 (x_i^2 / d_i + x_j^2 / d_j) = 2 X / (X + 2) sum_i x_i^2
+
+So in every round the eigenvalues of W are in -1 + 4 / (X + 2) ... 1, and no disagreement grows. (The weight of a rank
+to itself may be negative, as of a star's centre.)
+
+alpha. With J = 11'/n, disagreement shrinks on average by rho = || E[W'W] - J || a round, at worst. Choose
+
+    alpha = argmin rho(alpha) = argmin max over unit v orthogonal to 1 of 1 - 2 alpha v'E[A] v + alpha^2 v'E[A^2] v
+
+up to 1, with the moments of ``moments``. rho is a maximum of parabolas, hence convex; rho(0) = 1, and it falls from
+there if the graph is connected, so rho < 1. alpha is 1 but on dense bipartite graphs at large budgets (0.78 for 6 + 6
+ranks at 1).
+
+Why not a smaller rho. A step is x <- W x - eta g. Where the loss has the curvature h, it multiplies a disagreement with
+the eigenvalue l of W by l - eta h. A round with an eigenvalue of -1 leaves no room for any curvature. Weights that make
+rho least under || W || <= 1 alone use all room there is: they have a smaller rho, and train later or not at all
+(``benchmarks/results/topology.md``). D-PSGD's weights on the drawn edges, 1 / (1 + max(d_i, d_j)), train as soon as
+these, but their rho has no closed form, and is larger where degrees differ.
 
 Agreement. Drawing needs no messages, and a round's weights follow from integers and alpha. But p and alpha come from
 floating-point eigenvectors. If they differ in their last digits, two ranks disagree about a matching
@@ -34,7 +62,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.topology.activation import most_connected
-from hvd_hetero.topology.alpha import best_alpha
 from hvd_hetero.topology.edge_coloring import matching_decomposition
 from hvd_hetero.topology.graphs import Edge, Graph, check_rank, laplacian, require_connected
 from hvd_hetero.topology.moments import moments, pair_weight
@@ -42,6 +69,7 @@ from hvd_hetero.topology.moments import moments, pair_weight
 _LEAST_BUDGET = (
     1e-9  # arbitrary: a billion rounds between exchanges help no training, and below some 1e-15 rho rounds to 1
 )
+_NEAR = 1e-6  # of alpha: rho differs by less than rounding over much shorter ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +135,7 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
     matchings = matching_decomposition(graph)
     laplacians = np.array([laplacian(graph.nodes, matching) for matching in matchings])
     activation = most_connected(laplacians, float(budget))
-    alpha, rho = best_alpha(*moments(graph.nodes, matchings, activation.probabilities))
+    alpha, rho = _best_alpha(*moments(graph.nodes, matchings, activation.probabilities))
     assert rho < 1.0, f"a connected graph must contract, got rho = {rho}"
     return Matcha(
         graph.nodes,
@@ -118,6 +146,22 @@ def matcha(graph: Graph, budget: float = 0.5) -> Matcha:
         activation.connectivity,
         activation.bound,
     )
+
+
+def _best_alpha(mean: NDArray[np.float64], square: NDArray[np.float64]) -> tuple[float, float]:
+    """Return (alpha, rho) for E[A] and E[A^2], (n, n), n >= 2; the expected graph is connected."""
+    start = np.eye(len(mean)) - 1.0 / len(mean)
+
+    def rho(alpha: float) -> float:
+        return max(float(np.linalg.eigvalsh(start - 2.0 * alpha * mean + alpha**2 * square)[-1]), 0.0)
+
+    at_most = rho(1.0)
+    if at_most <= rho(1.0 - _NEAR):  # it is convex, so it falls up to 1: two eigenvalues instead of some forty
+        return 1.0, at_most
+    from scipy.optimize import minimize_scalar  # takes most of this package's start-up time
+
+    found = minimize_scalar(rho, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-9})
+    return float(found.x), float(found.fun)
 
 
 def _counter(name: str, value: SupportsIndex) -> int:

@@ -127,6 +127,13 @@ def test_twice_as_fast_does_twice_as_many():
     assert (barrier.index + 1).tolist() == [2, 1]
 
 
+def test_whole_multiples_of_an_interval_meet_without_waiting():
+    """Equal intervals, as ElasticBSP expects them: the worker of triple speed does three iterations, and none waits."""
+    barrier = zipline(np.outer([1.0, 3.0], np.arange(1, 16)))
+    assert (barrier.index + 1).tolist() == [3, 1]
+    assert barrier.wait == 0.0
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 10**6), st.integers(-50, 50), st.integers(1, 9))
 def test_zipline_invariances(workers, lookahead, seed, shift, scale):
