@@ -201,7 +201,7 @@ def test_weights_and_forecasts_are_those_of_the_formula(kind, cpu):
         said.append(tuple(member.predict(cpu) for member in members))
         found.append(mixture.weights)
         told.append(mixture.predict(cpu))
-    prior = (1 / 3, 1 / 3, 1 / 3) if cpu is None else (0.025, 0.025, 0.95)
+    prior = (1 / 3, 1 / 3, 1 / 3) if cpu is None else (0.005, 0.005, 0.99)
     weights = np.array(list(by_the_formula(speeds, np.array(said), prior)))
     np.testing.assert_allclose(found, weights, rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(told, np.prod(np.array(said[1:]) ** weights, axis=1), rtol=1e-9)
@@ -300,7 +300,7 @@ def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_kn
     known, unknown = (Mixture([EMA(), Reverting(drivers=True), Memoryless()]) for _ in range(2))
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
-    assert known.weights == pytest.approx((0.025, 0.95, 0.025))
+    assert known.weights == pytest.approx((0.005, 0.99, 0.005))
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
