@@ -155,7 +155,7 @@ class SelfAdaptive(Policy):
         if not self._shares:
             before, self._weights = self._weights, self._balanced(self._weights)
             self._history = [*self._history, self._weights][-_KEPT:]
-            if settled(self._history):
+            if settled(self._history, window=_KEPT):
                 self._divide(self._balanced(done))
             elif self._weights != before:
                 self._costs.restart()  # a cost has a part that does not shrink with the share
