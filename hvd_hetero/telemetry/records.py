@@ -22,7 +22,7 @@ from hvd_hetero.telemetry.lines import read_lines
 from hvd_hetero.telemetry.parts import joined, parts_of
 from hvd_hetero.telemetry.recoveries import Recovery
 
-__all__ = ["MANY", "SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
+__all__ = ["SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 
 SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
@@ -36,8 +36,7 @@ _SOMETIMES = (
     *(*_HINDRANCES, "clock", "sent_mb_s"),
 )
 
-MANY = 64
-"""From so many ranks on, figures are taken all at once (arbitrary: about there, both ways take the same time)."""
+_MANY = 64  # ranks, from which on figures are taken all at once (arbitrary: there, both ways take about the same time)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ Listener: TypeAlias = Callable[[Record], object]
 
 def _figures(table: RoundTable) -> dict[str, list[Any]]:
     """Return what a record holds of a table, with None for what is not known."""
-    if table.workers < MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
+    if table.workers < _MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
         lists = table.lists()
         names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
         return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}

@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 from hvd_hetero.checks import integer
 from hvd_hetero.measurement.memory_limits import HEADROOM
-from hvd_hetero.telemetry.numbers import as_json
-from hvd_hetero.telemetry.records import MANY, SCHEMA, VERSION, Record, Recorder
+from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
 
 __all__ = ["RunFile", "Telemetry", "TelemetryWriter"]
 
@@ -183,8 +182,6 @@ def _value(value: Any) -> str:
         return f"{value:.7g}"
     if not isinstance(value, list) or not value or isinstance(value[0], int):
         return _ENCODER.encode(value)
-    if len(value) >= MANY:
-        return as_json(value)
     return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
 
 
