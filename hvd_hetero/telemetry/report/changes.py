@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.records import Run
+from hvd_hetero.telemetry.report.words import named_ranks
 from hvd_hetero.telemetry.speeds import median_of_rounds
 
 __all__ = ["MOST_TOLD", "Change", "changes"]
@@ -61,7 +62,7 @@ def _ranks_changed(run: Run) -> list[tuple[float, Change]]:
         new = np.flatnonzero(recovery.joined).tolist()
         known = recovery.total_s[~recovery.joined & np.isfinite(recovery.total_s)]
         took = f"; the first round was over {known.max():.1f} s after a change was noticed" if len(known) else ""
-        who = f", {_ranks(new)} of them new" if 0 < len(new) < run.workers else ""
+        who = f", {named_ranks(new, _RANKS_NAMED)} of them new" if 0 < len(new) < run.workers else ""
         ranks = f"{run.workers} ranks go" if run.workers > 1 else "1 rank goes"
         found.append((3.0, Change(recovery.round, "ranks", f"the ranks met again: {ranks} on{who}{took}")))
     return found
@@ -122,7 +123,7 @@ def _speeds(run: Run, speed: Floats) -> list[tuple[float, Change]]:
         factor = math.exp(float(np.median(size[block, ranks])))
         main = max(ranks, key=lambda rank: size[block, rank])
         at = (block - 1) * width + _parting(logs[(block - 1) * width : (block + 2) * width, main])
-        text = f"{_ranks(ranks)} became {factor:.1f} times {'slower' if slower else 'faster'}"
+        text = f"{named_ranks(ranks, _RANKS_NAMED)} became {factor:.1f} times {'slower' if slower else 'faster'}"
         found.append((math.log(factor) * len(ranks) + 1.0, Change(int(run.round[at]), "speed", text)))
     return found
 
@@ -133,12 +134,6 @@ def _parting(values: Floats) -> int:
     left, right = np.cumsum(values)[:-1], values.sum() - np.cumsum(values)[:-1]
     count = np.arange(1, len(values))
     return int(np.argmax(left**2 / count + right**2 / (len(values) - count))) + 1
-
-
-def _ranks(ranks: list[int]) -> str:
-    named = ", ".join(map(str, ranks[:_RANKS_NAMED]))
-    more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
-    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}{more}"
 
 
 def _limits(run: Run) -> list[tuple[float, Change]]:

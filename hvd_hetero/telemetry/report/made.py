@@ -14,11 +14,13 @@ from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.records import Run, read_run
 from hvd_hetero.telemetry.report.figures import Figures, figures
 from hvd_hetero.telemetry.report.verdict import Verdict, verdict
+from hvd_hetero.telemetry.report.words import listed, named_ranks
 from hvd_hetero.telemetry.work import LONGEST_ROUND_S, impossible
 
-__all__ = ["Report", "make_report", "make_reports", "report_of"]
+__all__ = ["Report", "make_reports", "report_of"]
 
 _MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
+_MOST_NAMED = 8  # ranks, or files
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,6 @@ class Report:
     verdict: Verdict
     notes: Sequence[str]
     """What is missing from the run."""
-
-
-def make_report(path: Path, *, replayed: bool = True) -> Report:
-    """Read a file and report on it; a ``ValueError`` says what is wrong with the file."""
-    return make_reports([path], replayed=replayed)[0]
 
 
 def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
@@ -69,15 +66,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [named(path.resolve()) for path in paths]
 
 
-def report_of(run: Run, name: str, notes: Sequence[str] = (), *, replayed: bool = True) -> Report:
-    """Report on a run; ``notes`` say what is missing from it."""
+def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
+    """Report on a run."""
     found = figures(run, replayed=replayed)
     run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
     every = max(-(-run.samples.size // _MOST_FIGURES), 1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
         why = causes(_every(run, every), found.shares)
-    if every > 1:
-        notes = [*notes, f"In a run as large as this, causes are looked for in {_nth(every)} round."]
+    notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
     return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
 
 
@@ -91,7 +87,7 @@ def _every(run: Run, step: int) -> Run:
 def _missing(run: Run, found: Figures) -> list[str]:
     notes = []
     if run.cut_short:
-        whose = "the file" if len(run.files) == 1 else _listed([named(path.name) for path in run.cut_short])
+        whose = "the file" if len(run.files) == 1 else listed([named(path.name) for path in run.cut_short], _MOST_NAMED)
         many, are = ("s", "are") if len(run.cut_short) > 1 else ("", "is")
         notes.append(f"The last line{many} of {whose} {are} cut short, as a killed run leaves it, and {are} left out.")
     if run.left_out:
@@ -102,14 +98,15 @@ def _missing(run: Run, found: Figures) -> list[str]:
         notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
     for column, wrong in impossible(run).items():
         if wrong.any():
-            ranks = _listed([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))])
+            ranks = named_ranks([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))], _MOST_NAMED)
             notes.append(
-                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds (rank {ranks}), by "
+                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), by "
                 "the time that the rounds took, and counts as not known there."
             )
     if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
         notes.append(
-            f"No speed is known of rank {_listed(silent)}: the ideal leaves {'it' if len(silent) == 1 else 'them'} out."
+            f"No speed is known of {named_ranks(silent, _MOST_NAMED)}: the ideal leaves "
+            f"{'it' if len(silent) == 1 else 'them'} out."
         )
     if found.rounds < 10:
         notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
@@ -120,7 +117,3 @@ def _nth(number: int) -> str:
     """Return "every" with an ordinal: every 2nd, 3rd, 4th, 11th, 21st."""
     end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"every {number}{end}"
-
-
-def _listed(some: Sequence[object]) -> str:
-    return ", ".join(map(str, some[:8])) + (f" and {len(some) - 8} more" if len(some) > 8 else "")

@@ -24,14 +24,12 @@ from hvd_hetero.telemetry.report.tables import (
     causes_table,
     changes_table,
     comparison_table,
-    duration,
     kinds_table,
-    number,
-    percent,
     ranks_table,
     spread_table,
 )
 from hvd_hetero.telemetry.report.verdict import comparison
+from hvd_hetero.telemetry.report.words import duration, number, percent
 
 if TYPE_CHECKING:
     from jinja2 import Template

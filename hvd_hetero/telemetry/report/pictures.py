@@ -23,7 +23,7 @@ from hvd_hetero.telemetry.report.svg import (
     ticks,
     whole_ticks,
 )
-from hvd_hetero.telemetry.report.tables import number, percent
+from hvd_hetero.telemetry.report.words import number, percent
 
 __all__ = ["Picture", "Scales", "pictures"]
 

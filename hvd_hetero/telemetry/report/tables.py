@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.attribution import kinds_of
 from hvd_hetero.telemetry.report.figures import Figures, RankFigures
 from hvd_hetero.telemetry.report.made import Report
+from hvd_hetero.telemetry.report.words import UNKNOWN, duration, listed, number, percent
 
 __all__ = [
     "MOST_RANKS",
@@ -20,15 +21,10 @@ __all__ = [
     "causes_table",
     "changes_table",
     "comparison_table",
-    "duration",
     "kinds_table",
-    "number",
-    "percent",
     "ranks_table",
     "spread_table",
 ]
-
-UNKNOWN = "\N{EN DASH}"
 
 MOST_RANKS = 16
 """More ranks are told by the worst ones, and by their spread."""
@@ -36,7 +32,6 @@ MOST_RANKS = 16
 _WORST = 10
 _NAMED = 4
 _WORTH_A_WORD = 0.02
-_LEAST_S = 5e-7
 _QUANTILES = {"least": 0.0, "a tenth below": 0.1, "half below": 0.5, "nine tenths below": 0.9, "most": 1.0}
 
 
@@ -52,35 +47,6 @@ class Table:
     """Columns that a narrow screen does without."""
     words: frozenset[int] = frozenset()
     """Columns of words, besides the first."""
-
-
-def percent(share: float) -> str:
-    """Return a share with two digits or so."""
-    if not math.isfinite(share):
-        return UNKNOWN
-    share = round(share, 4) + 0.0  # no minus before a zero
-    return f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
-
-
-def number(value: float) -> str:
-    """Return a number with three or four digits, and no power of ten."""
-    if not math.isfinite(value):
-        return UNKNOWN
-    if abs(value) >= 1e15:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them."""
-    if not math.isfinite(seconds):
-        return UNKNOWN
-    if abs(seconds) < _LEAST_S:
-        return "0 ms"
-    for least, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
-        if abs(seconds) >= (least if unit == "s" else 2 * least):
-            return f"{seconds / least:,.3g} {unit}"
-    return f"{seconds * 1e3:.3g} ms"
 
 
 def kinds_table(found: Figures) -> Table:
@@ -186,13 +152,8 @@ def causes_table(report: Report) -> Table:
     alike: dict[tuple[str, str], list[int]] = {}
     for rank, cause in caused:
         alike.setdefault((cause.evidence, cause.way_out), []).append(rank)
-    rows = tuple((_ranks(ranks), *words) for words, ranks in [*alike.items()][:_WORST])
+    rows = tuple((listed(ranks, _NAMED), *words) for words, ranks in [*alike.items()][:_WORST])
     return Table(("rank", "why", "way out"), rows, words=frozenset({1, 2}))
-
-
-def _ranks(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
-    return ", ".join(map(str, ranks[:_NAMED])) + more
 
 
 def comparison_table(reports: Sequence[Report]) -> Table:

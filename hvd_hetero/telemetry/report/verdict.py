@@ -22,6 +22,7 @@ import numpy as np
 from hvd_hetero.telemetry.attribution import kinds_of
 from hvd_hetero.telemetry.causes import KINDS, LEAST, LEAST_UNEXPLAINED
 from hvd_hetero.telemetry.report.figures import Figures
+from hvd_hetero.telemetry.report.words import named_ranks, percent
 
 if TYPE_CHECKING:
     from hvd_hetero.telemetry.causes import Cause
@@ -116,7 +117,7 @@ def _largest(found: Figures, of_all: Verdict | None = None) -> str:
     """Return the words for the loss that is told of all ranks, or else for the largest one."""
     names = kinds_of(found.workers)
     loss = of_all.kind if of_all is not None else max(names, key=found.kinds.__getitem__)
-    return f"largest loss is {names[loss]}: {_percent(found.kinds[loss])} of the time."
+    return f"largest loss is {names[loss]}: {percent(found.kinds[loss])} of the time."
 
 
 def _nothing(found: Figures, scatter: list[int]) -> Verdict:
@@ -130,7 +131,7 @@ def _nothing(found: Figures, scatter: list[int]) -> Verdict:
         )
     if cost >= LEAST:
         known = "known to be "
-        why = f"{_named(scatter)} held all others up for {_percent(cost)} of the time, and no reading explains that. "
+        why = f"{_named(scatter)} held all others up for {percent(cost)} of the time, and no reading explains that. "
     return Verdict(
         f"Nothing is {known}wrong. The {_largest(found)}",
         f"{why}{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} "
@@ -148,7 +149,7 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no cause of a rank is in it
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
     return Verdict(
-        f"{_named(slow)} {what}. {who} held all others up for {_percent(cost)} of the time{also}",
+        f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}",
         " ".join(told.evidence),
         " ".join(dict.fromkeys([*told.ways, *_gain(found), *([besides.next] if besides else [])])),
         "slow",
@@ -170,7 +171,7 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
     besides = f" The {_largest(found, of_all)}" if of_all else ""
     ways = [*told.ways, *_gain(found), *([of_all.next] if of_all else [])]
     return Verdict(
-        f"{_named(late)} held all others up for {_percent(cost)} of the time{also}.{besides}",
+        f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}",
         " ".join([*unknown, *told.evidence]),
         " ".join(dict.fromkeys(ways)) or "Look at what this rank does, and what else runs there.",
         "late",
@@ -203,7 +204,7 @@ def _input(found: Figures) -> Verdict:
         who, whose = ("The rank", "its") if found.workers == 1 else ("All ranks", "their")
     return Verdict(
         f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time.",
-        f"The other ranks waited for theirs for {_percent(float(others.max()))} at most."
+        f"The other ranks waited for theirs for {percent(float(others.max()))} at most."
         if others.size
         else "Computing is faster than the data come.",
         "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
@@ -254,15 +255,7 @@ _OF_LOSS = {"computing": _turns, "input": _input, "loop": _loop, "transfer": _tr
 
 
 def _named(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"Rank {ranks[0]}"
-    if len(ranks) > _NAMED:
-        return f"Ranks {', '.join(map(str, ranks[:_NAMED]))} and {len(ranks) - _NAMED} more"
-    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+    return named_ranks(ranks, _NAMED).capitalize()
 
 
 def comparison(names: Sequence[str], found: Sequence[Figures]) -> str:

@@ -8,7 +8,7 @@ from runs import write
 from hvd_hetero.cli import main
 from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.telemetry.report import made
-from hvd_hetero.telemetry.report.made import make_report, make_reports
+from hvd_hetero.telemetry.report.made import make_reports
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_part_that_is_cut_is_told_whichever_is_named(parts, capsys):
         assert "The last line of run.2.jsonl is cut short, as a killed run leaves it" in reported(named, capsys)
     parts.write_text(parts.read_text()[:-9])
     told = reported(first, capsys)
-    assert "The last lines of run.2.jsonl, run.jsonl are cut short" in told
+    assert "The last lines of run.2.jsonl and run.jsonl are cut short" in told
     assert "27 rounds in" in told
 
 
@@ -53,7 +53,7 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, capsys):
         "one/out/run.jsonl",
         "other/out/run.jsonl",
     ]
-    assert make_report(paths[0], replayed=False).name == "run.jsonl"
+    assert make_reports([paths[0]], replayed=False)[0].name == "run.jsonl"
     assert main(["report", *map(str, paths), "--no-page", "--no-replay"]) == 0
     told = capsys.readouterr().out
     assert "one/out/run.jsonl" in told
@@ -85,7 +85,7 @@ def test_causes_looked_for_in_a_part_of_the_rounds_are_told_by_ordinals(tmp_path
     write(tmp_path / "run.jsonl", 60).close()
     for most, ordinal in ((60, "2nd"), (40, "3rd"), (10, "12th"), (6, "20th")):
         monkeypatch.setattr(made, "_MOST_FIGURES", most)
-        note, *_ = make_report(tmp_path / "run.jsonl", replayed=False).notes
+        note, *_ = make_reports([tmp_path / "run.jsonl"], replayed=False)[0].notes
         assert note == f"In a run as large as this, causes are looked for in every {ordinal} round."
     assert [made._nth(n).split()[1] for n in (11, 13, 21, 22, 23, 101, 111)] == [
         "11th", "13th", "21st", "22nd", "23rd", "101st", "111th",

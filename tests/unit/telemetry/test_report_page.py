@@ -18,7 +18,7 @@ from hvd_hetero.simulation import Cluster
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.telemetry.causes import Cause
 from hvd_hetero.telemetry.report import svg
-from hvd_hetero.telemetry.report.made import make_report, report_of
+from hvd_hetero.telemetry.report.made import make_reports, report_of
 from hvd_hetero.telemetry.report.page import page
 from hvd_hetero.telemetry.report.terminal import write_summary
 from hvd_hetero.telemetry.report.verdict import verdict
@@ -60,7 +60,7 @@ def test_a_resumed_job_is_reported_without_its_first_round(tmp_path):
     rows = [HEADER, *(LINE | {"round": 5000 + i, "elapsed_s": 2.0 if i else 60.0} for i in range(21))]
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = make_report(path).figures
+    found = make_reports([path])[0].figures
     assert (found.rounds, found.samples_per_s) == (20, 10.0)
     assert read_run(path).throughput == 10.0
 
@@ -96,7 +96,7 @@ def test_the_terminal_tells_the_causes_that_the_verdict_does_not():
 def test_the_page_of_a_single_rank_speaks_of_no_other(tmp_path):
     path = tmp_path / "one.jsonl"
     record(path, Cluster.of_speeds([400]), BSP(), 96, 40)
-    text = page([make_report(path)])
+    text = page(make_reports([path]))
     shown = text[: text.index("<footer>")]
     for words in ("held others up", "held all others up", "best rank", "late ranks", "between ranks", "times this run"):
         assert words not in shown

@@ -1,0 +1,53 @@
+"""How a report writes figures and names ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["UNKNOWN", "duration", "listed", "named_ranks", "number", "percent"]
+
+UNKNOWN = "\N{EN DASH}"
+
+_LEAST_S = 5e-7
+
+
+def percent(share: float) -> str:
+    """Return a share with two digits or so."""
+    if not math.isfinite(share):
+        return UNKNOWN
+    share = round(share, 4) + 0.0  # no minus before a zero
+    return f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """Return a number with three or four digits, and no power of ten."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them."""
+    if not math.isfinite(seconds):
+        return UNKNOWN
+    if abs(seconds) < _LEAST_S:
+        return "0 ms"
+    for least, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if abs(seconds) >= (least if unit == "s" else 2 * least):
+            return f"{seconds / least:,.3g} {unit}"
+    return f"{seconds * 1e3:.3g} ms"
+
+
+def named_ranks(ranks: Sequence[int], most: int) -> str:
+    """Return "rank 1", "ranks 1, 2 and 3" or, with more than ``most``, "ranks 1, 2 and 7 more"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, most)}"
+
+
+def listed(some: Sequence[object], most: int) -> str:
+    """Return the first ``most`` of some things, and how many more there are."""
+    shown = [*some] if len(some) <= most else [*some[:most], f"{len(some) - most} more"]
+    *first, last = map(str, shown)
+    return f"{', '.join(first)} and {last}" if first else last
