@@ -15,9 +15,11 @@ n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking`
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +28,58 @@ from hvd_hetero.topology import matcha, matching_decomposition, mixing_matrix, r
 from hvd_hetero.topology.graphs import Graph
 from hvd_hetero.topology.matcha import Matcha
 
-__all__ = ["ALLREDUCE", "MIXING_NAMES", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
+__all__ = ["ALLREDUCE", "MIXING_NAMES", "Exchange", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
 
 ALLREDUCE = "allreduce"
 
 Floats = NDArray[np.float64]
 
 
+class Exchange(NamedTuple):
+    """What one rank sends and receives in a round, in one ``alltoall``."""
+
+    copies: list[int]
+    """How many copies of its parameters go to each rank."""
+    own: float
+    """The weight of its own parameters."""
+    received: list[float]
+    """The weights of the copies that come, in the order of the ranks that have sent them."""
+
+
+class _Mixing(ABC):
+    """Weights of each round, and the exchange that they ask for."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def row(self, rank: int, round: int) -> Mapping[int, float]:
+        """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """Number of ranks that the mixing is made for."""
+
+    @property
+    @abstractmethod
+    def most_neighbours(self) -> int:
+        """Most neighbours of a rank in a round."""
+
+    def exchange(self, rank: int, round: int) -> Exchange:
+        """Return what a rank sends and receives in this round: one copy to and from each neighbour.
+
+        Every rank sends ``most_neighbours`` copies in every round, to itself those that no neighbour needs. Horovod
+        caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
+        """
+        weights = self.row(rank, round)
+        copies = [int(j in weights) for j in range(self.nodes)]
+        copies[rank] = self.most_neighbours - (len(weights) - 1)
+        received = [0.0 if j == rank else weights[j] for j, count in enumerate(copies) for _ in range(count)]
+        return Exchange(copies, weights[rank], received)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class NeighbourMixing:
+class NeighbourMixing(_Mixing):
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
@@ -65,7 +110,7 @@ class NeighbourMixing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchaMixing:
+class MatchaMixing(_Mixing):
     """MATCHA: some of the links in each round, the more important ones more often.
 
     Activation probabilities come from a floating-point optimisation, whose last bits may differ between processors. So

@@ -140,8 +140,7 @@ class AllReduce(Synchroniser):
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
 
-    One ``alltoall`` carries the parameters. Every rank sends as many copies in every round, to itself where it has
-    fewer neighbours than the most, so that the shape stays what it was and Horovod's cache knows it.
+    One ``alltoall`` carries the parameters (``Mixing.exchange``).
     """
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
@@ -173,14 +172,9 @@ class NeighbourAverage(Synchroniser):
         return scaled(gradients, share[0] * workers * correction)
 
     def _partners(self) -> list[float]:
-        """How many copies go to each rank; the weight of this rank's own parameters; the weights of those received."""
-        balancer = self._calls.balancer
-        weights = self._mixing.row(balancer.rank, balancer.rounds)
-        copies = [int(j in weights and j != balancer.rank) for j in range(balancer.workers)]
-        spare = self._mixing.most_neighbours - sum(copies)
-        copies[balancer.rank] = spare
-        received = [[0.0] * spare if j == balancer.rank else [weights[j]] * n for j, n in enumerate(copies) if n]
-        return [*copies, weights[balancer.rank], *(w for several in received for w in several)]
+        """The exchange of this round, as one list of numbers."""
+        exchange = self._mixing.exchange(self._calls.balancer.rank, self._calls.balancer.rounds)
+        return [*exchange.copies, exchange.own, *exchange.received]
 
 
 class LocalUpdates(Synchroniser):

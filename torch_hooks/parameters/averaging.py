@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.topology.mixing import Mixing
+from hvd_hetero.topology.mixing import Exchange, Mixing
 from torch_hooks.gradients.shared_memory import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
@@ -20,9 +20,7 @@ __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then the update with this rank's own gradient, ``n S_i / S`` times.
 
-    One ``alltoall`` carries the parameters to the neighbours alone. Its splits may change from round to round, but
-    Horovod caches by the size of what is sent; so with fewer neighbours than the most a rank may have, it keeps the
-    rest for itself.
+    One ``alltoall`` carries the parameters (``Mixing.exchange``).
     """
 
     overlaps: ClassVar[bool] = False
@@ -37,9 +35,9 @@ class NeighbourAverage(Synchroniser):
     def finish(self) -> None:
         """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
         balancer = self._balancer
-        weights = self._mixing.row(balancer.rank, balancer.rounds)
+        partners = self._mixing.exchange(balancer.rank, balancer.rounds)
         exchanges = [
-            _Exchange(self._wire, same, weights, self._mixing.most_neighbours, f"{self._prefix}.{i}")
+            _Exchange(self._wire, same, partners, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))
         ]
         share = balancer.weight * balancer.workers  # of the round as planned: n n_last / X
@@ -111,27 +109,23 @@ def average_everywhere(
 class _Exchange:
     """One dtype's parameters on their way to and from the neighbours."""
 
-    def __init__(
-        self, wire: TorchWire, parameters: list[torch.Tensor], weights: Mapping[int, float], most: int, name: str
-    ) -> None:
+    def __init__(self, wire: TorchWire, parameters: list[torch.Tensor], partners: Exchange, name: str) -> None:
         self.parameters = parameters
         self._wire = wire
-        self._weights = weights
+        self._partners = partners
         self._flat = _flatten(parameters)
         size = self._flat.numel()
-        splits = [size if j in weights else 0 for j in range(wire.size)]
-        splits[wire.rank] = size * (most - (len(weights) - 1))
-        # A view of the same numbers, repeated: what is sent to each neighbour is the same.
-        buffer = self._flat.expand(most, size).reshape(-1) if most else self._flat.new_empty(0)
-        self._handle = wire.start_exchange(buffer, splits, f"{name}.exchange")
+        buffer = self._flat.expand(sum(partners.copies), size).flatten()
+        self._handle = wire.start_exchange(buffer, [size * count for count in partners.copies], f"{name}.exchange")
 
     def mixed(self) -> torch.Tensor:
         """The weighted average of the neighbours' parameters and our own."""
-        received, counts = self._wire.result(self._handle)
-        result = self._flat * self._weights[self._wire.rank]
-        for j, from_j in enumerate(received.split(counts.tolist())):
-            if j != self._wire.rank and len(from_j):
-                result.add_(from_j, alpha=self._weights[j])
+        received, _ = self._wire.result(self._handle)
+        result = self._flat * self._partners.own
+        weights = self._partners.received
+        for weight, theirs in zip(weights, received.view(len(weights), self._flat.numel()), strict=True):
+            if weight:
+                result.add_(theirs, alpha=weight)
         return result
 
 

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from hvd_hetero.topology import complete, matcha, ring
+from hvd_hetero.topology import complete, from_edges, matcha, ring
 from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 
 
@@ -32,6 +32,20 @@ def test_the_matrix_of_a_round_holds_the_rows_of_all_ranks(sync):
     mixing = resolve_mixing(sync, 5)
     for round in range(20):
         assert mixing.matrix(round) == pytest.approx(matrix(mixing, 5, round), abs=1e-15)
+
+
+@pytest.mark.parametrize("sync", ["d-psgd", "matcha", NeighbourMixing(from_edges([(0, 1), (0, 2), (0, 3), (3, 4)]))])
+def test_what_ranks_exchange_makes_the_average_of_their_rows_and_has_one_size(sync):
+    mixing = resolve_mixing(sync, 5)
+    models = np.random.default_rng(1).normal(size=5)
+    for round in range(20):
+        exchanges = [mixing.exchange(rank, round) for rank in range(5)]
+        for rank, exchange in enumerate(exchanges):
+            assert sum(exchange.copies) == mixing.most_neighbours
+            came = [models[j] for j, sender in enumerate(exchanges) for _ in range(sender.copies[rank])]
+            mean = exchange.own * models[rank] + np.dot(exchange.received, came)
+            assert mean == pytest.approx(mixing.matrix(round)[rank] @ models, abs=1e-12)
+            assert sum(exchange.received) + exchange.own == pytest.approx(1.0)
 
 
 def test_pairs_that_share_no_rank_exchange_at_once():
