@@ -23,7 +23,6 @@ __all__ = [
     "hyper_parameters",
     "is_built",
     "is_keras_3",
-    "loss_passes_through",
     "names_of",
     "optimizer_variables",
     "spectral_vectors",
@@ -214,41 +213,6 @@ def hyper_parameters(optimizer: Any) -> dict[str, Any]:
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # a loss scale has none of its own
     found = {"momentum": getattr(inner, "momentum", None), "weight_decay": getattr(inner, "weight_decay", None)}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[], None]:
-    """Have the loss go through ``weigh`` before its gradients are taken, in training; returns how to end that.
-
-    Only where gradients go from there to the update with nothing of the user's in between. Nor with a loss scale, which
-    finds out how small a loss float16 can do with, and is not to be given a smaller one. (A fixed ``loss_scale_factor``
-    is no such thing.)
-    """
-    optimizer, keras_3 = model.optimizer, is_keras_3(model)
-    base = tf.keras.optimizers.Optimizer
-    between = ("scale_loss", "apply_gradients") if keras_3 else ("compute_gradients", "minimize")
-    own_step = type(model).train_step is not tf.keras.Model.train_step or "train_step" in model.__dict__
-    if own_step or any(
-        name in optimizer.__dict__ or getattr(type(optimizer), name, None) is not getattr(base, name)
-        for name in between
-    ):
-        return lambda: None
-    name = between[0]
-    former = getattr(optimizer, name)
-
-    def scale_loss(loss: Any) -> Any:
-        return former(weigh(loss))
-
-    def compute_gradients(loss: Any, var_list: Any, tape: Any = None) -> Any:
-        if tape is not None:  # else the loss is a function
-            with tape:
-                loss = weigh(loss)
-        return former(loss, var_list, tape)
-
-    def undo() -> None:
-        optimizer.__dict__.pop(name, None)
-
-    object.__setattr__(optimizer, name, scale_loss if keras_3 else compute_gradients)
-    return undo
 
 
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:

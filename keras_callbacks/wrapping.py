@@ -12,7 +12,6 @@ from keras_callbacks.keras_versions import (
     as_keras_would,
     averaged_variables,
     gradients_pass_through,
-    loss_passes_through,
     trained_variables,
 )
 from keras_callbacks.metrics.of_all_ranks import Evaluation, Figures, global_results
@@ -43,10 +42,7 @@ def release_from_others(model: Any) -> None:
 def wrap(session: FitSession, model: Any) -> None:
     """Wrap the optimizer and the steps, before the train function is made of them."""
     policy = session.policy
-    synchroniser = _synchroniser_of(session, model)
-    graph = GraphRound(session.calls, synchroniser, session.local_layers)
-    if isinstance(synchroniser, AllReduce) and not policy.accumulates and not session.local_layers:
-        session.on_release(loss_passes_through(model, graph.weigh))
+    graph = GraphRound(session.calls, _synchroniser_of(session, model), session.local_layers)
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
     def figures() -> Figures:

@@ -45,8 +45,6 @@ class GraphRound:
         self._local_layers = local_layers
         self._synchroniser = synchroniser
         self._state: tf.Tensor | None = None
-        self._weighed = False
-        """True: the loss of this round is weighted, and so are its gradients."""
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
 
@@ -60,19 +58,6 @@ class GraphRound:
 
         return as_it_is(lambda data: whole(observed, data))
 
-    def weigh(self, loss: Any) -> Any:
-        """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
-
-        That saves a product with every gradient, another pass over all their memory. Not where a backward pass is not
-        in proportion to what it is given, as one that a user has written may be; nor in types that round the weight.
-        """
-        if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
-            return loss
-        if tf.executing_eagerly() or _has_custom_gradients(tf.compat.v1.get_default_graph()):
-            return loss
-        self._weighed = True
-        return loss * tf.cast(self._state[_WEIGHT], loss.dtype)
-
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """The train step hands its gradients to the optimizer."""
         if self._gathering:
@@ -83,15 +68,13 @@ class GraphRound:
                 self._update_locally(gradients, update)
             return None
         state, self._state = self._state, None
-        weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
+        return update(self._synchronised(gradients, variables, state[_SHARE]))
 
     def _one(self, step: Callable[..., Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
         self._state, data = self._begin(data)
-        self._weighed = False
         try:
             logs = step(data, self._state)
         except BaseException:
@@ -195,9 +178,7 @@ class GraphRound:
         with tf.control_dependencies([state]), self._calls.host():
             return state, tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
-    def _synchronised(
-        self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
-    ) -> list[Any]:
+    def _synchronised(self, gradients: list[Any], variables: list[Any], share: tf.Tensor) -> list[Any]:
         """The gradients to update with: of what ranks share those of all, of what is this rank's own its own.
 
         Zero, where it has held no data.
@@ -213,17 +194,12 @@ class GraphRound:
                 "the loss reaches no variable that ranks share and train; give compile a loss, and check trainable and "
                 "local_layers"
             )
-        reduced = iter(self._synchroniser(present, share, weighed=weighed))
+        reduced = iter(self._synchroniser(present, share))
         its_own = [g for g, here in zip(gradients, shared, strict=True) if g is not None and not here]
         kept = iter(scaled(its_own, share[3]))
         return [
             None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
         ]
-
-
-def _has_custom_gradients(graph: Any) -> bool:
-    """Whether an operation of the graph, or of a function in it, has the type that TensorFlow gives to those."""
-    return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
 def _added(former: Gradient, new: Gradient, rescale: tf.Tensor) -> Gradient:

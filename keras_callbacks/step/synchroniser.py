@@ -35,30 +35,23 @@ class Synchroniser(ABC):
         self._calls = calls
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
-    def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
-        """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``.
-
-        ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
-        """
+    def __call__(self, gradients: list[Gradient], share: tf.Tensor) -> list[Gradient]:
+        """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``."""
         if tf.executing_eagerly():  # nodes have names in graphs alone
-            return list(self._eagerly(gradients, share, weighed))
-        return self._synchronise(gradients, share, weighed)
+            return list(self._eagerly(gradients, share))
+        return self._synchronise(gradients, share)
 
     @abstractmethod
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]: ...
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor) -> list[Gradient]: ...
 
     def _mean(
-        self,
-        tensors: list[tf.Tensor],
-        after: list[Any],
-        of: Callable[[list[Any]], list[Any]] = list,
-        share: tf.Tensor | None = None,
+        self, tensors: list[tf.Tensor], after: list[Any], share: tf.Tensor | None = None
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The tensors' sums over all ranks, times the correction that makes means of what plans have weighted; and it.
 
-        Tensors leave in buckets, the last ones first, as the backward pass brings them; what leaves are functions
-        ``of`` each bucket's. A bucket waits for nothing but its own members, and the table for ``after``. (If a bucket
-        was laid end to end here, to travel as one tensor, nothing was gained: steps of 8 tensors took as long.)
+        Tensors leave in buckets, the last ones first, as the backward pass brings them. A bucket waits for nothing but
+        its own members, and the table for ``after``. (If a bucket was laid end to end here, to travel as one tensor,
+        nothing was gained: steps of 8 tensors took as long.)
 
         The correction is the balancer's answer to the table, which comes last: updates would wait for it, all of them,
         and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
@@ -73,7 +66,7 @@ class Synchroniser(ABC):
         row = calls.ask(calls.report, length, calls.learning_rate(), after=after, timed=True)
         backwards = tensors[::-1]
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
-        parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
+        parcels = [[backwards[i] for i in bucket] for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         counts = takes_more if calls.apart else takes_more[:-1]
         counted = None if share is None or True not in counts else counts.index(True)
@@ -106,30 +99,24 @@ class AllReduce(Synchroniser):
     that occurs twice stays apart, because Keras does not add such rows up before it clips or squares them.
     """
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor) -> list[Gradient]:
         weight = share[0]
         rows = [g for g in gradients if isinstance(g, tf.IndexedSlices)]
         dense = [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
-        gathered = [self._gather(g, weight, number, weighed) for number, g in enumerate(rows)]
+        gathered = [self._gather(g, weight, number) for number, g in enumerate(rows)]
         arrived = [g.values for g in rows]
-        # A weight of 0 gives 0, whatever NaN a stand-in has made.
-        if weighed:
-            sign = tf.sign(weight)
-            means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share)
-        else:
-            weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
-            # One by one, so that none waits for another, and in place, since they are used nowhere else.
-            weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
-            means, correction = self._mean(weighted, weighted + arrived, share=share)
+        weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
+        # A weight of 0 gives 0, whatever NaN a stand-in has made. One by one, so that none waits for another, and in
+        # place, since they are used nowhere else.
+        weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
+        means, correction = self._mean(weighted, weighted + arrived, share)
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
-    def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int, weighed: bool) -> tf.IndexedSlices:
+    def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int) -> tf.IndexedSlices:
         """The rows of all ranks, weighted; none of a rank that holds no data."""
         kept = tf.where(weight > 0, tf.size(gradient.indices), 0)
-        values, indices = gradient.values[:kept], gradient.indices[:kept]
-        if not weighed:
-            values *= tf.cast(weight, values.dtype)
+        values, indices = gradient.values[:kept] * tf.cast(weight, gradient.dtype), gradient.indices[:kept]
         name = f"HorovodAllgather_{self._calls.prefix}_{number}"
         all_values = hvd.allgather(values, name=f"{name}_values", ignore_name_scope=True)
         all_indices = hvd.allgather(indices, name=f"{name}_indices", ignore_name_scope=True)
@@ -148,7 +135,7 @@ class NeighbourAverage(Synchroniser):
         self._variables = variables
         self._mixing = mixing
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor) -> list[Gradient]:
         calls = self._calls
         workers, most = calls.balancer.workers, self._mixing.most_neighbours
         computed = [_numbers(g) for g in gradients]
@@ -184,7 +171,7 @@ class LocalUpdates(Synchroniser):
         super().__init__(calls)
         self._variables = variables
 
-    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor, weighed: bool) -> list[Gradient]:
+    def _synchronise(self, gradients: list[Gradient], share: tf.Tensor) -> list[Gradient]:
         variables = [v for v in self._variables() if v.dtype.is_floating]
         values = [v.read_value() for v in variables]  # after the update, which has written them
         weighted = scaled(values, share[1] / share[2])

@@ -48,10 +48,6 @@ class Exactness:
             assert sorted(i for r in epoch for i in r) == list(range(ranks[0][case]["samples"]))
             assert len(epoch[-1]) < len(epoch[0]), "the last round is the short one"
 
-    def test_the_loss_was_weighted_where_it_can_be_and_gradients_elsewhere(self, ranks, case):
-        one_micro_batch = case in ("bsp", "lb-bsp") or (ONE in case and SEVERAL not in case)
-        assert ranks[0][case]["weighs_the_loss"] == one_micro_batch
-
 
 @pytest.mark.parametrize("ranks", [KERAS_3], ids=label, indirect=True, scope="module")
 @pytest.mark.parametrize("case", CASES)

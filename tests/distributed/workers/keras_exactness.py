@@ -1,9 +1,9 @@
 """One rank of the exactness test for Keras: trains under several policies and compares with a single-process run.
 
 The first feature of a sample is its index, which the model ignores, so what was visited is written down by the model
-itself, in training. (The train step is Keras's own, so that the loss is weighted where it can be.) The oracle shares no
-code with the project: rank 0 gathers the indices that the ranks really saw and repeats the training on their union,
-round by round, with plain Keras and a GradientTape. Graphs are optimised if the argument says so.
+itself, in training. The oracle shares no code with the project: rank 0 gathers the indices that the ranks really saw
+and repeats the training on their union, round by round, with plain Keras and a GradientTape. Graphs are optimised if
+the argument says so.
 """
 
 from __future__ import annotations
@@ -160,7 +160,6 @@ def case(
         "rounds": rounds,
         "idle": [outcome.rounds - len(part) for part in parts],
         "sizes": sizes,
-        "weighs_the_loss": not {"scale_loss", "compute_gradients"}.isdisjoint(outcome.net.optimizer.__dict__),
     }
 
 

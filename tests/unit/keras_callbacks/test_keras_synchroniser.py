@@ -11,6 +11,7 @@ import pytest
 hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
+from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP  # noqa: E402
 from keras_callbacks import LoadBalance, keras_versions, resize_batches  # noqa: E402
 from keras_callbacks.keras_versions import gradients_pass_through  # noqa: E402
@@ -41,9 +42,9 @@ def all_reduce():
     return AllReduce(LoadBalance("bsp", global_batch=4)._session.calls)
 
 
-def graph_of(*specs, weighed=False):
+def graph_of(*specs):
     synchroniser = all_reduce()
-    round_ = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64), weighed=weighed))
+    round_ = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64)))
     return round_.get_concrete_function(*specs).graph
 
 
@@ -145,22 +146,9 @@ def test_a_sum_that_plans_have_weighted_becomes_the_mean_over_what_was_done(plan
     assert float(found) == expected
 
 
-def test_weighted_gradients_are_not_multiplied_again_and_wait_for_their_bucket_alone():
-    graph = graph_of(*[tf.TensorSpec((2 * MIB,), tf.float32)] * 3, weighed=True)
-    assert not [o.name for o in graph.get_operations() if "Mul" in o.type]
-    gradients = {t.op.name for t in graph.inputs}
-    waits = [
-        len(gradients & {o.name for o in ancestors(operation)})
-        for operation in graph.get_operations()
-        if operation.type == "HorovodGroupedAllreduce"
-    ]
-    assert waits == [1, 1, 1, 3], "each gradient by itself, and the table after all of them"
-
-
-@pytest.mark.parametrize("weighed", [False, True])
-def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
+def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else():
     rows = tf.IndexedSlicesSpec((1000, 8), indices_dtype=tf.int32)
-    graph = graph_of(rows, tf.TensorSpec((4,), tf.float32), weighed=weighed)
+    graph = graph_of(rows, tf.TensorSpec((4,), tf.float32))
     gathers = [o for o in graph.get_operations() if o.type == "HorovodAllgather"]
     sent = sorted((o.inputs[0].shape.as_list(), o.inputs[0].dtype) for o in gathers)
     assert sent == [([None], tf.int32), ([None, 8], tf.float32)]
@@ -172,86 +160,32 @@ def test_rows_are_gathered_as_they_are_and_wait_for_nothing_else(weighed):
     assert sum(int(t.shape.num_elements()) for t in reduced.inputs) < 1000, "no table travels with the rest"
 
 
-@pytest.mark.parametrize("weighed", [False, True])
 @pytest.mark.parametrize("weight", [0.0, 0.25])
-def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
+def test_a_rank_that_holds_nothing_sends_no_rows(weight):
     synchroniser = all_reduce()
-    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser._mean = lambda tensors, after, share=None: (tensors, tf.constant(1.0, tf.float64))
     rows = tf.IndexedSlices(tf.constant([[1.0], [float("nan")], [4.0]]), tf.constant([5, 2, 5]), tf.constant([9, 1]))
-    (got,) = synchroniser([rows], tf.constant([weight, 4 * weight, 4], tf.float64), weighed=weighed)
+    (got,) = synchroniser([rows], tf.constant([weight, 4 * weight, 4], tf.float64))
     assert got.indices.numpy().tolist() == ([5, 2, 5] if weight else [])
     assert got.values.shape == ((3, 1) if weight else (0, 1))
     if weight:
-        assert got.values[2, 0] == (4.0 if weighed else 1.0)
+        assert got.values[2, 0] == 1.0
 
 
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])
-@pytest.mark.parametrize("weighed", [False, True])
-def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(monkeypatch, weighed, small):
+def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(monkeypatch, small):
     monkeypatch.setattr("keras_callbacks.step.synchroniser._SMALL", small)
     synchroniser = all_reduce()
-    synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
+    synchroniser._mean = lambda tensors, after, share=None: (tensors, tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]
 
     def sent(weight):
         share = tf.constant([weight, 4 * weight, 4], tf.float64)
-        return [g.numpy().tolist() for g in synchroniser(gradients, share, weighed=weighed)]
+        return [g.numpy().tolist() for g in synchroniser(gradients, share)]
 
     assert sent(0.0) == [[0.0, 0.0], [0.0]]
-    assert sent(0.25)[0][0] == (1.0 if weighed else 0.25)
+    assert sent(0.25)[0][0] == 0.25
     assert np.isnan(sent(0.25)[0][1]), "what weighs something shows that it is wrong"
-
-
-def trained(model=None, *, policy="bsp", optimizer="sgd", **options):
-    """A model after a fit of two rounds."""
-    if model is None:
-        inputs = keras.layers.Input((2,))
-        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(keras.optimizers.get(optimizer), "mse")
-    balance = LoadBalance(policy, global_batch=4, **options)
-    x = np.ones((8, 2), "float32")
-    model.fit(resize_batches((x, x[:, :1]), balance), verbose=0, shuffle=False, callbacks=[balance])
-    return model, balance
-
-
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-class OwnUpdate(keras.optimizers.SGD):
-    """Something of the user's between the loss and the update, in either Keras."""
-
-    def apply_gradients(self, *args, **options):
-        return super().apply_gradients(*args, **options)
-
-    def compute_gradients(self, *args, **options):
-        return super().compute_gradients(*args, **options)
-
-
-def weighs_the_loss(optimizer):
-    return not {"scale_loss", "compute_gradients"}.isdisjoint(optimizer.__dict__)
-
-
-def test_the_loss_is_weighed_where_its_gradients_are_what_is_applied():
-    model, balance = trained()
-    assert weighs_the_loss(model.optimizer)
-    balance.release()
-    assert not weighs_the_loss(model.optimizer)
-
-
-def test_the_loss_is_left_alone_where_something_of_the_users_would_see_it():
-    inputs = keras.layers.Input((2,))
-    layer = keras.layers.Dense(1)
-    assert not weighs_the_loss(trained(OwnStep(inputs, layer(inputs)))[0].optimizer)
-    assert not weighs_the_loss(trained(optimizer=OwnUpdate(0.1))[0].optimizer)
-    scaled = keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert not weighs_the_loss(trained(optimizer=scaled)[0].optimizer)
-    several = BSP(max_micro_batch=2)  # whose weight is known at the end alone
-    assert not weighs_the_loss(trained(policy=several)[0].optimizer)
-    hidden = keras.layers.Dense(2)
-    model = keras.Model(inputs, keras.layers.Dense(1)(hidden(inputs)))
-    assert not weighs_the_loss(trained(model, local_layers=[hidden])[0].optimizer), "whose gradients are not averaged"
 
 
 @pytest.mark.parametrize("largest", [None, 3, 2])
@@ -314,49 +248,8 @@ def test_large_variables_travel_apart(monkeypatch):
     assert [[int(v.shape[0]) for v in parcel] for parcel in parcels(numbers)] == [[4, 5], [2], [20], [1, 1]]
 
 
-class Round(GraphRound):
-    """In the middle of a round in which this rank weighs a quarter."""
-
-    def __init__(self):
-        super().__init__(None, None)
-        self._state = tf.constant([0.0, 1.0, 1.0, 0.0, 0.25, 1.0, 4.0, 1.0], tf.float64)
-
-
-def gradient_of(function, dtype=tf.float32):
-    """Of a loss in the graph that goes through ``weigh``, and whether that says that it has weighed it."""
-    graph_round, x = Round(), tf.Variable([3.0, 4.0])
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = graph_round.weigh(tf.cast(function(x), dtype))
-        return tape.gradient(loss, x)
-
-    return step().numpy().tolist(), graph_round._weighed
-
-
-def test_gradients_of_a_weighed_loss_are_weighted():
-    assert gradient_of(lambda x: tf.reduce_sum(x**2)) == ([1.5, 2.0], True)
-
-
-@tf.custom_gradient
-def with_more(x):
-    return tf.identity(x), lambda upstream: upstream + 1.0
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["plain", "in a function"])
-def test_a_backward_pass_that_somebody_has_written_is_given_what_one_rank_would_give_it(wrap):
-    """It need not be in proportion to that: a multiple of the loss would not give the same multiple of the gradient."""
-    assert gradient_of(lambda x: tf.reduce_sum(wrap(with_more)(x))) == ([2.0, 2.0], False)
-
-
-def test_a_loss_of_few_digits_is_not_multiplied_by_a_weight_that_would_be_rounded():
-    assert gradient_of(lambda x: tf.reduce_sum(x**2), tf.bfloat16) == ([6.0, 8.0], False)
-
-
 def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
-    graph_round = Round()
-    graph_round._calls = SimpleNamespace(policy=BSP())
+    graph_round = GraphRound(SimpleNamespace(policy=BSP()), None)
     graph_round._begin = lambda data: (tf.zeros(7), data)
 
     def fails(data):
@@ -364,8 +257,8 @@ def test_a_step_that_fails_while_it_is_traced_leaves_nothing_behind():
 
     with pytest.raises(Exception, match="a mistake"):
         graph_round.train_step(fails, SimpleNamespace(observed=lambda step, data, weight, again: step(data)))(None)
-    loss = tf.constant(2.0)
-    assert graph_round.weigh(loss) is loss, "as that of an evaluation"
+    with pytest.raises(RoundStateError, match="outside of a round"):
+        graph_round.receive([], [], None)
 
 
 def test_a_batch_of_another_size_than_was_cut_counts_as_it_came():
