@@ -124,8 +124,6 @@ class Allreduce(Synchroniser):
             if not bucket.opened:
                 bucket.open()
                 self._in_use.opened()
-            if note.at_once:
-                gradient = bucket.take(note, self._balancer.weight)
         note.note(gradient, by_value=self._first_batch)
         if bucket is None:  # in the first round layouts are not known yet; what is thawed leaves at the end, too
             self._some_wait = True
@@ -214,7 +212,7 @@ class Allreduce(Synchroniser):
         heard = self._table is not None and arrangement.told
         if heard:
             self._await_table()  # which stops all ranks, if not all of them have changed what they train
-            self._altered += arrangement.renew(self._balancer.weight)
+            self._altered += arrangement.renew()
             self._order.renew()
             self._expected = len(arrangement.buckets)
             self.rearranged = True
@@ -308,7 +306,6 @@ class Allreduce(Synchroniser):
             rows = wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
             bucket.under_way = Gather(*rows, self._compression)
         else:
-            self._altered += [member for member in members if member.weighed and member.changed]
             gradients, whole = bucket.fill(self._balancer.weight)
             if row is not None:
                 bucket.room.copy_(row)

@@ -99,7 +99,7 @@ class Arrangement:
         """Whether there is a carrier that is full and has not left."""
         return self.carrier is not None and self.carrier.under_way is None and not self.carrier.waits_for
 
-    def renew(self, weight: float) -> list[Gradient]:
+    def renew(self) -> list[Gradient]:
         """Form the buckets again, where what is trained has changed: by that alone, so that all ranks do it alike.
 
         A bucket stays if all of it is still trained. Of the others none has left on any rank that froze before its
@@ -125,8 +125,6 @@ class Arrangement:
         self.buckets = kept + new
         # Of the new ones: others may have left already, on this rank or on another.
         self.choose_carrier(new)
-        for bucket in new:
-            _weigh_anew(bucket, weight)
         return altered
 
     def choose_carrier(self, among: list[Bucket]) -> None:
@@ -162,15 +160,3 @@ class Arrangement:
                 f"{self.names[gradient.parameter]!r} was frozen between backward() and step(), while its gradient "
                 "waited to be summed; call requires_grad_(False) before backward() or after step()"
             )
-
-
-def _weigh_anew(bucket: Bucket, weight: float) -> None:
-    """What was weighed on its arrival has another slot now."""
-    bucket.open()
-    for member in bucket.members:
-        if not member.weighed:
-            continue
-        if member.changed:  # which is refused, once it is sent
-            member.weighed = False
-            continue
-        member.note(bucket.take(member, weight))

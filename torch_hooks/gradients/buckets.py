@@ -16,24 +16,20 @@ from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Bucket", "Dense", "Gradient", "buckets_of", "flat"]
 
-# What is done right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
-# At 256 KiB it gained 1 % of a step; the bound is arbitrary.
-_AT_ONCE = 2**17
+# Bytes from which a gradient is multiplied on its way into its slot, so that it is read once, at the cost of a call of
+# its own (arbitrary). Smaller ones are copied together, and multiplied together.
+_LARGE = 2**17
 
 
 class Gradient:
     """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
 
-    __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "sent", "slot", "tensor", "version", "weighed")
+    __slots__ = ("arrived", "bucket", "norm", "parameter", "sent", "slot", "tensor", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
         self.bucket: Bucket | None = None
         self.arrived = False
-        self.weighed = False
-        """True: it was multiplied by this rank's weight, and lies in the memory that is sent."""
-        self.at_once = False
-        """True: weigh it as soon as it has arrived."""
         self.slot: torch.Tensor | None = None
         """The memory that it is sent from, unless it is sent alone."""
         self.tensor: torch.Tensor | None = None
@@ -80,7 +76,7 @@ class Gradient:
 
     def forget(self) -> None:
         """It never was."""
-        self.arrived = self.weighed = False
+        self.arrived = False
         self.tensor = self.sent = None
 
 
@@ -117,12 +113,16 @@ class Dense:
 class Bucket:
     """Gradients that leave together: from slots next to each other, unless it is one alone."""
 
-    __slots__ = ("_address", "_memory", "_room", "members", "name", "opened", "parameters", "under_way", "waits_for")
+    __slots__ = (
+        *("_address", "_large", "_memory", "_room", "members", "name", "opened", "parameters"),
+        *("under_way", "waits_for"),
+    )
 
     def __init__(self, name: str, members: list[Gradient]) -> None:
         self.name = name
         self.members = members
         self.parameters = [member.parameter for member in members]
+        self._large = [member.size >= _LARGE for member in members]
         self._room = 0
         self.waits_for = len(members)
         self.under_way: UnderWay | None = None
@@ -174,7 +174,7 @@ class Bucket:
         self.waits_for = len(self.members)
         self.opened, self._address = False, None
         for member in self.members:  # hundreds in every round, so without a call for each
-            member.arrived = member.weighed = False
+            member.arrived = False
             member.tensor = member.sent = None
 
     def release(self) -> None:
@@ -201,51 +201,33 @@ class Bucket:
                 member.slot = slot
         self.opened = True
 
-    def take(self, member: Gradient, weight: float) -> torch.Tensor:
-        """Put a gradient that is here into its slot, weighed, and return it; the user must not change it any more."""
-        if member.slot is None:
-            taken = member.dense()
-            if not member.weighed:
-                _weigh([taken], weight)
-        else:
-            taken = member.slot
-            assert member.parameter.grad is not None, "it is here"
-            gradient = _whole(member.parameter.grad)
-            if member.weighed:
-                taken.copy_(gradient)
-            elif gradient is taken or weight == 0.0:
-                _weigh([taken], weight)
-            else:
-                torch.mul(gradient, weight, out=taken)
-            member.parameter.grad = taken
-        member.weighed = True
-        return taken
-
     def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
+        """Weigh all of them, zeros where none arose. Returns what they are now, and all in one.
+
+        The user must not change them any more.
+        """
         self.open()
         if self._memory is None:
             alone = self.members[0].dense()
-            if not self.members[0].weighed:
-                _weigh([alone], weight)
-                self.members[0].weighed = True
+            _weigh([alone], weight)
             self._address = alone.data_ptr()
             return [alone], flat(alone).detach()  # which keeps the memory, whatever becomes of the gradient
         light: list[torch.Tensor] = []
         to: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
-        for member in self.members:
-            if not member.weighed:
-                gradient, slot = member.parameter.grad, member.slot
-                assert slot is not None, "the bucket is open"
-                light.append(slot)
-                if gradient is None:
-                    slot.zero_()
-                elif gradient is not slot:
-                    to.append(slot)
-                    gradients.append(_whole(gradient))
-                member.parameter.grad = slot
-                member.weighed = True
+        for member, large in zip(self.members, self._large, strict=True):
+            gradient, slot = member.parameter.grad, member.slot
+            assert slot is not None, "the bucket is open"
+            member.parameter.grad = slot
+            if large and weight != 0.0 and gradient is not None and gradient is not slot:
+                torch.mul(_whole(gradient), weight, out=slot)
+                continue
+            light.append(slot)
+            if gradient is None:
+                slot.zero_()
+            elif gradient is not slot:
+                to.append(slot)
+                gradients.append(_whole(gradient))
         if to:
             torch._foreach_copy_(to, gradients)
         if light:
@@ -269,7 +251,6 @@ def buckets_of(
     for gradient in gradients:
         parameter = gradient.parameter
         rows = by_rows(parameter)
-        gradient.at_once = gradient.size >= _AT_ONCE and not rows
         sizes.append(gradient.size)
         alone = rows or getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype
         kinds.append((parameter.dtype, parameter.device, id(parameter) if alone else 0))

@@ -2,8 +2,7 @@
 
 To Horovod a bucket of n gradients is then one name to agree on instead of n, and there is one copy of each instead of
 two, into a buffer and out again. (Horovod still has a buffer for what is small and ready at the same time.) Large ones
-are copied as soon as they are computed, while they are in the processor's cache, and multiplied by the weight of this
-rank on the way.
+are multiplied by the weight of this rank on the way.
 
 The memory serves in every round: a gradient that the user keeps is overwritten in the next one, as those of PyTorch's
 DDP are with ``gradient_as_bucket_view``. To keep one, clone it. A bucket takes another memory where training

@@ -227,8 +227,8 @@ def gradual_unfreezing() -> dict:
             parameter.requires_grad_(not (name in names and (3 <= round < 6 or 9 <= round < 11)))
 
     outcome = {}
-    for members, at_once in ((32, 1 << 17), (3, 33), (1, 1)):  # bytes from which a gradient is weighed as it arrives
-        with patched(division, MEMBERS=members), patched(buckets, _AT_ONCE=at_once):
+    for members, large in ((32, 1 << 17), (3, 33), (1, 1)):  # bytes from which a gradient is weighed by itself
+        with patched(division, MEMBERS=members), patched(buckets, _LARGE=large):
             model, balance = deep(), LoadBalance("bsp", global_batch=8)
             optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
             for round in range(15):

@@ -28,7 +28,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, out_o
 from torch_hooks.gradients import buckets
 
 # Small models take both ways: weights are multiplied as they arrive, biases with their bucket, and layers leave alone.
-buckets._AT_ONCE, division.MEMBERS = 100, 2
+buckets._LARGE, division.MEMBERS = 100, 2
 FEATURES = 6
 SAMPLES = 251
 ROUNDS = 9

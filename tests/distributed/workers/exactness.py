@@ -14,8 +14,8 @@ from simulated import SimulatedClock
 from hvd_hetero.communication import buckets as division
 from torch_hooks.gradients import buckets
 
-# Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
-buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+# Sizes at which a small model takes every way of a large one: weights go alone, or count as large in their bucket.
+buckets._LARGE, division.ALONE, division.MEMBERS = 100, 200, 2
 PAUSE_S = 5e-3
 
 

@@ -20,7 +20,7 @@ from hvd_hetero.telemetry import read_run
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.gradients import buckets
 
-buckets._AT_ONCE = 100  # bytes: small models take both ways, weights as they arrive, biases with their bucket
+buckets._LARGE = 100  # bytes: small models take both ways, weights each by itself, biases together
 SAMPLES = 25  # with a batch of 12 and two ranks: two whole rounds, and one of a single sample, for one rank
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(SAMPLES, 20, generator=GENERATOR)

@@ -21,7 +21,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.gradients import buckets
 
 # Sizes in bytes at which a small model takes every way that a large one takes.
-buckets._AT_ONCE, division.ALONE = 100, 1000
+buckets._LARGE, division.ALONE = 100, 1000
 ROUNDS, SAMPLES = 6, 8  # of each rank
 GENERATOR = torch.Generator().manual_seed(5)
 RANKS = 2
@@ -119,23 +119,39 @@ def deep() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Flatten(), *layers)
 
 
+def shift(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.add_(1e-2)
+
+
 def a_hook_that_comes_late() -> str:
-    """It changes gradients that have been weighed, and wait for others to leave with."""
-
-    def shift(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        parameter.grad.add_(1e-2)
-
+    """It changes a gradient that leaves alone, as soon as it has arrived."""
     net, balance = made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
     optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
     for round in range(3):
         balance.batch(len(mine(round)[0]))
         if round == 1:
-            net[3].weight.register_post_accumulate_grad_hook(shift)
+            net[1].weight.register_post_accumulate_grad_hook(shift)
             said = refused(lambda r=round: step(net, optimizer, *mine(r)))
             break
         step(net, optimizer, *mine(round))
     return said
+
+
+def a_hook_before_it_leaves() -> float:
+    """It changes a large gradient that has arrived, and waits for others to leave with."""
+    net, oracle, balance = made(deep), made(deep), LoadBalance("bsp", global_batch=2 * SAMPLES)
+    optimizer = DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1e-3), balance, net.named_parameters())
+    plain = torch.optim.SGD(oracle.parameters(), lr=1e-3)
+    for round in range(3):
+        if round == 1:
+            for model in (net, oracle):
+                model[3].weight.register_post_accumulate_grad_hook(shift)
+        balance.batch(len(mine(round)[0]))
+        step(net, optimizer, *mine(round))
+        step(oracle, plain, *everybodys(round))
+    optimizer.close()
+    return difference(net, oracle)
 
 
 def before_the_third_step(
@@ -246,7 +262,7 @@ def frozen_after_it_has_left(*names: str) -> str:
 
 
 def parts_that_freeze_and_thaw() -> float:
-    """Gradients are weighed as they arrive, for buckets that are formed again when they leave."""
+    """Gradients arrive for buckets that are formed again when they leave."""
 
     def deep() -> torch.nn.Module:
         layers = [torch.nn.Linear(144, 6)]
@@ -338,6 +354,7 @@ def main() -> None:
             "differ": layouts_that_differ(),
             "compression": compression_that_differs(),
             "late": a_hook_that_comes_late(),
+            "before": a_hook_before_it_leaves(),
             "taken": {name: taken_away(name) for name in ("1.weight", "2.weight")},
             "kept": {use.__name__: gradients_that_are_kept(use) for use in (kept, put_back, put_crosswise)},
             "frozen again": frozen_again(),

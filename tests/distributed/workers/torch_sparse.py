@@ -20,7 +20,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 from torch_hooks.gradients import buckets
 
 # Small models take both ways, weights as they arrive, biases with their bucket.
-buckets._AT_ONCE, division.ALONE, division.MEMBERS = 100, 200, 2
+buckets._LARGE, division.ALONE, division.MEMBERS = 100, 200, 2
 ROUNDS = 16  # two epochs, and the beginning of a third one
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 6 + 1

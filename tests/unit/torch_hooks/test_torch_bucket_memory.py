@@ -23,6 +23,11 @@ def parameters() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(tensor) for tensor in tensors]
 
 
+@pytest.fixture(autouse=True, params=[1, 100, 1 << 17], ids=["all large", "some large", "none large"])
+def large(request, monkeypatch):
+    monkeypatch.setattr("torch_hooks.gradients.buckets._LARGE", request.param)
+
+
 def bucket_of(parameters: list[torch.nn.Parameter]) -> Bucket:
     return Bucket("bucket", [Gradient(parameter) for parameter in parameters])
 
@@ -34,10 +39,8 @@ def backward(parameters: list[torch.nn.Parameter], value: float) -> None:
 
 
 def a_round(bucket: Bucket, parameters: list[torch.nn.Parameter], value: float, factor: float = 1.0) -> torch.Tensor:
-    """The first gradient is weighed as it comes, the others as they leave. Returns what left."""
+    """Returns what left."""
     backward(parameters, value)
-    bucket.open()
-    bucket.take(bucket.members[0], factor)
     _, wire = bucket.fill(factor)
     bucket.forget()
     return wire
@@ -68,8 +71,6 @@ def test_what_leaves_is_multiplied_once_and_is_the_gradient(factor):
     bucket = bucket_of(given)
     backward(given, 2.0)
     given[2].grad = None  # none arose
-    bucket.open()
-    bucket.take(bucket.members[0], factor)
     gradients, wire = bucket.fill(factor)
     assert all(p.grad is gradient for p, gradient in zip(given, gradients, strict=True))
     for number, gradient in enumerate(gradients):
@@ -79,13 +80,10 @@ def test_what_leaves_is_multiplied_once_and_is_the_gradient(factor):
         assert (gradient == (1.0 if number == 2 else 2.0 * factor + 1.0)).all()
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_mean_over_no_samples_counts_as_zeros(number):
+def test_a_mean_over_no_samples_counts_as_zeros():
     given = parameters()
     bucket = bucket_of(given)
     backward(given, math.nan)
-    bucket.open()
-    bucket.take(bucket.members[number], 0.0)
     assert not bucket.fill(0.0)[1].any()
 
 
@@ -122,8 +120,6 @@ def test_a_gradient_that_is_added_to_in_its_place_stays_there():
         for parameter in given:  # zero_grad(set_to_none=False), and a backward pass
             parameter.grad.zero_()
             parameter.grad.add_(3.0)
-        bucket.open()
-        bucket.take(bucket.members[0], 0.5)
         gradients, wire = bucket.fill(0.5)
         bucket.forget()
         assert wire is first
@@ -207,8 +203,6 @@ def test_a_gradient_that_leaves_alone_stays_where_it_is(lies):
     for _ in range(3):
         given[0].grad.zero_()
         given[0].grad.add_(1.0)
-        bucket.open()
-        bucket.take(bucket.members[0], 0.5)
         bucket.fill(0.5)
         bucket.forget()
         assert given[0].grad.data_ptr() == where
@@ -229,24 +223,6 @@ def test_places_for_which_there_was_no_memory_are_asked_for_again(monkeypatch):
         with pytest.raises(MemoryError):
             a_round(bucket, given, 2.0)
     assert int((a_round(bucket, given, 2.0) == 2.0).sum()) == sum(p.numel() for p in given)
-
-
-@pytest.mark.parametrize("weight", [0.5, 1.0, 0.0])
-def test_what_was_weighed_for_one_bucket_moves_to_another_as_it_is(weight):
-    given = parameters()[:3]
-    members = bucket_of(given).members
-    backward(given, 2.0)
-    for member in members[:2]:
-        assert member.bucket is not None
-        member.bucket.open()
-        member.bucket.take(member, weight)
-    bucket = Bucket("another", members)
-    bucket.open()
-    for member in members[:2]:
-        bucket.take(member, weight)
-    gradients, wire = bucket.fill(weight)
-    assert all((gradient == 2.0 * weight).all() for gradient in gradients)
-    assert int((wire == 2.0 * weight).sum()) >= sum(p.numel() for p in given)
 
 
 def test_what_travels_along_has_room_behind_the_gradients_also_of_one_alone():

@@ -97,7 +97,7 @@ def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch):
     """Those at which a small model takes every way of a large one."""
-    for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 1000), ("MEMBERS", 3)):
+    for name, size in (("torch_hooks.gradients.buckets._LARGE", 100), ("ALONE", 1000), ("MEMBERS", 3)):
         monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.buckets.{name}", size)
     return monkeypatch
 
@@ -162,7 +162,7 @@ def test_a_gradient_that_is_put_back_elsewhere_is_exact(policy, put):
 @pytest.mark.parametrize("put", [across_buckets, views])
 def test_also_a_large_one(bounds, put):
     bounds.undo()
-    assert train(200, put=put).off <= 1e-12  # 313 KiB each, several in a bucket, and weighed as they arrive
+    assert train(200, put=put).off <= 1e-12  # 313 KiB each, several in a bucket, each weighed by itself
 
 
 @pytest.mark.parametrize("put", [across_buckets, lambda p, kept: across_buckets(p, [g.data for g in kept])])
