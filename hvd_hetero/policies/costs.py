@@ -17,7 +17,8 @@ with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods 
 100 and the 8 are arbitrary.
 
 Considered: no test, C_i <- C_i + (c_i - C_i) / 2 (or / 4). Level with this on steady ranks, but where a rank is half as
-fast for 60 to 200 rounds it makes twice the splits and 2 to 4 % (3 to 7 %) fewer samples per second, in simulations.
+fast for 60 to 200 rounds it makes two to four times the splits and 2 to 4 % (3 to 7 %) fewer samples per second, in
+simulations.
 
 Every operation here is correctly rounded, and element by element: the same tables give the same costs everywhere.
 """

@@ -15,7 +15,6 @@ n_i / N, by samples S_i / x_i, is the option ``scaling="n/N"`` of ``NonBlocking`
 from __future__ import annotations
 
 import difflib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +27,16 @@ from hvd_hetero.topology import matcha, matching_decomposition, mixing_matrix, r
 from hvd_hetero.topology.graphs import Graph
 from hvd_hetero.topology.matcha import Matcha
 
-__all__ = ["ALLREDUCE", "MIXING_NAMES", "Exchange", "MatchaMixing", "Mixing", "NeighbourMixing", "resolve_mixing"]
+__all__ = [
+    "ALLREDUCE",
+    "MIXING_NAMES",
+    "Exchange",
+    "MatchaMixing",
+    "Mixing",
+    "NeighbourMixing",
+    "exchange_of",
+    "resolve_mixing",
+]
 
 ALLREDUCE = "allreduce"
 
@@ -46,40 +54,8 @@ class Exchange(NamedTuple):
     """The weights of the copies that come, in the order of the ranks that have sent them."""
 
 
-class _Mixing(ABC):
-    """Weights of each round, and the exchange that they ask for."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def row(self, rank: int, round: int) -> Mapping[int, float]:
-        """Return the weights with which a rank averages in this round, its own included; they sum to 1."""
-
-    @property
-    @abstractmethod
-    def nodes(self) -> int:
-        """Number of ranks that the mixing is made for."""
-
-    @property
-    @abstractmethod
-    def most_neighbours(self) -> int:
-        """Most neighbours of a rank in a round."""
-
-    def exchange(self, rank: int, round: int) -> Exchange:
-        """Return what a rank sends and receives in this round: one copy to and from each neighbour.
-
-        Every rank sends ``most_neighbours`` copies in every round, to itself those that no neighbour needs. Horovod
-        caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
-        """
-        weights = self.row(rank, round)
-        copies = [int(j in weights) for j in range(self.nodes)]
-        copies[rank] = self.most_neighbours - (len(weights) - 1)
-        received = [0.0 if j == rank else weights[j] for j, count in enumerate(copies) for _ in range(count)]
-        return Exchange(copies, weights[rank], received)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class NeighbourMixing(_Mixing):
+class NeighbourMixing:
     """D-PSGD: the same weights in every round."""
 
     graph: Graph
@@ -110,7 +86,7 @@ class NeighbourMixing(_Mixing):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchaMixing(_Mixing):
+class MatchaMixing:
     """MATCHA: some of the links in each round, the more important ones more often.
 
     Activation probabilities come from a floating-point optimisation, whose last bits may differ between processors. So
@@ -147,6 +123,19 @@ class MatchaMixing(_Mixing):
 
 
 Mixing = NeighbourMixing | MatchaMixing
+
+
+def exchange_of(mixing: Mixing, rank: int, round: int) -> Exchange:
+    """Return what a rank sends and receives in this round: one copy to and from each neighbour.
+
+    Every rank sends ``most_neighbours`` copies in every round, to itself those that no neighbour needs. Horovod caches
+    collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
+    """
+    weights = mixing.row(rank, round)
+    copies = [int(j in weights) for j in range(mixing.nodes)]
+    copies[rank] = mixing.most_neighbours - (len(weights) - 1)
+    received = [0.0 if j == rank else weights[j] for j, count in enumerate(copies) for _ in range(count)]
+    return Exchange(copies, weights[rank], received)
 
 
 _BY_NAME: dict[str, Callable[[int], Mixing]] = {

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_hetero.communication import buckets as division
 from hvd_hetero.rounds import RoundTable
-from hvd_hetero.topology.mixing import Mixing
+from hvd_hetero.topology.mixing import Mixing, exchange_of
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
 
@@ -140,7 +140,7 @@ class AllReduce(Synchroniser):
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
 
-    One ``alltoall`` carries the parameters (``Mixing.exchange``).
+    One ``alltoall`` carries the parameters (``exchange_of``).
     """
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]], mixing: Mixing) -> None:
@@ -173,8 +173,8 @@ class NeighbourAverage(Synchroniser):
 
     def _partners(self) -> list[float]:
         """The exchange of this round, as one list of numbers."""
-        exchange = self._mixing.exchange(self._calls.balancer.rank, self._calls.balancer.rounds)
-        return [*exchange.copies, exchange.own, *exchange.received]
+        copies, own, received = exchange_of(self._mixing, self._calls.balancer.rank, self._calls.balancer.rounds)
+        return [*copies, own, *received]
 
 
 class LocalUpdates(Synchroniser):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.topology.mixing import Exchange, Mixing
+from hvd_hetero.topology.mixing import Exchange, Mixing, exchange_of
 from torch_hooks.gradients.shared_memory import shares_memory
 from torch_hooks.gradients.sparse import empty_gradient
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
@@ -20,7 +20,7 @@ __all__ = ["LocalUpdates", "NeighbourAverage", "average_everywhere"]
 class NeighbourAverage(Synchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then the update with this rank's own gradient, ``n S_i / S`` times.
 
-    One ``alltoall`` carries the parameters (``Mixing.exchange``).
+    One ``alltoall`` carries the parameters (``exchange_of``).
     """
 
     overlaps: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class NeighbourAverage(Synchroniser):
     def finish(self) -> None:
         """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
         balancer = self._balancer
-        partners = self._mixing.exchange(balancer.rank, balancer.rounds)
+        partners = exchange_of(self._mixing, balancer.rank, balancer.rounds)
         exchanges = [
             _Exchange(self._wire, same, partners, f"{self._prefix}.{i}")
             for i, same in enumerate(_alike(list(self._names)))
