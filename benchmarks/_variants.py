@@ -27,9 +27,10 @@ BASE, WITH_DRIVERS = "LB-BSP as it comes", "with drivers"
 Variant = Callable[[], Predictor]
 VARIANTS: dict[str, Variant] = {
     BASE: Mixture,
-    "without Reverting": lambda: members(EMA(0.2)),
-    "of EMA 0.5 and EMA 0.2": lambda: Mixture([EMA(0.5), EMA(0.2)]),
-    "of memoryless and EMA 0.2": lambda: Mixture([Memoryless(), EMA(0.2)]),
+    "without memoryless": lambda: Mixture([EMA(0.5), Reverting()]),
+    "without EMA 0.5": lambda: Mixture([Memoryless(), Reverting()]),
+    "without Reverting": members,
+    "and EMA 0.2": lambda: members(Reverting(), EMA(0.2)),
     "Reverting alone": Reverting,
     "EMA 0.2 alone": EMA,
     "EMA 0.5 alone": lambda: EMA(0.5),
@@ -37,8 +38,8 @@ VARIANTS: dict[str, Variant] = {
 }
 DRIVEN: dict[str, Variant] = {
     WITH_DRIVERS: lambda: Mixture(drivers=True),
-    "with drivers, NARX for Reverting": lambda: members(narx(), EMA(0.2)),
-    "with drivers, and NARX": lambda: members(informed(), EMA(0.2), narx()),
+    "with drivers, NARX for Reverting": lambda: members(narx()),
+    "with drivers, and NARX": lambda: members(informed(), narx()),
     "with drivers, Reverting alone": informed,
     "with drivers, NARX alone": narx,
 }

@@ -49,8 +49,8 @@ from hvd_hetero.prediction import (
 NAN = float("nan")
 # Printed with the results, since they bear on how far the figures can be believed.
 CAVEATS = """\
-How far to believe this: the constants of the predictors (pull, margins, rates, prior of the mixture, its members) were
-chosen with all these series in view, only NARX's parameters come from other series than they are judged on. The
+How far to believe this: the constants of the predictors (pull, margins, the mixture's prior and members) were chosen
+with all these series in view, only NARX's parameters come from other series than they are judged on. The
 recorded series were taken again after noisier ones had been thrown away, on which NARX came to 0.8 to 0.96 of EMA's
 error (tests/data/traces/README.md). And the recorded CPU driver is the very quota that sets the speed: what NARX makes
 of it is a best case, and a driver that only observes the load may serve it less well. On job 1, worker 6, eight rounds
@@ -66,8 +66,8 @@ CONFIGURATION = {
     "LSTM": "look-back = 2",
     "NARX": "look-back = 2",
     "Reverting, CPU": "not in the paper; member of the mixture with drivers",
-    "Mixture": "memoryless, EMA 0.5, EMA 0.2, reverting",
-    "Mixture, CPU": "memoryless, EMA 0.5, EMA 0.2, reverting with drivers",
+    "Mixture": "memoryless, EMA 0.5, reverting",
+    "Mixture, CPU": "memoryless, EMA 0.5, reverting with drivers",
 }
 KNOWING = ("NARX", "Reverting, CPU")  # which read drivers
 NARX_TARGET, MIXTURE_TARGET, DRIVEN_TARGET = 0.61, 1.02, 1.05

@@ -27,5 +27,5 @@ def bank_of(predictor: Predictor, ranks: int) -> Bank | None:
     if isinstance(predictor, Mixture) and kind is Mixture:
         members = [bank for member in predictor.members if (bank := bank_of(member, ranks)) is not None]
         if len(members) == len(predictor.members):
-            return Mixtures(members, predictor.experts.share, ranks)
+            return Mixtures(members, ranks)
     return None

@@ -1,4 +1,4 @@
-"""The mixtures of n ranks at once: the recurrences of `reverting`, `expert_weights` and `mixture` on arrays.
+"""The mixtures of n ranks at once: the recurrences of `reverting` and `mixture` on arrays.
 
 Shapes: n ranks, m of them measured, K members.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.prediction.bank import At, Bank, Floats, among
-from hvd_hetero.prediction.mixture.expert_weights import _FLOOR, _FORGET, _LIMIT, _NOTHING, _RATE
+from hvd_hetero.prediction.bank import At, Bank, Floats
+from hvd_hetero.prediction.mixture.mixture import _FORGET, _NOTHING, _POWER
 from hvd_hetero.prediction.mixture.reverting import (
     _DEVIATION,
     _KEEP,
@@ -67,51 +67,29 @@ class Revertings(Bank):
 
 
 class Mixtures(Bank):
-    """The bank of ``Mixture``: ``members`` are banks of all its members, which have equal shares a priori."""
+    """The bank of ``Mixture``: ``members`` are banks of all its members, none of which reads drivers."""
 
-    def __init__(self, members: Sequence[Bank], share: float, ranks: int) -> None:
+    def __init__(self, members: Sequence[Bank], ranks: int) -> None:
         super().__init__(ranks)
-        self._members, self._share, self._prior = tuple(members), share, 1.0 / len(members)
-        self._said = np.zeros((len(members), ranks))  # logarithms of the members' forecasts
-        self._scales, self._log_e = np.zeros((2, len(members), ranks))
-
-    def _weights(self, at: At) -> Floats:
-        """(K, m); before its first error a rank has the prior."""
-        scales, log_e = self._scales[:, at], self._log_e[:, at]
-        raw = np.exp(log_e - log_e.max(axis=0)) / np.where(scales > 0.0, scales, 1.0)
-        return np.asarray(raw / raw.sum(axis=0))
+        self._members = tuple(members)
+        self._errors = np.zeros((len(members), ranks))
 
     def _observe(self, speeds: Floats, at: At) -> None:
         again = self.rounds[at] > 0
-        self._learn(np.log(speeds[again]), among(at, again))
-        for member, said in zip(self._members, self._said, strict=True):
+        squares, errors = np.where(again, (self._said(at) - speeds) ** 2, 0.0), self._errors[:, at]
+        known, largest = errors.max(axis=0), squares.max(axis=0)
+        limited = (_NOTHING * speeds * speeds < known) & (known < largest)
+        kappa = np.divide(known, largest, out=np.ones_like(known), where=limited)
+        self._errors[:, at] = (1.0 - _FORGET) * errors + kappa * squares
+        for member in self._members:
             member.take(speeds, at)
-            said[at] = np.log(member.expected[at])
 
     def _forecast(self, at: At) -> Floats:
-        return np.asarray(np.exp((self._weights(at) * self._said[:, at]).sum(axis=0)))
+        errors = self._errors[:, at]
+        least = errors.min(axis=0)
+        weights = np.divide(least, errors, out=np.ones_like(errors), where=errors > least) ** _POWER
+        return np.asarray(np.exp((weights * np.log(self._said(at))).sum(axis=0) / weights.sum(axis=0)))
 
-    def _learn(self, outcome: Floats, at: At) -> None:
-        """One round of the recurrences of `expert_weights`, for its weights alone."""
-        x = self._said[:, at]
-        q = (self._weights(at) * x).sum(axis=0)
-        advantage = 2.0 * (q - outcome) * (q - x)
-        largest, known = np.abs(advantage).max(axis=0), self._scales[:, at].max(axis=0)
-        matters = (known > 0.0) | (largest >= _NOTHING)
-        if np.count_nonzero(matters) < len(matters):
-            at, advantage, largest, known = among(at, matters), advantage[:, matters], largest[matters], known[matters]
-        most = np.where(known > 0.0, _LIMIT * known, np.inf)
-        counted = np.where(largest > most, most / np.maximum(largest, _NOTHING), 1.0)
-        r, scales = counted * advantage, self._scales[:, at]
-        after = np.maximum(
-            np.maximum((1.0 - _FORGET) * scales, np.abs(r)), np.maximum(_FLOOR * counted * largest, _NOTHING)
-        )
-        scales = np.where(scales > 0.0, scales, after)
-        eta = _RATE / scales
-        log_e = self._log_e[:, at] + eta * (r - np.minimum(eta, 0.5 / after) * r * r)
-        log_e *= np.minimum(1.0, scales / after)
-        top = log_e.max(axis=0)
-        e = np.exp(log_e - top)
-        given = self._share * self._prior * e.sum(axis=0)
-        self._scales[:, at] = after
-        self._log_e[:, at] = top + np.log(np.maximum((1.0 - self._share) * e + given, 1e-300))
+    def _said(self, at: At) -> Floats:
+        """(K, m): the members' forecasts."""
+        return np.array([member.expected[at] for member in self._members])

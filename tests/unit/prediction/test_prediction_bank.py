@@ -17,7 +17,7 @@ KINDS = {
     "ema 0.7": lambda: EMA(0.7),
     "reverting": Reverting,
     "mixture": Mixture,
-    "mixture of two": lambda: Mixture([EMA(0.05), Reverting()], share=0.0),
+    "mixture of two": lambda: Mixture([EMA(0.05), Reverting()]),
 }
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Reverting, predictor
+from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting, predictor
 
 
 def rms(errors):
@@ -25,6 +25,59 @@ def errors(p, speeds):
 
 def singles():
     return Memoryless(), EMA(0.5), EMA(), Reverting()
+
+
+class Says(Predictor):
+    """Forecasts what it was told, from the second round on."""
+
+    name = "says"
+
+    def __init__(self, forecasts):
+        super().__init__()
+        self.forecasts = forecasts
+
+    def _observe(self, speed, cpu, memory):
+        pass
+
+    def _forecast(self, cpu, memory):
+        return self.forecasts[self.rounds]
+
+    def _state(self):
+        return {}
+
+    def _restore(self, state):
+        pass
+
+
+def scattering(deviations, rounds, seed, speed=100.0):
+    """Measured speeds, and forecasts that are off by so much, a column for each."""
+    rng = np.random.default_rng(seed)
+    return np.full(rounds + 1, speed), speed * (1.0 + rng.normal(0, deviations, (rounds + 1, len(deviations))))
+
+
+def weights_of(speeds, forecasts):
+    """After each round."""
+    mixture, found = Mixture([Says(column) for column in forecasts.T.tolist()]), []
+    for v in speeds[:-1].tolist():
+        mixture.update(v)
+        found.append(mixture.weights)
+    return np.array(found)
+
+
+def by_the_formula(speeds, forecasts, prior):
+    """The weights after each round, each from all squared errors so far: nothing is carried over but how they count."""
+    counted = np.zeros((0, len(prior)))
+    for k in range(1, len(speeds) + 1):
+        sums = (0.99 ** np.arange(len(counted))[::-1]) @ counted
+        weights = np.array(prior)
+        if sums.max() > 0.0:
+            with np.errstate(divide="ignore"):
+                weights = weights * np.where(sums > 0.0, sums.min() / sums, 1.0) ** 8
+        yield weights / weights.sum()
+        if k < len(speeds):
+            squares = (forecasts[k] - speeds[k]) ** 2
+            limit = sums.max() if sums.max() > 1e-12 * speeds[k] ** 2 else np.inf
+            counted = np.vstack([counted, squares * min(1.0, limit / max(squares.max(), 1e-300))])
 
 
 def speeds_of(kind, rounds, seed):
@@ -46,14 +99,25 @@ def speeds_of(kind, rounds, seed):
     return 100.0 * np.exp(y)
 
 
-@pytest.mark.parametrize("kind", ["noise", "walk", "walk and noise", "spikes", "heavy tails", "reverting", "bursts"])
-def test_its_error_is_at_most_a_fiftieth_above_that_of_the_best_member(kind):
-    """Over three series of 600 rounds each; the benchmark has more kinds, and those where it is not so."""
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("noise", 1.02),
+        ("walk", 1.02),
+        ("walk and noise", 1.04),  # EMA 0.2, no member, is best
+        ("spikes", 1.03),
+        ("heavy tails", 1.02),
+        ("reverting", 1.02),
+        ("bursts", 1.02),
+    ],
+)
+def test_its_error_is_little_above_that_of_the_best_single_predictor(kind, most):
+    """Over three series of 600 rounds each; the benchmark has more kinds."""
     squares = np.zeros(5)
     for seed in range(3):
         speeds = speeds_of(kind, 600, seed)
         squares += [np.mean(errors(p, speeds) ** 2) for p in (Mixture(), *singles())]
-    assert math.sqrt(squares[0]) <= 1.02 * math.sqrt(min(squares[1:]))
+    assert math.sqrt(squares[0]) <= most * math.sqrt(min(squares[1:]))
 
 
 @pytest.mark.parametrize("sudden", ["noise to walk", "walk to noise"])
@@ -69,16 +133,20 @@ def test_a_change_after_long_sameness_is_followed(sudden):
     assert np.mean(ratios) < 1.15
 
 
-def test_one_round_a_thousand_times_too_slow_is_forgotten():
-    """From 40 rounds after it on, at most 3 % worse than its twin that never saw it."""
-    hit, spared = [], []
-    for seed in range(5):
-        speeds = speeds_of("noise", 500, seed)
+@pytest.mark.parametrize("kind", ["noise", "walk"])
+@pytest.mark.parametrize("factor", [1 / 1000, 1 / 10, 1000], ids=["a thousandth", "a tenth", "a thousandfold"])
+def test_one_strange_round_costs_little_for_hundreds_of_rounds_and_nothing_later(kind, factor):
+    """From 40 rounds after it on, against a twin that never saw it."""
+    ratios = []
+    for seed in range(4):
+        speeds = speeds_of(kind, 1000, seed)
         struck = speeds.copy()
-        struck[60] /= 1000.0
-        hit.append(rms(errors(Mixture(), struck)[100:]))
-        spared.append(rms(errors(Mixture(), speeds)[100:]))
-    assert np.mean(hit) <= 1.03 * np.mean(spared)
+        struck[300] *= factor
+        hit, spared = (errors(Mixture(), v) / v[1:] for v in (struck, speeds))
+        ratios.append([rms(hit[a:b]) / rms(spared[a:b]) for a, b in ((340, 600), (600, 999))])
+    soon, later = np.mean(ratios, axis=0)
+    assert soon <= 1.07
+    assert later <= 1.01
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.05])
@@ -100,11 +168,11 @@ def test_on_equal_machines_its_forecast_scatters_less_than_emas_after_some_round
 
 def test_by_name_it_needs_no_drivers_and_with_them_one_member_reads_them():
     plain, driven = predictor("mixture"), predictor("mixture", drivers=True)
-    assert [m.name for m in plain.members] == ["memoryless", "ema", "reverting", "ema"]
-    assert [m.name for m in driven.members] == ["memoryless", "ema", "reverting", "ema"]
+    assert [m.name for m in plain.members] == ["memoryless", "ema", "reverting"]
+    assert [m.name for m in driven.members] == ["memoryless", "ema", "reverting"]
     assert not plain.uses_drivers
     assert driven.uses_drivers
-    assert [m.uses_drivers for m in driven.members] == [False, False, True, False]
+    assert [m.uses_drivers for m in driven.members] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["noise", "walk", "spikes", "bursts"])
@@ -119,6 +187,79 @@ def test_without_a_known_cpu_drivers_cost_nothing(kind):
     assert ours < 1.02 * theirs
 
 
+@pytest.mark.parametrize("kind", ["noise", "walk", "spikes", "bursts"])
+@pytest.mark.parametrize("cpu", [None, 0.5], ids=["no cpu", "cpu"])
+def test_weights_and_forecasts_are_those_of_the_formula(kind, cpu):
+    speeds = speeds_of(kind, 200, 17)
+    speeds[[90, 140]] *= 1000.0, 1e-3
+    mixture, members = Mixture(drivers=True), (Memoryless(), EMA(0.5), Reverting(drivers=True))
+    said, found, told = [(math.nan,) * 3], [], []
+    for v in speeds.tolist():
+        mixture.update(v, cpu)
+        for member in members:
+            member.update(v, cpu)
+        said.append(tuple(member.predict(cpu) for member in members))
+        found.append(mixture.weights)
+        told.append(mixture.predict(cpu))
+    prior = (1 / 3, 1 / 3, 1 / 3) if cpu is None else (0.005, 0.005, 0.99)
+    weights = np.array(list(by_the_formula(speeds, np.array(said), prior)))
+    np.testing.assert_allclose(found, weights, rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(told, np.prod(np.array(said[1:]) ** weights, axis=1), rtol=1e-9)
+
+
+def test_weights_sum_to_one_and_do_not_depend_on_the_unit_of_speed():
+    speeds, forecasts = scattering([0.01, 0.03, 0.1], 300, 1)
+    weights = weights_of(speeds, forecasts)
+    np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
+    for unit in (2.0**-40, 2.0**60):
+        np.testing.assert_array_equal(weights_of(unit * speeds, unit * forecasts), weights)
+
+
+def test_a_member_that_is_a_tenth_worse_has_a_fifth_of_the_weight():
+    forecasts = np.tile([101.0, 101.1], (400, 1))
+    weights = weights_of(np.full(401, 100.0), np.vstack([forecasts, forecasts[:1]]))
+    assert weights[-1, 1] / weights[-1, 0] == pytest.approx(1.1**-16)
+
+
+@pytest.mark.parametrize("rounds", [300, 3000])
+def test_the_member_that_becomes_best_is_followed_as_soon_after_any_history(rounds):
+    speeds, forecasts = scattering([0.03, 0.05], rounds + 150, 2)
+    forecasts[rounds:] = forecasts[rounds:, ::-1]
+    weights = weights_of(speeds, forecasts)
+    assert weights[100:rounds, 0].min() > 0.9
+    assert weights[-1, 1] > 0.9
+
+
+def test_members_without_an_error_share_the_weight():
+    speeds, forecasts = scattering([0.0, 0.0, 0.02], 20, 3)
+    weights = weights_of(speeds, forecasts)
+    assert weights[0].tolist() == [1 / 3, 1 / 3, 1 / 3]
+    assert weights[1:].tolist() == [[0.5, 0.5, 0.0]] * 19
+
+
+@pytest.mark.parametrize("far", [50.0, 1e5])
+def test_a_round_counts_no_more_than_all_before_it(far):
+    """However far both forecasts were from it, weights change as if they had been as far as in all rounds together."""
+    forecasts = np.tile([101.0, 102.0], (102, 1))
+    speeds = np.full(102, 100.0)
+    forecasts[100] = 100.0 - 0.5 * far / 1e5, 100.0
+    speeds[100] = 100.0 + far
+    before = 4.0 * (1.0 - 0.99**99) / 0.01  # the larger sum
+    d = (forecasts[100] - speeds[100]) ** 2
+    sums = 0.99 * before * np.array([0.25, 1.0]) + d * min(1.0, before / d.max())
+    shares = (sums.min() / sums) ** 8
+    np.testing.assert_allclose(weights_of(speeds, forecasts)[100], shares / shares.sum(), rtol=1e-9)
+
+
+def test_errors_of_rounding_do_not_limit_the_first_real_one():
+    """Else they would outweigh it, and the last two rounds alone would decide for a hundred rounds."""
+    speeds, forecasts = scattering([0.02, 0.03], 60, 4)
+    rounding = np.tile([100.0, 100.0 + 1e-12], (200, 1))
+    after = weights_of(np.concatenate([np.full(200, 100.0), speeds]), np.vstack([rounding, forecasts]))[200:]
+    alone = weights_of(np.concatenate([[100.0], speeds]), np.vstack([rounding[:1], forecasts]))[1:]
+    np.testing.assert_allclose(after, alone, rtol=1e-6)
+
+
 def test_one_member_is_repeated_exactly():
     mixture, alone = Mixture([EMA()]), EMA()
     for v in np.random.default_rng(10).uniform(1, 9, 50):
@@ -130,7 +271,6 @@ def test_one_member_is_repeated_exactly():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Mixture(share=1.0), r"share: must be in \[0, 1\)"),
         (lambda: Mixture([]), "members: must be one predictor or more"),
         (lambda: Mixture(["ema"]), "members: must be one predictor or more"),
         (lambda: Mixture([EMA()] * 2), "members: must be different objects"),
@@ -149,15 +289,18 @@ def test_a_state_of_other_members_or_with_bad_numbers_is_refused():
     state = mixture.state_dict()
     with pytest.raises(ValueError, match=r"members must be \['ema', 'memoryless'\], got \['ema', 'reverting'\]"):
         Mixture([EMA(), Memoryless()]).load_state_dict(state)
-    with pytest.raises(ValueError, match="must each hold 2 finite numbers"):
-        Mixture([EMA(), Reverting()]).load_state_dict(state | {"experts": state["experts"] | {"log_e": [0.0]}})
+    for wrong in ({"errors": [0.0]}, {"errors": [-1.0, 0.0]}, {"errors": [0.0, math.inf]}, {"prior": [0.0, 1.0]}):
+        with pytest.raises(ValueError, match="prior must hold 2 numbers above 0, and errors as many of 0 or more"):
+            Mixture([EMA(), Reverting()]).load_state_dict(state | wrong)
+    with pytest.raises(ValueError, match="version must be 6"):
+        Mixture([EMA(), Reverting()]).load_state_dict(state | {"version": 5})
 
 
 def test_members_that_use_drivers_are_trusted_from_the_start_where_the_cpu_is_known():
     known, unknown = (Mixture([EMA(), Reverting(drivers=True), Memoryless()]) for _ in range(2))
     known.update(100.0, 0.5, 0.5)
     unknown.update(100.0, None, 0.5)
-    assert known.weights == pytest.approx((0.025, 0.95, 0.025))
+    assert known.weights == pytest.approx((0.005, 0.99, 0.005))
     assert unknown.weights == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
@@ -180,13 +323,13 @@ def test_a_state_is_loaded_as_a_whole_or_not_at_all():
     for speed, cpu in jumping(120):
         mixture.update(speed, cpu)
     state = mixture.state_dict()
-    for number in range(4):
+    for number in range(3):
         other = Mixture(drivers=True)
         broken = json.loads(json.dumps(state))
         broken["members"][number]["measured"] = [-1.0] * 3
         with pytest.raises(ValueError, match="measured must be the last, slowest and fastest"):
             other.load_state_dict(broken)
-        assert [member.rounds for member in other.members] == [0] * 4
+        assert [member.rounds for member in other.members] == [0] * 3
 
 
 def jumping(rounds=1200, seed=2):
