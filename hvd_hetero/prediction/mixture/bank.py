@@ -76,9 +76,10 @@ class Mixtures(Bank):
 
     def _observe(self, speeds: Floats, at: At) -> None:
         again = self.rounds[at] > 0
-        squares, errors = np.where(again, (self._said(at) - speeds) ** 2, 0.0), self._errors[:, at]
+        said, errors = self._said(at), self._errors[:, at]
+        squares = np.where(again, (said - speeds) ** 2, 0.0)
         known, largest = errors.max(axis=0), squares.max(axis=0)
-        limited = (_NOTHING * speeds * speeds < known) & (known < largest)
+        limited = (_NOTHING * np.minimum(speeds, said.min(axis=0)) ** 2 < known) & (known < largest)
         kappa = np.divide(known, largest, out=np.ones_like(known), where=limited)
         self._errors[:, at] = (1.0 - _FORGET) * errors + kappa * squares
         for member in self._members:

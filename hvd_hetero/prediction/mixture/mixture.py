@@ -5,7 +5,7 @@ Members ``k = 1..K`` forecast ``v̂_k`` and have the prior weights ``π_k``. The
     w_k ∝ π_k (min_j C_j / C_k)^8                    a ratio with C_k = 0 is 1
     v̂ = Π_k v̂_k^{w_k}
     C_k <- (1 - δ) C_k + κ (v̂_k - v)²                κ = min(1, max_j C_j / max_j (v̂_j - v)²)
-                                                     κ = 1 while all C_j <= 1e-12 v²
+                                                     κ = 1 while all C_j <= 1e-12 min(v, v̂_j)²
 
 So C_k sums the squared errors of the last 1/δ = 100 rounds or so. A member whose RMSE is a tenth above the best one's
 gets a fifth of its weight. Errors are those of speeds, as the RMSE counts them. κ: no round counts more than all before
@@ -65,7 +65,7 @@ from hvd_hetero.prediction.ema import EMA
 from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture.reverting import Reverting
 
-_POWER, _FORGET, _NOTHING = 8, 0.01, 1e-12  # of the ratio; δ; squares up to this, of v², are rounding
+_POWER, _FORGET, _NOTHING = 8, 0.01, 1e-12  # of the ratio; δ; squares up to this, of the least speed's, are rounding
 _TRUST = 0.99  # what members that use drivers share a priori
 
 
@@ -115,7 +115,8 @@ class Mixture(Predictor):
     def _learn(self, forecasts: Sequence[float], speed: float) -> None:
         squares = [(said - speed) * (said - speed) for said in forecasts]
         known, largest = max(self._errors), max(squares)
-        kappa = known / largest if _NOTHING * speed * speed < known < largest else 1.0
+        least = min(speed, *forecasts)  # as v alone may be a thousand times too large
+        kappa = known / largest if _NOTHING * least * least < known < largest else 1.0
         self._errors = [(1.0 - _FORGET) * c + kappa * d for c, d in zip(self._errors, squares, strict=True)]
 
     def _forecast(self, cpu: float, memory: float) -> float:

@@ -76,7 +76,7 @@ def by_the_formula(speeds, forecasts, prior):
         yield weights / weights.sum()
         if k < len(speeds):
             squares = (forecasts[k] - speeds[k]) ** 2
-            limit = sums.max() if sums.max() > 1e-12 * speeds[k] ** 2 else np.inf
+            limit = sums.max() if sums.max() > 1e-12 * min(speeds[k], *forecasts[k]) ** 2 else np.inf
             counted = np.vstack([counted, squares * min(1.0, limit / max(squares.max(), 1e-300))])
 
 
@@ -249,6 +249,13 @@ def test_a_round_counts_no_more_than_all_before_it(far):
     sums = 0.99 * before * np.array([0.25, 1.0]) + d * min(1.0, before / d.max())
     shares = (sums.min() / sums) ** 8
     np.testing.assert_allclose(weights_of(speeds, forecasts)[100], shares / shares.sum(), rtol=1e-9)
+
+
+def test_a_round_far_too_fast_is_limited_where_speeds_hardly_scatter():
+    """Errors of a hundred-thousandth of the speed are no rounding, however fast the round is that ends them."""
+    speeds, forecasts = scattering([1e-5, 2e-5], 300, 5)
+    speeds[200] *= 1e4
+    assert weights_of(speeds, forecasts)[-1, 0] > 0.9
 
 
 def test_errors_of_rounding_do_not_limit_the_first_real_one():
