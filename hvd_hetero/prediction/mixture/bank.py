@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.prediction.bank import At, Bank, Floats
-from hvd_hetero.prediction.mixture.mixture import _FORGET, _NOTHING, _POWER
+from hvd_hetero.prediction.mixture.mixture import _FORGET, _GROWTH, _LARGEST, _NOTHING, _POWER
 from hvd_hetero.prediction.mixture.reverting import (
     _DEVIATION,
     _KEEP,
@@ -77,7 +77,8 @@ class Mixtures(Bank):
     def _observe(self, speeds: Floats, at: At) -> None:
         again = self.rounds[at] > 0
         said, errors = self._said(at), self._errors[:, at]
-        squares = np.where(again, (said - speeds) ** 2, 0.0)
+        with np.errstate(over="ignore"):
+            squares = np.where(again, np.minimum((said - speeds) ** 2, _LARGEST), 0.0)
         known, largest = errors.max(axis=0), squares.max(axis=0)
         limited = (_NOTHING * np.minimum(speeds, said.min(axis=0)) ** 2 < known) & (known < largest)
         kappa = np.divide(known, largest, out=np.ones_like(known), where=limited)
@@ -88,7 +89,8 @@ class Mixtures(Bank):
     def _forecast(self, at: At) -> Floats:
         errors = self._errors[:, at]
         least = errors.min(axis=0)
-        weights = np.divide(least, errors, out=np.ones_like(errors), where=errors > least) ** _POWER
+        power = np.minimum(_POWER, _GROWTH * (self.rounds[at] - 1))
+        weights = np.divide(least, errors, out=np.ones_like(errors), where=errors > least) ** power
         return np.asarray(np.exp((weights * np.log(self._said(at))).sum(axis=0) / weights.sum(axis=0)))
 
     def _said(self, at: At) -> Floats:
