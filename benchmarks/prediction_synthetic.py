@@ -74,7 +74,7 @@ KINDS = {
     "walk": Kind(walk(0.02, 0.0)),
     "walk and noise": Kind(walk(0.01, 0.03)),
     "drift and noise": Kind(walk(0.003, 0.03)),
-    "steps, every 50": Kind(steps(1 / 50), excused=True),
+    "steps, every 50": Kind(steps(1 / 50)),
     "steps, every 300": Kind(steps(1 / 300), excused=True),
     "spikes": Kind(spikes, excused=True),
     "slow spells": Kind(spells),

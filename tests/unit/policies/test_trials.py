@@ -90,6 +90,7 @@ def test_a_better_number_is_found_behind_worse_ones():
 def test_nothing_is_tried_beyond_what_is_far_worse():
     assert set(search(Trials(CANDIDATES), lambda number: 1.0 + 0.04 * number, 1500, 0.01)) == {1, 4}
     assert set(search(Trials(CANDIDATES), lambda number: 1.0 + 0.015 * number, 1500, 0.001)) == {1, 4, 8}
+    assert set(search(Trials(CANDIDATES), lambda number: 1.0 + 0.025 * number, 1500, 0.001)) == {1, 4, 8}
 
 
 def test_two_rounds_after_each_change_do_not_count():

@@ -52,6 +52,19 @@ def test_every_forecast_is_that_of_the_predictors(kind, strange_by, within):
         np.testing.assert_allclose(bank.expected, expected, rtol=within)
 
 
+@pytest.mark.parametrize(("scatter", "struck_by", "within"), [(1e-5, 1e4, 1e-10), (0.03, 1e200, 1e-8)], ids=str)
+def test_a_mixture_that_a_strange_round_has_struck_is_that_of_the_predictors(scatter, struck_by, within):
+    """Where rounds scatter little, and where squares of errors are beyond the largest number."""
+    speeds = 100.0 * np.exp(np.random.default_rng(3).normal(0, scatter, (120, 2)))
+    speeds[60] *= struck_by
+    bank, alone = bank_of(Mixture(), 2), [Mixture(), Mixture()]
+    for round_of in speeds:
+        bank.update(round_of)
+        for predictor, speed in zip(alone, round_of.tolist(), strict=True):
+            predictor.update(speed)
+        np.testing.assert_allclose(bank.expected, [predictor.predict() for predictor in alone], rtol=within)
+
+
 def test_ranks_do_not_mind_what_the_others_measure():
     """The same series alone and among others, bit by bit."""
     speeds = series(7)

@@ -278,6 +278,8 @@ def test_speeds_whose_squares_are_no_numbers_leave_a_state_that_loads():
     for v in (1e200, 1e-200, 1e200, 1.0):
         mixture.update(v)
     other = Mixture()
+    other.update(1.0)
+    other.predict()  # what it says now is not what it says with another state
     other.load_state_dict(json.loads(json.dumps(mixture.state_dict())))
     assert other.predict() == mixture.predict()
 
