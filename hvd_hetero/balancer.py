@@ -95,7 +95,7 @@ class Balancer:
         self._work = MicroBatch(self.plan(), 0)
         self.weight = 0.0
         """The factor of the accumulated gradient, before it is summed over the ranks."""
-        self._wait_s = self._expected_s = self._transfer_s = float("nan")
+        self._expected_s = self._transfer_s = float("nan")
         self._agreed_at = clock()
         self._heard: RoundTable | None = None
         self._reset_round()
@@ -207,6 +207,7 @@ class Balancer:
             return False
         if self.signals is None:
             return False
+        self.meter.catch_up()
         if not self.signals.raised(self.rounds):
             # Work that is queued runs behind the clock, which then tells nothing of how far it is.
             end, meter = self._planner.anticipation, self.meter
@@ -258,12 +259,12 @@ class Balancer:
         self.meter.done(work.samples)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
+            self.meter.catch_up()  # who has merely queued all of its work is not done
             self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
         # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
         fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
         self.meter.learn(short=fewer or self._planner.is_short(work.plan))
         return RoundReport(
-            wait_s=self._wait_s,
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
@@ -312,8 +313,7 @@ class Balancer:
             self.observer(finished)
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
-        self.meter.end_round()
-        self._wait_s = self.meter.waited(now)
+        self.meter.end_round(now)
         self._state = _State.AGREED
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0

@@ -1,4 +1,4 @@
-"""Times of work that is queued on a CUDA device, by events and without waiting for it."""
+"""Times of work that is queued on a CUDA device, by events."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from hvd_hetero.measurement.speed_meter import SpeedMeter
-from hvd_hetero.policies import Policy
 
 __all__ = ["CudaStopwatch", "DeviceTimes"]
 
+_Stretch = tuple[Any, Any]  # from one event to another
+
 
 class CudaStopwatch:
-    """A stopwatch (``hvd_hetero.measurement.speed_meter``) of the stream on which the work is queued.
+    """A stopwatch (``hvd_hetero.measurement.stopwatch``) of the stream on which the work is queued.
 
-    An event before and one behind each stretch of work. Starting costs the host about a tenth of a millisecond
-    (``benchmarks/gpu/curve.py``), and nothing waits for it. When ``read`` is called the gradients have been summed,
-    which needs the work to be done: so the events are complete, and are only asked. Should one not be (Horovod may hand
-    back sums that are still on their way, HOROVOD_ENABLE_ASYNC_COMPLETION), the time is not known: NaN.
+    An event before and one behind each stretch of work, and one at the end of the round. Starting costs the host about
+    a tenth of a millisecond (``benchmarks/gpu/curve.py``). The device is waited for in `read` and `catch_up` alone, and
+    a thread that waits is asleep.
 
     A stretch ends where the device comes to its last event: waiting of the device for the host, which launches kernels
     too slowly for a small batch, is in it, as it is in the round.
@@ -28,32 +28,59 @@ class CudaStopwatch:
 
     def __init__(self, device: torch.device, event: Callable[[], Any] | None = None) -> None:
         self._device = device
-        self._new = event or (lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._new = event or (lambda: torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
         self._spare: list[Any] = []
-        self._stretches: list[tuple[Any, Any]] = []
+        self._work: list[_Stretch] = []
+        self._waits: list[_Stretch] = []
+        self._lap: tuple[list[_Stretch], list[_Stretch]] = [], []
         self._began: tuple[Any, Any] | None = None
 
-    def start(self) -> None:
-        """What is queued from now on counts."""
-        stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+    def start(self, *, waited: bool = False) -> None:
+        """What is queued from now on counts. ``waited``: what came since the last `stop` was waiting for others."""
+        stream = self._stream()
         self._began = self._record(stream), stream
+        if waited and self._work:
+            self._waits.append((self._work[-1][1], self._began[0]))
 
     def stop(self) -> None:
         """What is queued from now on does not. On the stream of ``start``: a hook may run under another."""
         if self._began is not None:
             begin, stream = self._began
-            self._stretches.append((begin, self._record(stream)))
+            self._work.append((begin, self._record(stream)))
             self._began = None
 
-    def read(self) -> float:
-        """The seconds of all stretches since it was read last, or NaN if the device has not come past them."""
-        stretches, self._stretches = self._stretches, []
-        # The last is behind the others, but perhaps on another stream.
-        if not all(end.query() for _, end in stretches):
-            return math.nan  # and its events are not used again, for they are still to be passed
-        seconds = sum(begin.elapsed_time(end) for begin, end in stretches) / 1000.0
-        self._spare += (event for stretch in stretches for event in stretch)
-        return float(seconds)
+    def lap(self) -> None:
+        """A round is queued to its end. What came since the last `stop` was waiting for others."""
+        if self._work:
+            self._waits.append((self._work[-1][1], self._record(self._stream())))
+        self._lap, self._work, self._waits = (self._work, self._waits), [], []
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds of work and of waiting in the last lap, once it is done; NaN where there was none."""
+        (work, waits), self._lap = self._lap, ([], [])
+        if not work:
+            return math.nan, math.nan
+        # The last event is behind the others, but perhaps on another stream.
+        events = [*(event for stretch in work for event in stretch), waits[-1][1]]
+        for event in events:
+            if not event.query():
+                event.synchronize()
+        seconds = tuple(sum(begin.elapsed_time(end) for begin, end in part) / 1000.0 for part in (work, waits))
+        self._spare += events
+        return seconds[0], seconds[1]
+
+    def forget(self) -> None:
+        """What was queued since the last lap never was. Its events are not used again: they are still to be passed."""
+        self._work, self._waits, self._began = [], [], None
+
+    def catch_up(self) -> None:
+        """Return when all that is queued is done."""
+        event = self._record(self._stream())
+        event.synchronize()
+        self._spare.append(event)
+
+    def _stream(self) -> Any:
+        return torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
 
     def _record(self, stream: Any) -> Any:
         event = self._spare.pop() if self._spare else self._new()
@@ -62,26 +89,30 @@ class CudaStopwatch:
 
 
 class DeviceTimes:
-    """Sees to it that work on a device is timed there, if its time matters to the policy."""
+    """Sees to it that work on a device is timed there.
 
-    def __init__(self, policy: Policy, meter: SpeedMeter) -> None:
-        self._policy = policy
-        self._meter = meter
+    ``needed``: it matters to ``policy`` when work is done, so what cannot be timed is refused.
+    """
+
+    def __init__(self, policy: str, meter: SpeedMeter, *, needed: bool) -> None:
+        self._policy, self._meter, self._needed = policy, meter, needed
         self._device: torch.device | None = None
 
     def include(self, names: Mapping[torch.Tensor, str]) -> None:
         """Parameters are trained: have a stopwatch for the device that they are on."""
         for parameter, name in names.items():
             device = parameter.device
-            self._meter.queued |= device.type != "cpu"
-            if device.type == "cpu" or not self._policy.measures:
+            if device.type == "cpu" or device == self._device:
                 continue
-            if device.type != "cuda" or self._device not in (None, device):
+            self._meter.queued = True
+            if device.type == "cuda" and self._device is None:
+                self._meter.stopwatch = CudaStopwatch(device)
+            elif self._needed:
                 where = device if device.type != "cuda" else f"several devices ({self._device}, {device})"
                 raise ValueError(
-                    f"policy {self._policy.name!r} cannot time {where}, where {name!r} is, but only the CPU and one "
-                    "CUDA device per rank; use policy='bsp' or StaticAllocation([…]) there"
+                    f"policy {self._policy!r} cannot time {where}, where {name!r} is, but only the CPU and one CUDA "
+                    "device per rank; use policy='bsp' or StaticAllocation([…]) there"
                 )
-            if self._device is None:
-                self._device = device
-                self._meter.stopwatch = CudaStopwatch(device)
+            else:
+                self._meter.stopwatch = None
+            self._device = device

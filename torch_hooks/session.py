@@ -61,6 +61,7 @@ class TorchSession:
     def __init__(self, core: Session, wire: TorchWire, *, check_body: bool) -> None:
         self.wire = wire
         self.policy = core.policy
+        self.goes_by_time = core.goes_by_time
         self.balancer = core.balancer
         self.balancer.ways_out = _WAYS_OUT
         self.meter = core.meter

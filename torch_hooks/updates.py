@@ -82,7 +82,7 @@ class Updates:
         self._synchroniser = synchroniser_of(
             session, optimizer, names, compression=packed, sparse_as_dense=sparse_as_dense
         )
-        self._times = DeviceTimes(session.policy, session.meter)
+        self._times = DeviceTimes(session.policy.name, session.meter, needed=session.goes_by_time)
         self._times.include(names)
         serves = self._serves = weakref.ref(session)  # which holds this
         self._gradients = RoundGradients(self._balancer, names, self._synchroniser, lambda: _at_work(serves()))

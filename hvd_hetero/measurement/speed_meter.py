@@ -6,9 +6,9 @@ is told apart (``fixed_cost``), and the speed is that of a micro-batch of the ty
 is in neither: not at the end of a round, and not inside a micro-batch, where a layer talks to them. Were it, a fast
 rank would seem as slow as the one it waits for.
 
-On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the compute time.
-It knows the time of a round only when the queue has come past it, which the synchronisation of that round ensures: so
-there, what is reported and learned is the round before.
+On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the times. It knows
+those of a round only when the queue has come past it. So there, what is reported and learned is the round before: it is
+asked for when all of this round is queued. A host that is ahead then waits for the device, which has work meanwhile.
 """
 
 from __future__ import annotations
@@ -92,9 +92,11 @@ class SpeedMeter:
         self._round_held_s = 0.0
         """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
+        self._waited_s = math.nan
+        """How long others, and the transfer, kept this rank waiting in the round before."""
         self.cpu, self.memory = self._drivers()
         self._read_at = clock()
-        self._began_at = self._round_began_at = self.done_at = clock()
+        self._began_at = self.done_at = clock()
 
     @property
     def busy_s(self) -> float:
@@ -111,7 +113,6 @@ class SpeedMeter:
         self._began_at = self._clock()
         if not self.round.micro_batches:
             self.once_s = self._apply_s + self.round.input_s
-            self._round_began_at = self._began_at
             self._round_held_s = 0.0
 
     def done(self, samples: int) -> None:
@@ -139,7 +140,7 @@ class SpeedMeter:
         finally:
             self._held_s += self._clock() - began_at
             if self.stopwatch is not None:
-                self.stopwatch.start()
+                self.stopwatch.start(waited=True)
 
     def failed(self, size: int, *, cramped: bool = False) -> int:
         """A micro-batch did not fit into memory; return how large its parts may be. Its time says nothing about speed.
@@ -154,6 +155,11 @@ class SpeedMeter:
         self.round.disturbed = True
         return min(self.limit or size, -(-size // 2))
 
+    def catch_up(self) -> None:
+        """Wait for what is queued, if a stopwatch follows it."""
+        if self.stopwatch is not None:
+            self.stopwatch.catch_up()
+
     def learn(self, *, short: bool) -> None:
         """The last micro-batch of a round is done: learn from what is known now.
 
@@ -164,6 +170,8 @@ class SpeedMeter:
         warm = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed
         self.round.tells_cost, self.round.teaches = warm, warm and not short
         self._rounds += 1
+        if self.stopwatch is not None:
+            self._before.compute_s, self._waited_s = self.stopwatch.read()
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
         if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
@@ -207,6 +215,7 @@ class SpeedMeter:
             "micro_batches": self.round.micro_batches,
             "compute_s": known.compute_s,
             "input_s": known.input_s,
+            "wait_s": self._waited_s,
             "samples_per_s": self.expected(),
             "cpu": self.cpu,
             "memory": self.memory,
@@ -241,11 +250,13 @@ class SpeedMeter:
             self.stopwatch.stop()
         self._apply_s += seconds
 
-    def end_round(self) -> None:
-        """The synchronisation is over, and the queue has come past the round."""
+    def end_round(self, now: float) -> None:
+        """The synchronisation is over, or is queued."""
         self._learn_the_rest()
-        if self.stopwatch is not None:
-            self.round.compute_s = self.stopwatch.read()
+        if self.stopwatch is None:
+            self._waited_s = now - self.done_at + self._round_held_s
+        else:
+            self.stopwatch.lap()
             self._before = self.round
         self.round = _Round()
 
@@ -254,22 +265,11 @@ class SpeedMeter:
         """Whether layers made this rank wait for others in the round that is over."""
         return self._round_held_s > 0
 
-    def waited(self, now: float) -> float:
-        """After ``end_round``: how long others, and the transfer, kept this rank waiting in the round that is over.
-
-        Where work is queued, the host is done with it long before the device; what is left of the round after the
-        device's time is the wait (too little by as much of the last update as ran before the round began).
-        """
-        if self.stopwatch is None:
-            return now - self.done_at + self._round_held_s
-        left_s = now - self._round_began_at - self._before.compute_s
-        return max(left_s, 0.0) if math.isfinite(left_s) else math.nan
-
     def forget(self) -> None:
         """The round at hand never was."""
         self._running = False
         if self.stopwatch is not None:
-            self.stopwatch.read()
+            self.stopwatch.forget()
         self.round = _Round()
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,13 +8,22 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch(Protocol):
-    """Takes the time of work that is queued."""
+    """Takes the times of work that is queued, a round at a time, behind the host that queues it."""
 
-    def start(self) -> None:
-        """What is queued from now on counts."""
+    def start(self, *, waited: bool = False) -> None:
+        """What is queued from now on counts. ``waited``: what came since the last `stop` was waiting for others."""
 
     def stop(self) -> None:
         """What is queued from now on does not."""
 
-    def read(self) -> float:
-        """The seconds of all that counted since it was read last, now that it is done; NaN where it is not."""
+    def lap(self) -> None:
+        """A round is queued to its end. What came since the last `stop` was waiting for others."""
+
+    def read(self) -> tuple[float, float]:
+        """Return the seconds of work and of waiting in the last lap, once it is done; NaN where there was none."""
+
+    def forget(self) -> None:
+        """What was queued since the last lap never was."""
+
+    def catch_up(self) -> None:
+        """Return when all that is queued is done."""

@@ -84,7 +84,7 @@ class OneByOne:
             meter.learn(short=short)
             rows.append(meter.row())
             meter.rest()
-            meter.end_round()
+            meter.end_round(float(self._clock[rank]))
         return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
 
 

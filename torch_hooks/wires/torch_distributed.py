@@ -87,10 +87,9 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
 class Call:
     """One call under way: the works of its collectives, or none as long as it is held back."""
 
-    __slots__ = ("devices", "name", "result", "rows", "works")
+    __slots__ = ("name", "result", "rows", "works")
 
     def __init__(self, name: str, result: Callable[[], Any], rows: Rows | None = None) -> None:
-        self.devices: set[torch.device] = set()  # other than the CPU, of what it carries
         self.name = name
         self.result = result
         self.rows = rows
@@ -236,8 +235,7 @@ class _Line:
     def result(self, handle: Call) -> Any:
         """Return the result. A thread that waits is asleep.
 
-        NCCL's ``wait`` has only the stream wait. The host does so, too: what is timed by events (``cuda_stopwatch``) is
-        read once a round is over on the device.
+        NCCL's ``wait`` has only the stream wait, so the host goes on, and the device has work when the sums have come.
         """
         if handle.works is None:
             raise RoundStateError(
@@ -281,7 +279,6 @@ class _Line:
     def _start(self, call: Call, tensors: Sequence[torch.Tensor], begin: Callable[[], list[Any]]) -> Call:
         tell()
         arrived = [(t.device, torch.cuda.current_stream(t.device).record_event()) for t in tensors if t.is_cuda]
-        call.devices = {device for device, _ in arrived}
 
         def start() -> None:
             for device, event in arrived:  # whoever starts it may be on another stream than who computed it
@@ -314,8 +311,6 @@ class _Line:
         with _peers_may_be_lost(call.name):
             for work in call.works or ():
                 work.wait()
-            for device in call.devices:
-                torch.cuda.current_stream(device).synchronize()
 
 
 class ProcessGroupWire(_Line):

@@ -1,4 +1,4 @@
-"""Times of queued work: by events that are asked and never waited for, and what a rank makes of them."""
+"""Times of queued work, by events, and what a rank makes of them, on a device that is made up."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from hvd_hetero.balancer import Balancer
-from hvd_hetero.policies import LBBSP
+from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy
 from hvd_hetero.rounds import MicroBatch
-from torch_hooks.cuda_stopwatch import CudaStopwatch
+from torch_hooks.cuda_stopwatch import CudaStopwatch, DeviceTimes
 
 
 class Device:
     """A queue: the host runs ahead, and the device passes events when it gets there."""
 
     def __init__(self) -> None:
-        self.host_s = self.queued_s = 0.0
+        self.host_s = self.queued_s = self.idle_s = 0.0
         self.made = 0
 
     def clock(self) -> float:
@@ -25,6 +25,7 @@ class Device:
 
     def launch(self, seconds: float) -> None:
         self.host_s += 1e-5
+        self.idle_s += max(self.host_s - self.queued_s, 0.0)
         self.queued_s = max(self.queued_s, self.host_s) + seconds
 
     def synchronise(self) -> None:
@@ -52,7 +53,7 @@ class Event:
         return (end.at_s - self.at_s) * 1000.0
 
     def synchronize(self) -> None:
-        pytest.fail("nobody may wait for the device in a step")
+        self.device.host_s = max(self.device.host_s, self.at_s)
 
 
 def watch(device: Device) -> CudaStopwatch:
@@ -67,24 +68,28 @@ def test_the_time_is_the_devices_and_not_the_hosts():
         device.launch(seconds)
         stopwatch.stop()
         device.launch(3.0)  # not counted
-    device.synchronise()
-    assert stopwatch.read() == pytest.approx(0.75, rel=1e-3)
-    assert stopwatch.read() == 0.0
+    stopwatch.lap()
+    assert stopwatch.read() == pytest.approx((0.75, 3.0), rel=1e-3)
+    assert all(map(math.isnan, stopwatch.read())), "a lap is read once"
 
 
-def test_what_is_not_done_is_not_known_and_nobody_waits_for_it():
+def test_it_waits_for_the_lap_that_is_read_and_not_for_what_is_queued_behind():
     device = Device()
     stopwatch = watch(device)
-    stopwatch.start()
-    device.launch(0.5)
-    stopwatch.stop()
-    assert math.isnan(stopwatch.read())
-    device.synchronise()
-    stopwatch.start()
-    device.launch(0.25)
-    stopwatch.stop()
-    device.synchronise()
-    assert stopwatch.read() == pytest.approx(0.25, rel=1e-3), "and the next time is not mixed with it"
+    for seconds in (0.5, 0.25):
+        stopwatch.start()
+        device.launch(seconds)
+        stopwatch.stop()
+        device.launch(0.125)
+        stopwatch.lap()
+        stopwatch.start()
+        device.launch(4.0)  # belongs to the next
+        device.launch(4.0)
+        assert stopwatch.read() == pytest.approx((seconds, 0.125), rel=1e-3)
+        assert device.queued_s - device.host_s == pytest.approx(8.0, rel=1e-3)
+        stopwatch.forget()
+    stopwatch.catch_up()
+    assert device.host_s == device.queued_s
 
 
 def test_events_are_used_again_once_they_were_passed():
@@ -94,76 +99,140 @@ def test_events_are_used_again_once_they_were_passed():
         stopwatch.start()
         device.launch(0.1)
         stopwatch.stop()
-        device.synchronise()
+        stopwatch.lap()
         stopwatch.read()
-    assert device.made == 2
+        stopwatch.catch_up()
+    assert device.made == 3
 
 
 def test_a_stop_without_a_start_counts_nothing():
     device = Device()
     stopwatch = watch(device)
     stopwatch.stop()
-    assert stopwatch.read() == 0.0
+    stopwatch.lap()
+    assert all(map(math.isnan, stopwatch.read()))
 
 
-def test_a_rank_reports_the_devices_time_one_round_later_with_the_update_and_without_the_hosts_lead():
-    device = Device()
-    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.meter.stopwatch = watch(device)
-    tables = []
+def watched(device: Device, policy: Policy) -> tuple[Balancer, list]:
+    balancer = Balancer(policy, 0, 1, 8, clock=device.clock)
+    balancer.meter.stopwatch, balancer.meter.queued = watch(device), True
+    tables: list = []
     balancer.observer = lambda finished: tables.append(finished.table)
+    return balancer, tables
+
+
+@pytest.mark.parametrize("host_waits", [True, False], ids=["the host waits for sums", "the host runs ahead"])
+@pytest.mark.parametrize("policy", [LBBSP("ema"), BSP()], ids=lambda policy: policy.name)
+def test_a_rank_reports_the_devices_times_one_round_later_without_the_hosts_lead(host_waits, policy):
+    device = Device()
+    balancer, tables = watched(device, policy)
     for work_s in (0.5, 0.7, 0.9, 0.9):
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(work_s)
         vector = balancer.report()  # while the device is still at work
         device.launch(0.125)  # the sum
-        device.synchronise()
+        if host_waits:
+            device.synchronise()
         balancer.agree(vector)
         balancer.applying()
         device.launch(0.0625)
         balancer.applied(1e-5)
-    assert [t.column("compute_s")[0] for t in tables] == pytest.approx([0.0, 0.5, 0.7625, 0.9625], abs=1e-3)
-    # Of the round before, too: what is left of it when the device's work is taken off, the transfer.
-    assert [t.column("wait_s")[0] for t in tables[1:]] == pytest.approx([0.125] * 3, abs=1e-3)
-    assert tables[3].column("samples_per_s")[0] == pytest.approx(8 / 0.7625 * 0.8 + 8 / 0.9625 * 0.2, rel=0.02)
+    seconds = {name: [t.column(name)[0] for t in tables] for name in ("compute_s", "wait_s")}
+    # Those of the round before; an update counts for the round that it delays.
+    assert seconds["compute_s"] == pytest.approx([math.nan, 0.5, 0.7625, 0.9625], abs=1e-3, nan_ok=True)
+    assert seconds["wait_s"] == pytest.approx([math.nan, 0.125, 0.125, 0.125], abs=1e-3, nan_ok=True)
+    if policy.measures:
+        assert tables[3].column("samples_per_s")[0] == pytest.approx(8 / 0.7625 * 0.8 + 8 / 0.9625 * 0.2, rel=0.02)
+    if not host_waits:
+        assert device.idle_s == pytest.approx(1e-5), "none after the first launch"
 
 
 def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
     device = Device()
-    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.meter.stopwatch = watch(device)
-    tables = []
-    balancer.observer = lambda finished: tables.append(finished.table)
+    balancer, tables = watched(device, LBBSP("ema"))
     for _ in range(3):
         balancer.begin(MicroBatch(balancer.plan(), 8))
         device.launch(0.5)
         with balancer.meter.held_up():
-            device.launch(2.0)  # the collective of a layer, for which the host waits
-            device.synchronise()
+            device.launch(2.0)  # the collective of a layer
         device.launch(0.25)
         vector = balancer.report()
         with balancer.meter.held_up():
             device.launch(0.125)  # starts nothing that is over
-        device.synchronise()
         balancer.agree(vector)
-    assert [t.figures("compute_s")[0] for t in tables] == pytest.approx([0.0, 0.75, 0.75], abs=1e-3)
+    assert [t.figures("compute_s")[0] for t in tables[1:]] == pytest.approx([0.75, 0.75], abs=1e-3)
     assert [t.figures("wait_s")[0] for t in tables[1:]] == pytest.approx([2.125] * 2, abs=1e-3)
 
 
-def test_a_time_that_is_not_known_teaches_nothing():
+def test_a_round_that_is_given_up_counts_nowhere():
     device = Device()
-    balancer = Balancer(LBBSP("ema"), 0, 1, 8, clock=device.clock)
-    balancer.meter.stopwatch = watch(device)
-    tables = []
-    balancer.observer = lambda finished: tables.append(finished.table)
-    for late in (False, False, True, False, False):
+    balancer, tables = watched(device, LBBSP("ema"))
+    for given_up in (False, False, True, False, False):
         balancer.begin(MicroBatch(balancer.plan(), 8))
-        device.launch(0.5)
-        vector = balancer.report()
-        if not late:
-            device.synchronise()
-        balancer.agree(vector)
-        device.synchronise()
-    compute_s = [float(t.column("compute_s")[0]) for t in tables]
-    assert [math.isnan(s) for s in compute_s] == [False, False, False, True, False]
-    assert tables[4].column("samples_per_s")[0] == pytest.approx(16, rel=1e-3)
+        device.launch(4.0 if given_up else 0.5)
+        if given_up:
+            balancer.abandon()
+        else:
+            balancer.agree(balancer.report())
+    assert [t.figures("compute_s")[0] for t in tables[1:]] == pytest.approx([0.5] * 3, rel=1e-3)
+    assert tables[-1].column("samples_per_s")[0] == pytest.approx(16, rel=1e-3)
+
+
+class Board:
+    """Signals that note what the device had still to do when they were used."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.behind: list[tuple[str, float]] = []
+
+    def raise_signal(self, round: int) -> None:
+        self.behind.append(("raised", self.device.queued_s - self.device.host_s))
+
+    def raised(self, round: int) -> bool:
+        self.behind.append(("asked", self.device.queued_s - self.device.host_s))
+        return False
+
+
+def test_the_first_to_be_done_is_the_first_device_and_not_the_first_host():
+    device = Device()
+    balancer, _ = watched(device, NonBlocking(2))
+    board = balancer.signals = Board(device)
+    for _ in range(2):
+        for last in (False, True):
+            balancer.begin(MicroBatch(balancer.plan(), 4, last))
+            device.launch(0.5)
+            if not last:
+                assert not balancer.stop_early()
+                balancer.pause()
+        balancer.agree(balancer.report())
+    assert board.behind == [("asked", 0.0), ("raised", 0.0)] * 2
+
+
+class Parameter:
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+
+def parameters(*devices: str) -> dict:
+    return {Parameter(device): f"layer {i}" for i, device in enumerate(devices)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "timed", "error"),
+    [
+        (("cpu", "cpu"), False, None),
+        (("cuda:0", "cpu", "cuda:0"), True, None),
+        (("cuda:0", "cuda:1", "cuda:0"), False, "several devices .cuda:0, cuda:1., where 'layer 1' is"),
+        (("mps",), False, "mps, where 'layer 0' is"),
+    ],
+)
+def test_one_cuda_device_is_timed_and_what_cannot_be_is_refused_where_times_matter(devices, timed, error):
+    meter = Balancer(BSP(), 0, 1, 8, clock=Device().clock).meter
+    DeviceTimes("bsp", meter, needed=False).include(parameters(*devices))
+    assert (meter.stopwatch is not None, meter.queued) == (timed, devices != ("cpu", "cpu"))
+    needed = DeviceTimes("lb-bsp", meter, needed=True)
+    if error is None:
+        needed.include(parameters(*devices))
+    else:
+        with pytest.raises(ValueError, match=f"policy 'lb-bsp' cannot time {error}"):
+            needed.include(parameters(*devices))

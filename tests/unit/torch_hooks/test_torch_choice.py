@@ -20,7 +20,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, avera
 from torch_hooks.gradients.compression import compressor  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402
 from torch_hooks.wires.process_groups import timeout_of, with_cpu  # noqa: E402
-from torch_hooks.wires.torch_distributed import Call, ProcessGroupWire  # noqa: E402
+from torch_hooks.wires.torch_distributed import ProcessGroupWire  # noqa: E402
 
 
 @pytest.fixture
@@ -141,16 +141,6 @@ def test_horovod_and_a_process_group_of_other_sizes_are_refused(group, monkeypat
     monkeypatch.setattr(hvd, "size", lambda: 2)
     with pytest.raises(ValueError, match=r"Horovod is initialised with 2 rank\(s\) and torch\.distributed with 1"):
         wire_here()
-
-
-def test_the_host_waits_until_the_device_has_come_past_a_call(group, monkeypatch):
-    """NCCL's work has the stream wait alone. Events of the round were still open then, and no time was measured."""
-    waited = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: SimpleNamespace(synchronize=lambda: waited.append(of)))
-    call = Call("a sum", lambda: "the result")
-    call.works, call.devices = [SimpleNamespace(wait=lambda: None)], {torch.device("cuda", 0)}
-    assert wire_here().result(call) == "the result"
-    assert waited == [torch.device("cuda", 0)]
 
 
 def test_what_fails_while_objects_travel_is_a_lost_rank(group, monkeypatch):
