@@ -81,7 +81,7 @@ def test_pytorchs_own_scaler_works_after_synchronize(ranks):
 def test_bfloat16_autocast_trains_float32_parameters(ranks, policy):
     outcome = ranks[0]["bfloat16_autocast"][policy]
     before, after = outcome["losses"]
-    assert after < 0.7 * before
+    assert after < 0.9 * before
     assert 0 < outcome["off"] < 0.02
     assert outcome["spread"] == 0.0
 
