@@ -1,0 +1,106 @@
+"""Built wheels that are kept, and builds that meet at the cache."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist, make_wheel, torch_wheel
+from rich.console import Console
+
+from hvd_hetero.horovod_build import command, plan, progress
+from hvd_hetero.horovod_build.cache import WheelCache, cache_root
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import make_plan
+
+
+def test_cache_root_follows_xdg() -> None:
+    """An absolute XDG_CACHE_HOME counts; a relative or empty one does not."""
+    assert cache_root({"XDG_CACHE_HOME": "/somewhere"}) == Path("/somewhere/hvd-hetero/horovod")
+    home = Path.home() / ".cache" / "hvd-hetero" / "horovod"
+    assert cache_root({}) == cache_root({"XDG_CACHE_HOME": "relative"}) == home
+
+
+def test_a_hit_needs_no_tools(bare: Path, cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path) -> None:
+    """What is cached is returned on a machine that could not build it."""
+    wheel = cache.store(torch_plan, torch_wheel(tmp_path / "horovod-0.28.1-x.whl"))
+    assert command.ensure_wheel(torch_plan, cache, {"PATH": str(bare)}, SILENT, jobs=1) == wheel
+
+
+def test_a_wheel_is_a_hit_only_as_it_was_stored(cache: WheelCache, tmp_path: Path) -> None:
+    """Not one that was cut short, nor one with other content, nor one of which it is not known what it was."""
+    both = make_plan((TORCH, TENSORFLOW), {})
+    names = ("horovod/torch/mpi_lib_v2.so", "horovod/tensorflow/mpi_lib.so")
+    path = cache.store(both, make_wheel(tmp_path / "horovod-0.28.1-x.whl", *names))
+    assert cache.find(both) == path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    assert cache.find(both) is None
+    make_wheel(path, *names, "horovod/another.py")
+    assert cache.find(both) is None, "all names are there"
+    path.write_bytes(whole)
+    assert cache.find(both) == path
+    path.with_name(path.name + ".sha256").unlink()
+    assert cache.find(both) is None
+
+
+def test_a_wheel_without_its_extension_is_not_stored(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path
+) -> None:
+    """Horovod may build without what it did not find; that is an error that names the framework and the log."""
+    built = make_wheel(tmp_path / "horovod-0.28.1-x.whl", "horovod/__init__.py")
+    with pytest.raises(HorovodBuildError, match=r"no extension for torch.*build\.log"):
+        cache.store(torch_plan, built)
+    assert cache.find(torch_plan) is None
+
+
+def test_an_interrupted_build_leaves_nothing(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted while compiling: no wheel, no work directory, and the next build starts from scratch and succeeds."""
+    sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "compile_wheel", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            command.ensure_wheel(torch_plan, cache, {}, SILENT, jobs=1, sdist=sdist)
+    assert cache.find(torch_plan) is None
+    assert list(cache.root.glob("work-*")) == []
+    assert command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist).exists()
+
+
+def _interrupt(*_: object) -> Path:
+    raise KeyboardInterrupt
+
+
+def test_what_a_killed_build_left_is_swept(cache: WheelCache) -> None:
+    """The next build removes work directories that nobody is left to own."""
+    (cache.root / "work-killed" / "deep").mkdir(parents=True)
+    with cache.locked(pytest.fail), cache.workspace() as work:
+        assert [path.name for path in cache.root.glob("work-*")] == [work.name]
+
+
+def test_a_second_build_waits_and_takes_the_first_ones_wheel(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the lock is held, another build says so and waits; then it finds the wheel and does not build."""
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    monkeypatch.setattr(command, "fetch", lambda *_: pytest.fail("the second build must not build"))
+    waiting, found = threading.Event(), []
+
+    class Reporter(progress.Reporter):
+        def note(self, text: str) -> None:
+            if f"process {os.getpid()}" in text:
+                waiting.set()
+
+    def second() -> None:
+        found.append(command.ensure_wheel(torch_plan, cache, {}, Reporter(Console(quiet=True)), jobs=1))
+
+    thread = threading.Thread(target=second)
+    with cache.locked(pytest.fail):
+        thread.start()
+        assert waiting.wait(10)
+        assert found == []
+        wheel = cache.store(torch_plan, torch_wheel(cache.root / "horovod-0.28.1-x.whl"))
+    thread.join(10)
+    assert found == [wheel]

@@ -1,0 +1,197 @@
+"""The build itself, of a small source: its log, its failures and its end. No test here compiles Horovod."""
+
+import json
+import os
+import signal
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist
+from pids import ended
+
+from hvd_hetero.cli import commands as cli
+from hvd_hetero.horovod_build import command, compile, plan, process
+from hvd_hetero.horovod_build.cache import WheelCache
+from hvd_hetero.horovod_build.edits import PACKAGE_EDITS
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import make_plan
+
+
+def test_the_whole_way_with_a_small_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unpacked, edited, built by pip, checked, cached; stdout holds the path alone; the second run builds nothing."""
+    sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(command, "find_frameworks", lambda environ: (TORCH,))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.environ["PATH"]))
+    assert cli.main(["build-horovod", "--print-path", "--sdist", str(sdist)]) == 0
+    first = capsys.readouterr()
+    wheel = Path(first.out.removesuffix("\n"))
+    assert wheel.exists()
+    assert wheel.is_relative_to(tmp_path / "cache")
+    assert "Horovod 0.28.1 for torch 2.13.0" in first.err
+    assert "compile for torch: 50 %" in first.err
+    assert list(wheel.parent.parent.glob("work-*")) == []
+
+    monkeypatch.setattr(command, "compile_wheel", lambda *_: pytest.fail("built although it was cached"))
+    assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
+    assert capsys.readouterr() == (f"{wheel}\n", "")
+    with zipfile.ZipFile(wheel) as archive:
+        for edit in PACKAGE_EDITS:
+            assert edit.new in archive.read(edit.path).decode()
+
+    # A change in a Python file needs no compiler: what that left is still there.
+    monkeypatch.setattr(command, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    (log,) = wheel.parent.parent.glob("*_compiled/build.log")
+    said = log.read_text()
+    assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
+    other = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert other != wheel
+    with zipfile.ZipFile(other) as archive:
+        assert PACKAGE_EDITS[0].new in archive.read(PACKAGE_EDITS[0].path).decode()
+        assert PACKAGE_EDITS[-1].new not in archive.read(PACKAGE_EDITS[-1].path).decode()
+    assert log.read_text() == said
+    assert "Building" in said
+
+
+def test_a_framework_that_comes_later_is_compiled_alone(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch has stays; the wheel for both has both extensions, and both versions for Horovod to compare."""
+    sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.environ["PATH"]))
+    alone = command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    compiled_for = []
+
+    def compile_part(part: plan.BuildPlan, *rest: object) -> Path:
+        compiled_for.extend(part.frameworks)
+        return compile.compile_wheel(part, *rest)
+
+    monkeypatch.setattr(command, "compile_wheel", compile_part)
+    both = command.ensure_wheel(make_plan((TORCH, TENSORFLOW), {}), cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    assert compiled_for == [TENSORFLOW]
+    with zipfile.ZipFile(alone) as before, zipfile.ZipFile(both) as after:
+        assert set(after.namelist()) - set(before.namelist()) == {"horovod/tensorflow/mpi_lib.fake.so"}
+        assert json.loads(after.read("horovod/metadata.json")) == {
+            "pytorch": "2.13.0",
+            "tensorflow": "2.21.0",
+            "dummy": "none",
+        }
+
+
+def test_a_failing_build_shows_the_end_of_the_log(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error holds the reason and the path of the whole log, which survives the work directory."""
+    broken = FAKE_FILES | {"setup.py": "raise SystemExit('ops.cc:1: error: no such type')"}
+    sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    with pytest.raises(HorovodBuildError, match="Horovod did not build") as caught:
+        command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    log = cache.compiled_entry(torch_plan) / "build.log"
+    assert "ops.cc:1: error: no such type" in str(caught.value)
+    assert str(caught.value).endswith(str(log))
+    assert "ops.cc:1: error: no such type" in log.read_text()
+
+
+def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
+    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a fresh environment with PyTorch from PyPI on a machine without a GPU."""
+    broken = FAKE_FILES | {"setup.py": "raise SystemExit('Could NOT find CUDAToolkit (missing: CUDA_CUDART)')"}
+    sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    with pytest.raises(HorovodBuildError, match="torch was built for CUDA") as caught:
+        command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+    assert "leave torch out by HOROVOD_WITHOUT_PYTORCH=1" in str(caught.value)
+    assert str(caught.value).endswith("build.log")
+    asking = plan.make_plan(torch_plan.frameworks, {"HOROVOD_GPU_OPERATIONS": "NCCL", "PATH": ""})
+    with pytest.raises(HorovodBuildError, match="HOROVOD_GPU_OPERATIONS asks for operations on GPUs"):
+        command.ensure_wheel(asking, cache, os.environ, SILENT, jobs=1, sdist=sdist)
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [
+        ("a.cc:3: error: boom", "error: boom"),
+        ("CMake Error at CMakeLists.txt:107 (message):\n  HOROVOD_GPU_OPERATIONS=nccl is invalid", "nccl is invalid"),
+    ],
+)
+def test_what_is_wrong_is_shown_however_far_up(tmp_path: Path, said: str, wrong: str) -> None:
+    """The message holds it, with make's chatter after it. CMake's stands below the line that is marked as an error."""
+    program = tmp_path / "program.py"  # the log begins with the command, which must not say it
+    program.write_text(f"import sys; print({said!r}); print('chatter\\n' * 100); sys.exit(2)")
+    with pytest.raises(HorovodBuildError, match=r"it failed \(exit code 2\)") as caught:
+        process.run_logged([sys.executable, str(program)], log=tmp_path / "log", doing="it failed")
+    assert wrong in str(caught.value)
+
+
+def test_an_interrupted_command_takes_its_children_along(tmp_path: Path) -> None:
+    """A process that the command started is gone soon after the interruption."""
+    started: list[int] = []
+
+    def interrupt(line: str) -> None:
+        started.append(int(line))
+        raise KeyboardInterrupt
+
+    parent = "import subprocess; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    with pytest.raises(KeyboardInterrupt):
+        process.run_logged([sys.executable, "-c", parent], log=tmp_path / "log", doing="", on_line=interrupt)
+    assert ended(started[0])
+
+
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that does what it does by default, whatever started the tests: nohup has them ignore SIGHUP."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_a_terminated_build_cleans_up(cache: WheelCache, number: signal.Signals) -> None:
+    """The work directory is gone and the exit code tells the signal, which then means what it meant before."""
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        _be_sent(number, cache)
+    assert list(cache.root.glob("work-*")) == []
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def _be_sent(number: signal.Signals, cache: WheelCache) -> None:
+    with command._terminated_as_exit(), cache.locked(pytest.fail), cache.workspace():
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+
+def test_a_build_goes_on_under_nohup(number: signal.Signals) -> None:
+    """What is ignored when a build begins stays ignored in it and after it."""
+    signal.signal(number, signal.SIG_IGN)
+    with command._terminated_as_exit():
+        os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_build_environment_is_the_plans(torch_plan: plan.BuildPlan) -> None:
+    """An outer make and a surrounding job do not leak in; the plan's variables and the jobs do."""
+    outer = {"MAKELEVEL": "1", "MAKEFLAGS": "-j64 --jobserver-auth=3,4", "HOROVOD_RANK": "1", "HOME": "/home/x"}
+    environ = compile.build_environment(torch_plan, TOOLS, "/bin", 3, outer)
+    assert environ["MAKEFLAGS"] == "-j3"
+    assert environ["HOME"] == "/home/x"
+    assert environ["HOROVOD_WITH_PYTORCH"] == "1"
+    assert not {"MAKELEVEL", "HOROVOD_RANK"} & set(environ)
+
+
+def test_default_jobs_follow_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One per core, fewer where memory is short, and at least one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    memory = psutil.virtual_memory()
+    for gib, jobs in ((64, 8), (6, 3), (0.5, 1)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda gib=gib: memory._replace(available=int(gib * 2**30)))
+        assert compile.default_jobs() == jobs

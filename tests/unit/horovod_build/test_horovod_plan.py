@@ -1,0 +1,145 @@
+"""What is built, for which frameworks, and the key by which a cache knows it."""
+
+import importlib.util
+import subprocess
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from fake_builds import (
+    TENSORFLOW,
+    TORCH,
+    add_package,
+)
+
+from hvd_hetero.horovod_build import command, edits, plan, source
+from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+from hvd_hetero.horovod_build.plan import Framework, make_plan
+
+
+def test_key_changes_with_whatever_changes_the_binary() -> None:
+    """Every framework, version, interpreter, C library and build variable makes another key."""
+    one = make_plan((TORCH, TENSORFLOW), {})
+    others = [
+        make_plan((TORCH,), {}),
+        make_plan((TENSORFLOW,), {}),
+        make_plan((Framework("torch", "PYTORCH", "2.13.0+cpu"), TENSORFLOW), {}),
+        make_plan((TORCH, TENSORFLOW), {"HOROVOD_WITH_MPI": "1"}),
+        make_plan((TORCH, TENSORFLOW), {"CXXFLAGS": "-O0"}),
+        plan.BuildPlan(one.frameworks, "cpython-312", one.libc, one.variables),
+        plan.BuildPlan(one.frameworks, one.python, "glibc2.17", one.variables),
+    ]
+    assert len({one.key, *(other.key for other in others)}) == 1 + len(others)
+
+
+def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
+    """A wheel of an older recipe is not taken for one of the new."""
+    before, compiled = torch_plan.key, torch_plan.compiled_key
+    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:2])
+    assert torch_plan.key != before
+    assert torch_plan.compiled_key == compiled, "a change in a Python file compiles nothing again"
+    before = torch_plan.key
+    monkeypatch.setattr(plan, "SOURCE_EDITS", SOURCE_EDITS[:2])
+    assert torch_plan.key != before
+    assert torch_plan.compiled_key != compiled
+
+
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script behind every target of the Makefile."""
+    scripts = Path(__file__).parents[3] / "scripts"
+    monkeypatch.syspath_prepend(scripts)
+    spec = importlib.util.spec_from_file_location("set_up", scripts / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(set_up: ModuleType) -> None:
+    """Its stamps are hashes of all files of the recipe, those of the edits included."""
+    contents = [stage.content for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")]
+    assert len(contents) == 2
+    for part in (command, source, edits.authentication, edits.edit):
+        assert all(Path(part.__file__ or "").read_text() in content for content in contents)
+
+
+def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stages are the first of all, so that what comes later goes on from there and does nothing again."""
+    monkeypatch.setattr(set_up, "VENV", tmp_path / "venv")
+    monkeypatch.setattr(set_up, "STAMPS", tmp_path / "stamps")
+    monkeypatch.setattr(set_up, "INSTALLED", tmp_path / "installed")
+    monkeypatch.setattr(set_up, "STATE", tmp_path)
+    monkeypatch.setattr(set_up, "listed", lambda: subprocess.CompletedProcess([], 0, "", ""))
+    ran: list[str] = []
+    whole = [stage._replace(action=partial(_note, ran, stage.name)) for stage in set_up.stages()]
+    monkeypatch.setattr(set_up, "stages", lambda: whole)
+    assert set_up.main(["torch"]) == 0
+    assert ran == ["venv", "tools", "project", "check", "torch", "horovod"]
+    assert set_up.main([]) == 0
+    assert ran[6:] == ["development", "tensorflow"]
+    assert set_up.main(["torch"]) == set_up.main([]) == 0
+    assert len(ran) == 8
+    assert set_up.main(["jax"]) == 2
+    before = whole[4]
+    for pinned in (before._replace(content="another torch"), before):
+        whole[4] = pinned
+        assert set_up.main(["torch"]) == 0
+    del ran[:]
+    assert set_up.main([]) == 0
+    assert ran == ["development", "tensorflow"], "Horovod is for torch alone now, though all pins are the old ones"
+
+
+def test_horovod_for_torch_is_built_without_a_tensorflow_from_before(
+    set_up: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pin may have changed: the old TensorFlow's part would be compiled for nothing. The last stage has both."""
+    monkeypatch.setattr(set_up.subprocess, "run", lambda *_, env, **__: subprocess.CompletedProcess([], len(env)))
+    without = {stage.name: stage.action() for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")}
+    assert without["horovod"] == without["tensorflow"] + 1
+
+
+def _note(ran: list[str], name: str) -> int:
+    ran.append(name)
+    return 0
+
+
+def test_key_is_the_same_inside_a_job(torch_plan: plan.BuildPlan) -> None:
+    """Horovod's run-time variables do not enter the key, and the key is one path component."""
+    inside = make_plan((TORCH,), {"HOROVOD_RANK": "1", "HOROVOD_CYCLE_TIME": "2", "PATH": "/bin"})
+    assert inside.key == torch_plan.key
+    assert "/" not in torch_plan.key
+
+
+def test_absent_frameworks_are_switched_off(torch_plan: plan.BuildPlan) -> None:
+    """A build for torch alone says so to Horovod, and is by Gloo, without MPI."""
+    variables = dict(torch_plan.variables)
+    assert variables["HOROVOD_WITH_PYTORCH"] == variables["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert variables["HOROVOD_WITH_GLOO"] == variables["HOROVOD_WITHOUT_MPI"] == "1"
+    assert "HOROVOD_WITH_TENSORFLOW" not in variables
+
+
+def test_users_build_variables_win() -> None:
+    """Who asks for MPI gets it, and no contradiction beside it; own compiler flags stay."""
+    variables = dict(make_plan((TORCH,), {"HOROVOD_WITH_MPI": "1", "CXXFLAGS": "-O1"}).variables)
+    assert variables["HOROVOD_WITH_MPI"] == "1"
+    assert "HOROVOD_WITHOUT_MPI" not in variables
+    assert variables["CXXFLAGS"].startswith("-O1 ")
+
+
+def test_frameworks_are_found_without_importing_them(site: Path) -> None:
+    """Both frameworks are named with the versions of their distributions; one that is switched off is left out."""
+    add_package(site, "torch", "9.1")
+    add_package(site, "tensorflow", "8.2")
+    assert [(f.module, f.version) for f in plan.find_frameworks({})] == [("torch", "9.1"), ("tensorflow", "8.2")]
+    assert [f.module for f in plan.find_frameworks({"HOROVOD_WITHOUT_PYTORCH": "1"})] == ["tensorflow"]
+
+
+def test_no_framework_is_an_error_with_a_way_out(site: Path) -> None:
+    """A mere directory called torch is not torch, and the error says what to install."""
+    (site / "torch").mkdir()
+    with pytest.raises(HorovodBuildError, match=r"neither torch nor tensorflow is installed.*pip install torch"):
+        plan.find_frameworks({})

@@ -1,0 +1,82 @@
+"""What a machine needs to compile Horovod."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from fake_builds import SILENT, script
+
+from hvd_hetero.horovod_build import command, plan, toolchain
+from hvd_hetero.horovod_build.cache import WheelCache
+from hvd_hetero.horovod_build.errors import HorovodBuildError
+
+
+def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
+    """Compiler, CMake, make and headers, each with Debian's and Fedora's package."""
+    with pytest.raises(HorovodBuildError) as caught:
+        toolchain.find_toolchain({"PATH": str(bare)})
+    lines = str(caught.value).splitlines()[1:]
+    for what, *packages in (
+        ("C++ compiler", "apt install g++", "dnf install gcc-c++"),
+        ("CMake 3.13 or newer", "apt install cmake", "dnf install cmake", "pip install cmake"),
+        ("make:", "apt install make", "dnf install make"),
+        (
+            "Python.h",
+            f"apt install python3.{sys.version_info[1]}-dev",
+            f"dnf install python3.{sys.version_info[1]}-devel",
+        ),
+    ):
+        (line,) = (line for line in lines if what in line)
+        assert all(package in line for package in packages)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("cmake", "echo cmake version 3.5.1", "CMake 3.13 or newer .*is 3.5"),
+        ("cmake", "echo nonsense", "a CMake that runs .*nonsense"),
+        ("c++", "echo 'error: no thread' >&2; exit 1", "a C\\+\\+17 compiler that works .*error: no thread"),
+    ],
+)
+def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, complaint: str) -> None:
+    """An old or broken CMake and a compiler without its library are found by trying them."""
+    script(bare / "cc", "exit 0")
+    script(bare / "c++", "exit 0")
+    script(bare / name, text)
+    with pytest.raises(HorovodBuildError, match=complaint):
+        toolchain.find_toolchain({"PATH": str(bare)})
+
+
+def test_a_complete_toolchain_is_returned_and_handed_to_cmake(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMake 4 will do, the interpreter's own scripts come first on PATH, and the build is told what was found."""
+    for name in ("cc", "c++", "make", "cmake"):
+        script(bare / name, "echo cmake version 4.0.1")
+    (bare.parent / "scripts").mkdir()
+    script(bare.parent / "scripts" / "cmake", "echo cmake version 3.31.0")
+    (bare.parent / "include").mkdir()
+    (bare.parent / "include" / "Python.h").touch()
+    monkeypatch.setattr(toolchain, "installed_version", lambda name: "80.9")
+    tools, path = toolchain.find_toolchain({"PATH": str(bare)})
+    own = str(bare.parent / "scripts")
+    assert tools == toolchain.Toolchain(f"{bare}/cc", f"{bare}/c++", f"{own}/cmake", f"{bare}/make")
+    assert path.split(os.pathsep)[0] == own
+    assert tools.variables(path).items() >= {"CXX": tools.cxx, "HOROVOD_CMAKE": tools.cmake, "PATH": path}.items()
+
+
+@pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "here is 81.0.0"), (None, "it is absent")])
+def test_setuptools_must_be_below_81(monkeypatch: pytest.MonkeyPatch, version: str | None, complaint: str) -> None:
+    """A setuptools that is too new, or absent, is reported with the requirement to install."""
+    monkeypatch.setattr(toolchain, "installed_version", lambda name: version if name == "setuptools" else "1.0")
+    with pytest.raises(HorovodBuildError, match=f"{complaint}.*pip install 'setuptools<81'"):
+        toolchain.find_toolchain(os.environ)
+
+
+def test_nothing_is_downloaded_where_tools_are_missing(
+    bare: Path, cache: WheelCache, torch_plan: plan.BuildPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tools are looked for first, and the cache is not even created."""
+    monkeypatch.setattr(command, "fetch", lambda *_: pytest.fail("downloaded before the tools were checked"))
+    with pytest.raises(HorovodBuildError, match="this machine lacks"):
+        command.ensure_wheel(torch_plan, cache, {"PATH": str(bare)}, SILENT, jobs=1)
+    assert not cache.root.exists()
