@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hvd_hetero.measurement.speed_meter import SpeedMeter
+from hvd_hetero.measurement.stopwatch import Lap
 
 __all__ = ["CudaStopwatch", "DeviceTimes"]
 
@@ -30,48 +32,50 @@ class CudaStopwatch:
         self._device = device
         self._new = event or (lambda: torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
         self._spare: list[Any] = []
-        self._work: list[_Stretch] = []
-        self._waits: list[_Stretch] = []
-        self._lap: tuple[list[_Stretch], list[_Stretch]] = [], []
+        self._now = _Queued()
+        self._lap = _Queued()
         self._began: tuple[Any, Any] | None = None
 
     def start(self, *, waited: bool = False) -> None:
         """What is queued from now on counts. ``waited``: what came since the last `stop` was waiting for others."""
         stream = self._stream()
         self._began = self._record(stream), stream
-        if waited and self._work:
-            self._waits.append((self._work[-1][1], self._began[0]))
+        if (last := self._now.last) is not None:
+            (self._now.waits if waited else self._now.pauses).append((last, self._began[0]))
 
     def stop(self) -> None:
         """What is queued from now on does not. On the stream of ``start``: a hook may run under another."""
         if self._began is not None:
             begin, stream = self._began
-            self._work.append((begin, self._record(stream)))
+            self._now.work.append((begin, self._record(stream)))
             self._began = None
 
     def lap(self) -> None:
         """A round is queued to its end. What came since the last `stop` was waiting for others."""
-        if self._work:
-            self._waits.append((self._work[-1][1], self._record(self._stream())))
-        self._lap, self._work, self._waits = (self._work, self._waits), [], []
+        end = None
+        if self._now.work:
+            end = self._record(self._stream())
+            self._now.waits.append((self._now.work[-1][1], end))
+        self._lap, self._now = self._now, _Queued(since=end)
 
-    def read(self) -> tuple[float, float]:
-        """Return the seconds of work and of waiting in the last lap, once it is done; NaN where there was none."""
-        (work, waits), self._lap = self._lap, ([], [])
-        if not work:
-            return math.nan, math.nan
+    def read(self) -> Lap:
+        """Return the seconds of the last lap, once it is done; NaN where there was none."""
+        lap, self._lap = self._lap, _Queued()
+        if not lap.work:
+            return Lap(math.nan, math.nan, math.nan)
+        events = [event for stretch in lap.work for event in stretch]
         # The last event is behind the others, but perhaps on another stream.
-        events = [*(event for stretch in work for event in stretch), waits[-1][1]]
-        for event in events:
+        for event in (*events, lap.waits[-1][1]):
             if not event.query():
                 event.synchronize()
-        seconds = tuple(sum(begin.elapsed_time(end) for begin, end in part) / 1000.0 for part in (work, waits))
-        self._spare += events
-        return seconds[0], seconds[1]
+        # The next lap still counts from the end of this one, so it is this one's beginning that can be used again.
+        known = lap.since is not None
+        self._spare += [*events, lap.since] if known else events
+        return Lap(_seconds(lap.work), _seconds(lap.waits), _seconds(lap.pauses) if known else math.nan)
 
     def forget(self) -> None:
         """What was queued since the last lap never was. Its events are not used again: they are still to be passed."""
-        self._work, self._waits, self._began = [], [], None
+        self._now, self._began = _Queued(since=self._now.since), None
 
     def catch_up(self) -> None:
         """Return when all that is queued is done."""
@@ -86,6 +90,26 @@ class CudaStopwatch:
         event = self._spare.pop() if self._spare else self._new()
         event.record(stream)
         return event
+
+
+@dataclass(slots=True)
+class _Queued:
+    """Events of a lap."""
+
+    since: Any = None
+    """The end of the lap before."""
+    work: list[_Stretch] = field(default_factory=list)
+    waits: list[_Stretch] = field(default_factory=list)
+    pauses: list[_Stretch] = field(default_factory=list)
+
+    @property
+    def last(self) -> Any:
+        """Where work ended last."""
+        return self.work[-1][1] if self.work else self.since
+
+
+def _seconds(stretches: list[_Stretch]) -> float:
+    return float(sum(begin.elapsed_time(end) for begin, end in stretches)) / 1000.0
 
 
 class DeviceTimes:

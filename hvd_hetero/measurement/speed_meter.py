@@ -9,6 +9,7 @@ rank would seem as slow as the one it waits for.
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the times. It knows
 those of a round only when the queue has come past it. So there, what is reported and learned is the round before: it is
 asked for when all of this round is queued. A host that is ahead then waits for the device, which has work meanwhile.
+Waiting for data costs such a host nothing while the device is at work, so it counts only as long as the device paused.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class SpeedMeter:
         """The largest micro-batch that fits in memory; 0: none has failed."""
         self.round = _Round()
         """the round at hand"""
-        self._before = _Round()
+        self._before = _Round(compute_s=math.nan, input_s=math.nan)
+        """The round before it, whose times a stopwatch tells."""
         self._unlearned: _Round | None = None
         """A round that is yet to be learnt from."""
         self._apply_s = 0.0
@@ -171,7 +173,9 @@ class SpeedMeter:
         self.round.tells_cost, self.round.teaches = warm, warm and not short
         self._rounds += 1
         if self.stopwatch is not None:
-            self._before.compute_s, self._waited_s = self.stopwatch.read()
+            self._before.compute_s, self._waited_s, paused_s = self.stopwatch.read()
+            if paused_s < self._before.input_s:
+                self._before.input_s = paused_s
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
         if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:

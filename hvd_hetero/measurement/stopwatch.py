@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Stopwatch"]
+__all__ = ["Lap", "Stopwatch"]
+
+
+class Lap(NamedTuple):
+    """Seconds of one round, on the device; NaN: not known."""
+
+    work_s: float
+    waiting_s: float
+    """Seconds of waiting for others."""
+    paused_s: float
+    """Seconds that lay between, in which nothing that counts was done."""
 
 
 class Stopwatch(Protocol):
@@ -19,8 +29,8 @@ class Stopwatch(Protocol):
     def lap(self) -> None:
         """A round is queued to its end. What came since the last `stop` was waiting for others."""
 
-    def read(self) -> tuple[float, float]:
-        """Return the seconds of work and of waiting in the last lap, once it is done; NaN where there was none."""
+    def read(self) -> Lap:
+        """Return the seconds of the last lap, once it is done; NaN where there was none."""
 
     def forget(self) -> None:
         """What was queued since the last lap never was."""

@@ -69,7 +69,7 @@ def test_the_time_is_the_devices_and_not_the_hosts():
         stopwatch.stop()
         device.launch(3.0)  # not counted
     stopwatch.lap()
-    assert stopwatch.read() == pytest.approx((0.75, 3.0), rel=1e-3)
+    assert stopwatch.read() == pytest.approx((0.75, 3.0, math.nan), rel=1e-3, nan_ok=True), "nothing was before it"
     assert all(map(math.isnan, stopwatch.read())), "a lap is read once"
 
 
@@ -85,7 +85,7 @@ def test_it_waits_for_the_lap_that_is_read_and_not_for_what_is_queued_behind():
         stopwatch.start()
         device.launch(4.0)  # belongs to the next
         device.launch(4.0)
-        assert stopwatch.read() == pytest.approx((seconds, 0.125), rel=1e-3)
+        assert stopwatch.read()[:2] == pytest.approx((seconds, 0.125), rel=1e-3)
         assert device.queued_s - device.host_s == pytest.approx(8.0, rel=1e-3)
         stopwatch.forget()
     stopwatch.catch_up()
@@ -102,7 +102,7 @@ def test_events_are_used_again_once_they_were_passed():
         stopwatch.lap()
         stopwatch.read()
         stopwatch.catch_up()
-    assert device.made == 3
+    assert device.made == 4
 
 
 def test_a_stop_without_a_start_counts_nothing():
@@ -145,6 +145,38 @@ def test_a_rank_reports_the_devices_times_one_round_later_without_the_hosts_lead
         assert tables[3].column("samples_per_s")[0] == pytest.approx(8 / 0.7625 * 0.8 + 8 / 0.9625 * 0.2, rel=0.02)
     if not host_waits:
         assert device.idle_s == pytest.approx(1e-5), "none after the first launch"
+
+
+@pytest.mark.parametrize("host_waits", [True, False], ids=["the host waits for sums", "the host runs ahead"])
+@pytest.mark.parametrize(
+    ("input_s", "others_s"), [(0.2, 0.0), (0.2, 0.3), (0.9, 0.0)], ids=["hidden", "beside other work", "too long"]
+)
+def test_waiting_for_data_counts_as_long_as_the_device_stands_still(host_waits, input_s, others_s):
+    device = Device()
+    balancer, tables = watched(device, LBBSP("ema"))
+    took = []
+    for _ in range(12):
+        began_s = device.host_s
+        device.launch(others_s)  # an evaluation, say
+        device.host_s += input_s
+        balancer.begin(MicroBatch(balancer.plan(), 8), input_s)
+        device.launch(0.5)
+        vector = balancer.report()
+        device.launch(0.0625)  # the sum
+        if host_waits:
+            device.synchronise()
+        balancer.agree(vector)
+        balancer.applying()
+        device.launch(0.0625)
+        balancer.applied(1e-5)
+        took.append(device.host_s - began_s)
+    told = {name: tables[-1].figures(name)[0] for name in ("compute_s", "wait_s", "input_s")}
+    assert tables[0].figures("input_s") == pytest.approx([math.nan], nan_ok=True)
+    assert told["input_s"] <= input_s
+    # What a rank reports adds up to what a round takes, besides the evaluation; of that, waiting for data hides a part.
+    left_s = sum(took[-4:]) / 4 - sum(told.values())
+    assert max(others_s - input_s, 0.0) - 1e-3 <= left_s <= others_s + 1e-3
+    assert tables[-1].figures("samples_per_s")[0] == pytest.approx(8 / (told["compute_s"] + told["input_s"]), rel=0.02)
 
 
 def test_waiting_for_others_inside_a_micro_batch_is_not_the_devices_work():
