@@ -94,6 +94,8 @@ class SpeedMeter:
         self._round_held_s = 0.0
         """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
+        self.reads = False
+        """True: a stopwatch is read, which waits for the end of a round that other ranks are part of."""
         self._waited_s = math.nan
         """How long others, and the transfer, kept this rank waiting in the round before."""
         self.cpu, self.memory = self._drivers()
@@ -173,7 +175,9 @@ class SpeedMeter:
         self.round.tells_cost, self.round.teaches = warm, warm and not short
         self._rounds += 1
         if self.stopwatch is not None:
+            self.reads = True
             self._before.compute_s, self._waited_s, paused_s = self.stopwatch.read()
+            self.reads = False
             if paused_s < self._before.input_s:
                 self._before.input_s = paused_s
         known = self.round if self.stopwatch is None else self._before

@@ -147,6 +147,7 @@ class Watchdog:
         else:
             ends, rounds = balancer.synchronising, balancer.rounds
             waits, of_its_own, where = locate(self._trains, self._waits_at_the_end_in if ends else self._waits_in)
+            waits = waits or balancer.meter.reads  # in a thread of autograd, perhaps
             at_end = ends and waits and not of_its_own
             stage = f"{rounds} {'end' if at_end else 'body' if balancer.in_round else 'between'}"
         self._goes_on(balancer)

@@ -20,6 +20,7 @@ import pytest
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, listen_to_packets
+from hvd_hetero.measurement.stopwatch import Lap
 from hvd_hetero.policies import BSP
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.watchdog import EXIT_CODE, Patience, Watchdog
@@ -363,6 +364,31 @@ def test_a_watchdog_that_is_closed_leaves_neither_thread_nor_socket():
     before = there()
     Ranks(2).run(lambda *_: None, lambda *_: None)
     assert there() <= before, "each body has ended, and its watchdog was closed"
+
+
+def test_a_rank_waits_where_another_thread_reads_the_times_of_a_round():
+    """On a GPU they are known when the sums of all ranks are there, and the training thread is in backward()."""
+    asked, known = threading.Event(), threading.Event()
+
+    def read():
+        asked.set()
+        known.wait(10)
+        return Lap(math.nan, math.nan, math.nan)
+
+    ranks = Ranks(1)
+    watchdog, balancer = ranks.run_alone(), ranks._balancer
+    balancer.meter.stopwatch = SimpleNamespace(start=lambda: None, stop=lambda: None, read=read)
+    balancer.begin(MicroBatch(balancer.plan(), 8))
+    assert not watchdog.where().waits
+    thread = threading.Thread(target=balancer.report)
+    thread.start()
+    assert asked.wait(10)
+    found = watchdog.where()
+    known.set()
+    thread.join()
+    assert (found.waits, found.stage) == (True, "0 end")
+    assert not watchdog.where().waits
+    watchdog.close()
 
 
 def test_the_thread_that_trains_may_be_another_one_than_made_it():
