@@ -139,6 +139,7 @@ class SavedTraining:
     def _save(self) -> None:
         session, survival = self._session, Survival()
         self._saved_at = session.balancer.rounds  # also of one that fails: with a full disk, each round would try again
+        session.meter.catch_up()  # what a device has still to do of these rounds is no part of what saving takes
         with self._pace.commit(session.balancer.rounds):
             survival.keep(session.balancer, self._batches.state_dict())
             with self._pace.together():

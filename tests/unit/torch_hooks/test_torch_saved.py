@@ -340,6 +340,31 @@ def test_models_that_differ_between_ranks_are_refused(tmp_path):
     run_on_threads(refused, 2)
 
 
+class Behind:
+    """A stopwatch of a device that has a round's work left, for which whoever reads its tensors waits."""
+
+    left_s, later_s = 100.0, 0.0
+
+    def catch_up(self) -> None:
+        self.later_s, self.left_s = self.later_s + self.left_s, 0.0
+
+
+def test_what_a_device_has_still_to_do_is_no_part_of_what_saving_takes(tmp_path, monkeypatch):
+    """Else a training whose host runs ahead would save a hundred rounds apart, however little there is to save."""
+    device, write = Behind(), SavedTraining._write
+    monkeypatch.setattr(SavedTraining, "_write", lambda *given: (device.catch_up(), write(*given)))
+
+    def save(rank):
+        saved = Job(tmp_path / "run").saved
+        saved._session.meter.stopwatch = device
+        saved._pace = CommitPace(lambda: device.later_s)
+        saved.save()
+        return saved._pace._alone_s[0]
+
+    assert run_on_threads(save, 1) == [0.0]
+    assert device.later_s == 100.0
+
+
 def test_the_time_of_saving_is_no_waiting_for_data(tmp_path, monkeypatch):
     """On rank 0 it would look slow, and lose samples for it."""
     write, clock, later_s = SavedTraining._write, time.perf_counter, [0.0]
