@@ -69,9 +69,10 @@ def on_the_ladder(step: Callable[[int], None], total: int) -> tuple[DeviceProfil
             host_s.append(time.perf_counter() - begin_s)
             step(batch)
             stopwatch.stop()
+            stopwatch.lap()
             torch.cuda.synchronize()
             by_clock.observe(batch, time.perf_counter() - begin_s)
-            by_events.observe(batch, stopwatch.read())
+            by_events.observe(batch, stopwatch.read().work_s)
     return by_events, by_clock, host_s
 
 

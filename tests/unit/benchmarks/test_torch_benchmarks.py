@@ -138,6 +138,34 @@ def test_a_proof_on_a_gpu_has_a_table_for_each_backend_that_it_uses(proof, monke
     assert (f"Ranks talk by {backend}." in stored[name]) == told
 
 
+def test_events_learn_the_curve_that_a_clock_learns(monkeypatch):
+    torch = pytest.importorskip("torch")
+    curve = load("gpu.curve", "benchmarks")
+    now = [0.0]
+
+    class Event:
+        """Of a device that is done with what it was given at once."""
+
+        def record(self, stream):
+            self.at_s = now[0]
+
+        def query(self):
+            return True
+
+        def elapsed_time(self, end):
+            return (end.at_s - self.at_s) * 1000.0
+
+    def step(batch):
+        now[0] += 1e-3 * max(batch, 8) + 5e-3
+
+    monkeypatch.setattr(curve, "CudaStopwatch", lambda _, made=curve.CudaStopwatch: made(torch.device("cpu"), Event))
+    monkeypatch.setattr(curve.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(curve.time, "perf_counter", lambda: now[0])
+    by_events, by_clock, _ = curve.on_the_ladder(step, 100)
+    assert by_clock.gamma.seconds(50) == pytest.approx(0.055, rel=0.01)
+    assert by_events.gamma.seconds(50) == pytest.approx(by_clock.gamma.seconds(50), rel=1e-6)
+
+
 def test_the_proof_over_horovod_says_so_where_there_is_none(proof, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
     with pytest.raises(SystemExit, match="there is no Horovod for PyTorch here"):
