@@ -7,8 +7,8 @@
 *tests*: those of conformance and exactness that torch.distributed passes on CPUs, with models, data and gradients on
 the device. *horovod*: those that Horovod passes, if there is one that was built with NCCL; not among the default parts.
 
-*stopwatch*: seconds of a batch as a training measures them, by events and without waiting for the device, over those of
-the same steps in plain PyTorch by a clock that waits for the device around every step. One rank, over NCCL.
+*stopwatch*: seconds of a batch as a training measures them, by events that are read a round later, over those of the
+same steps in plain PyTorch by a clock that waits for the device around every step. One rank, over NCCL.
 
 *memory*: trainings of two ranks in which the memory of one ends (it is limited), in float64, against one process that
 has all samples of each round at once.
