@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from hvd_hetero.policies import ElasticBSP
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, StaticAllocation
 from hvd_hetero.session import Session
 from hvd_hetero.watchdog import Patience
 
@@ -104,3 +104,12 @@ def test_rounds_of_nothing_but_a_sum_of_gradients(policy, sync, sums):
 def test_a_patience_that_is_none_is_refused():
     with pytest.raises(TypeError, match=r"patience must be a Patience, got 30; write patience=hvd_hetero\.watchdog"):
         Session("bsp", 0, 1, 8, patience=30)
+
+
+@pytest.mark.parametrize(
+    ("policy", "matters"), [(BSP(), False), (StaticAllocation([1, 2]), False), (NonBlocking(2), True), (LBBSP(), True)]
+)
+def test_it_matters_when_work_is_done_to_plans_and_to_rounds_that_the_first_rank_ends(policy, matters):
+    session = Session(policy, 0, 2, 8)
+    assert session.goes_by_time == matters
+    session.close()
