@@ -240,6 +240,9 @@ class RoundReport:
     once_s: float = 0.0
     """The part of ``compute_s`` and ``input_s`` that comes once a round: the update before it, and waiting for the
     first micro-batch; 0: not known."""
+    lap_s: float = 0.0
+    """Seconds that the round *before* took on this rank's device, whose work is queued: then ``compute_s``, ``input_s``
+    and ``timed_samples`` belong to it, too; NaN: not known. 0: the rank's clock tells the times of this round."""
     ended: float = 0.0
     """1: the rank reads a part of the data alone, and that part ends with this round."""
     throttled: float = 0.0

@@ -98,6 +98,8 @@ class SpeedMeter:
         """True: a stopwatch is read, which waits for the end of a round that other ranks are part of."""
         self._waited_s = math.nan
         """How long others, and the transfer, kept this rank waiting in the round before."""
+        self._lap_s = 0.0
+        """How long the round before took, by a stopwatch."""
         self.cpu, self.memory = self._drivers()
         self._read_at = clock()
         self._began_at = self.done_at = clock()
@@ -176,10 +178,11 @@ class SpeedMeter:
         self._rounds += 1
         if self.stopwatch is not None:
             self.reads = True
-            self._before.compute_s, self._waited_s, paused_s = self.stopwatch.read()
+            lap = self.stopwatch.read()
             self.reads = False
-            if paused_s < self._before.input_s:
-                self._before.input_s = paused_s
+            self._before.compute_s, self._waited_s, self._lap_s = lap.work_s, lap.waiting_s, lap.elapsed_s
+            if lap.paused_s < self._before.input_s:
+                self._before.input_s = lap.paused_s
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
         if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
@@ -224,6 +227,7 @@ class SpeedMeter:
             "compute_s": known.compute_s,
             "input_s": known.input_s,
             "wait_s": self._waited_s,
+            "lap_s": self._lap_s,
             "samples_per_s": self.expected(),
             "cpu": self.cpu,
             "memory": self.memory,

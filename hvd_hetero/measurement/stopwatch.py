@@ -16,6 +16,11 @@ class Lap(NamedTuple):
     paused_s: float
     """Seconds that lay between, in which nothing that counts was done."""
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the whole round, from the end of the one before."""
+        return sum(self)
+
 
 class Stopwatch(Protocol):
     """Takes the times of work that is queued, a round at a time, behind the host that queues it."""

@@ -43,9 +43,7 @@ count, and divides by the seconds that those took.
 
 A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` has that.
 
-Simplifications: the ideal ignores that a batch below saturation saves no time. On CUDA devices ``compute_s`` is that of
-the round before, so rounds are off by one there, and sums over the run are not. What a rank loses in a single round
-then counts as loop.
+Simplification: the ideal ignores that a batch below saturation saves no time.
 
 Cost: O(K n log n).
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -28,7 +28,8 @@ SCHEMA = "hvd-hetero/telemetry"
 VERSION = 1
 
 _COUNTS = ("samples", "micro_batches")
-_FIGURES = ("compute_s", "input_s", "samples_per_s", "cpu", "memory")
+_LATE = ("compute_s", "input_s")
+_FIGURES = (*_LATE, "samples_per_s", "cpu", "memory")
 # Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
 _HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
 _SOMETIMES = (
@@ -79,12 +80,14 @@ class _Listening(NamedTuple):
 class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
-    A round's waiting is known one round later, so each record is held back until then. A listener that raises is
+    A round's waiting is known one round later, and so are all its times where work is queued. So each record is held
+    back until then. A listener that raises is
     closed and dropped with one message: what only looks on must not end a training, or end it on one rank alone.
     """
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
+        self._laps: list[float] = []
         self.recovery: Record | None = None
         """For the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
@@ -102,7 +105,7 @@ class Recorder:
     def __call__(self, finished: FinishedRound) -> None:
         """Take a finished round, and hand out the previous one, which is now complete."""
         if self._held is not None:
-            self._release(_known(finished.table.figures("wait_s")))
+            self._complete(finished.table)
         recovery, self.recovery = self.recovery, None
         if recovery is None and all(finished.round % each.every for each in self._listeners):  # also if there are none
             return
@@ -113,13 +116,16 @@ class Recorder:
             "plan": list(finished.plan.samples),
             **_figures(finished.table),
         }
+        self._laps = finished.table.figures("lap_s")
         if recovery is not None:
             self._held["recovery"] = recovery
 
     def close(self) -> None:
-        """Hand out the last round, whose waiting is not known, and close who can be closed. Again: nothing happens."""
+        """Hand out the last round, as far as it is known, and close who can be closed. Again: nothing happens."""
         if self._held is not None:
-            self._release([None] * len(self._held["plan"]))
+            unknown = [None] * len(self._laps)
+            self._take(dict.fromkeys(_LATE, unknown), self._laps)
+            self._release(unknown)
         listeners, self._listeners = self._listeners, []
         for each in listeners:
             _close(each.listener)
@@ -128,6 +134,22 @@ class Recorder:
         """Close our own listeners alone: the process is about to end, and a user's function might not return."""
         self._listeners = [each for each in self._listeners if each.ours]
         self.close()
+
+    def _complete(self, following: RoundTable) -> None:
+        assert self._held is not None, "the caller has looked"
+        laps = following.figures("lap_s")
+        if any(laps):
+            self._take({name: _known(following.figures(name)) for name in _LATE}, laps)
+        if 0.0 < laps[0] < math.inf:
+            self._held["elapsed_s"] = laps[0]
+        self._release(_known(following.figures("wait_s")))
+
+    def _take(self, times: Mapping[str, Sequence[float | None]], laps: Sequence[float]) -> None:
+        """Of ranks with a stopwatch, times are these, and not what the round's own table had."""
+        assert self._held is not None, "the caller has looked"
+        for name, late in times.items():
+            now = self._held[name]
+            self._held[name] = [late[rank] if lap else now[rank] for rank, lap in enumerate(laps)]
 
     def _release(self, wait_s: list[float | None]) -> None:
         assert self._held is not None, "the caller has looked"

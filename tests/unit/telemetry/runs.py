@@ -14,7 +14,9 @@ def table(workers: int = 2, **figures) -> RoundTable:
     rows = []
     for rank in range(workers):
         named = dict.fromkeys(RoundReport.__dataclass_fields__, 1.0)
-        named |= dict.fromkeys(("limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s"), 0.0)
+        named |= dict.fromkeys(
+            ("lap_s", "limit", "slope_s", "intercept_s", "saturation", "fixed_samples", "once_s"), 0.0
+        )
         named |= {name: float(np.broadcast_to(value, workers)[rank]) for name, value in figures.items()}
         rows.append(RoundReport(**named).vector(rank, workers))
     return RoundTable(np.sum(rows, axis=0), workers)

@@ -213,11 +213,6 @@ def test_seconds_longer_than_the_rounds_took_are_not_believed():
     assert work(run).computing_s[2].tolist() == [1, 4]
 
 
-def test_a_round_whose_predecessor_was_not_recorded_may_be_as_long_as_all():
-    run = replace(run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]), round=np.array([0, 10, 20]), every=10)
-    assert not impossible(run)["compute_s"].any()
-
-
 def test_a_rank_without_any_figure_takes_no_part():
     found = figures(run_of([[10, 10, 10]] * 3, [[1, 2, np.nan]] * 3, [2] * 3), replayed=False)
     assert found.slowdown == pytest.approx(2 / (20 / 15))

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from runs import finished as a_round
 from runs import recovery_of
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import VERSION, Telemetry, TelemetryWriter, read_run
 from hvd_hetero.telemetry.plots import rounds_figure
+from hvd_hetero.telemetry.records import Recorder
 
 WORKERS = 2
 
@@ -259,3 +261,21 @@ def test_columns_of_usual_numbers_and_of_odd_ones_are_read_alike(tmp_path, kind)
     path.write_text("\n".join([header, json.dumps(odd | {key: [10**30, 1]}), second]) + "\n")
     with pytest.raises(ValueError, match=f"line 2: {key} must hold"):
         read_run(path)
+
+
+def test_times_that_a_device_tells_a_round_later_are_written_with_their_round():
+    """Rank 0 computes on a GPU and tells of the round before; rank 1 has none."""
+    records: list[dict] = []
+    recorder = Recorder()
+    recorder.add(records.append)
+    nan = float("nan")
+    late = {"compute_s": [nan, 1.0, 2.0, 3.0], "input_s": [nan, 0.1, 0.2, 0.3], "lap_s": [nan, nan, 2.5, 3.5]}
+    for number in range(4):
+        own = {"compute_s": 10.0 + number, "input_s": 0.5, "lap_s": 0.0}
+        figures = {name: (told[number], own[name]) for name, told in late.items()}
+        recorder(a_round(number, elapsed_s=9.0, wait_s=(0.25 * number, nan), **figures))
+    recorder.close()
+    assert [record["compute_s"] for record in records] == [[1.0, 10.0], [2.0, 11.0], [3.0, 12.0], [None, 13.0]]
+    assert [record["input_s"] for record in records] == [[0.1, 0.5], [0.2, 0.5], [0.3, 0.5], [None, 0.5]]
+    assert [record["wait_s"] for record in records] == [[0.25, None], [0.5, None], [0.75, None], [None, None]]
+    assert [record["elapsed_s"] for record in records] == [9.0, 2.5, 3.5, 9.0], "the first lap has no beginning"

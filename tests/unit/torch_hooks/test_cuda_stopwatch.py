@@ -137,10 +137,12 @@ def test_a_rank_reports_the_devices_times_one_round_later_without_the_hosts_lead
         balancer.applying()
         device.launch(0.0625)
         balancer.applied(1e-5)
-    seconds = {name: [t.column(name)[0] for t in tables] for name in ("compute_s", "wait_s")}
+    seconds = {name: [t.column(name)[0] for t in tables] for name in ("compute_s", "wait_s", "lap_s")}
     # Those of the round before; an update counts for the round that it delays.
     assert seconds["compute_s"] == pytest.approx([math.nan, 0.5, 0.7625, 0.9625], abs=1e-3, nan_ok=True)
     assert seconds["wait_s"] == pytest.approx([math.nan, 0.125, 0.125, 0.125], abs=1e-3, nan_ok=True)
+    # The device's work, the sum and nothing else, from the end of the round before: of the first there is none.
+    assert seconds["lap_s"] == pytest.approx([math.nan, math.nan, 0.8875, 1.0875], abs=1e-3, nan_ok=True)
     if policy.measures:
         assert tables[3].column("samples_per_s")[0] == pytest.approx(8 / 0.7625 * 0.8 + 8 / 0.9625 * 0.2, rel=0.02)
     if not host_waits:
