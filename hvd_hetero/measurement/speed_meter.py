@@ -227,7 +227,7 @@ class SpeedMeter:
             "compute_s": known.compute_s,
             "input_s": known.input_s,
             "wait_s": self._waited_s,
-            "lap_s": self._lap_s,
+            "lap_s": 0.0 if self.stopwatch is None else self._lap_s,
             "samples_per_s": self.expected(),
             "cpu": self.cpu,
             "memory": self.memory,

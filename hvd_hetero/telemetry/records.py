@@ -1,14 +1,14 @@
 """The record of a round, which rank 0 makes from the table that it has anyway. Schema: ``docs/telemetry.md``.
 
 A round's waiting time travels with the next round's table, so a round is held back until that has come. The last round
-of a run has no waiting time (``null``).
+of a run has no waiting time (``null``), and of ranks whose work is queued no times at all.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -81,13 +81,14 @@ class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
     A round's waiting is known one round later, and so are all its times where work is queued. So each record is held
-    back until then. A listener that raises is
-    closed and dropped with one message: what only looks on must not end a training, or end it on one rank alone.
+    back until then. A listener that raises is closed and dropped with one message: what only looks on must not end a
+    training, or end it on one rank alone.
     """
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
         self._laps: list[float] = []
+        """``lap_s`` of the table that the held record is made of."""
         self.recovery: Record | None = None
         """For the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
@@ -123,9 +124,9 @@ class Recorder:
     def close(self) -> None:
         """Hand out the last round, as far as it is known, and close who can be closed. Again: nothing happens."""
         if self._held is not None:
-            unknown = [None] * len(self._laps)
-            self._take(dict.fromkeys(_LATE, unknown), self._laps)
-            self._release(unknown)
+            for name in _LATE:
+                self._take(name, [math.nan] * len(self._laps))
+            self._release([None] * len(self._laps))
         listeners, self._listeners = self._listeners, []
         for each in listeners:
             _close(each.listener)
@@ -138,18 +139,19 @@ class Recorder:
     def _complete(self, following: RoundTable) -> None:
         assert self._held is not None, "the caller has looked"
         laps = following.figures("lap_s")
-        if any(laps):
-            self._take({name: _known(following.figures(name)) for name in _LATE}, laps)
+        if any(self._laps):
+            for name in _LATE:  # a rank that has no stopwatch any more tells of the following round
+                told = zip(following.figures(name), laps, strict=True)
+                self._take(name, [seconds if lap else math.nan for seconds, lap in told])
         if 0.0 < laps[0] < math.inf:
             self._held["elapsed_s"] = laps[0]
         self._release(_known(following.figures("wait_s")))
 
-    def _take(self, times: Mapping[str, Sequence[float | None]], laps: Sequence[float]) -> None:
+    def _take(self, name: str, late: list[float]) -> None:
         """Of ranks with a stopwatch, times are these, and not what the round's own table had."""
         assert self._held is not None, "the caller has looked"
-        for name, late in times.items():
-            now = self._held[name]
-            self._held[name] = [late[rank] if lap else now[rank] for rank, lap in enumerate(laps)]
+        now = self._held[name]
+        self._held[name] = [then if lap else own for then, lap, own in zip(_known(late), self._laps, now, strict=True)]
 
     def _release(self, wait_s: list[float | None]) -> None:
         assert self._held is not None, "the caller has looked"

@@ -10,6 +10,7 @@ import torch
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking, Policy
 from hvd_hetero.rounds import MicroBatch
+from hvd_hetero.telemetry import Recorder
 from torch_hooks.cuda_stopwatch import CudaStopwatch, DeviceTimes
 
 
@@ -225,6 +226,31 @@ class Board:
     def raised(self, round: int) -> bool:
         self.behind.append(("asked", self.device.queued_s - self.device.host_s))
         return False
+
+
+def test_times_stay_with_their_rounds_where_a_group_on_another_device_ends_the_timing_by_events():
+    """From then on, times are the host's, and of the round itself."""
+    device = Device()
+    balancer = Balancer(BSP(), 0, 1, 8, clock=device.clock)
+    balancer.meter.stopwatch = watch(device)
+    records: list[dict] = []
+    balancer.observer = recorder = Recorder()
+    recorder.add(records.append)
+    for number in range(6):
+        if number == 3:
+            balancer.meter.stopwatch = None
+        balancer.begin(MicroBatch(balancer.plan(), 8))
+        device.launch(1.0 + number)
+        device.synchronise()
+        vector = balancer.report()
+        device.launch(0.125)
+        device.synchronise()
+        balancer.agree(vector)
+    recorder.close()
+    seconds = [record["compute_s"][0] or math.nan for record in records]
+    assert seconds == pytest.approx([1, 2, math.nan, 4, 5, 6], abs=1e-3, nan_ok=True)
+    took = [record["elapsed_s"] for record in records]
+    assert took == pytest.approx([1.125 + number for number in range(6)], abs=1e-3)
 
 
 def test_the_first_to_be_done_is_the_first_device_and_not_the_first_host():
