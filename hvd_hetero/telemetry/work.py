@@ -62,10 +62,15 @@ def counted(run: Run) -> Bools:
 def impossible(run: Run) -> dict[str, Bools]:
     """Return, for each column of seconds, which figures cannot be true; (K, n).
 
-    No rank was busy, or waited, for less than no time, or for much longer than the round took.
+    No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took.
+    ``elapsed_s`` goes by rank 0: if that one pauses before it sees that a round is over, its next round is short, and
+    others have waited for it since. Where the round before was not recorded, it may have taken as long as all that were.
     """
     elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
-    most_s = np.minimum(_LONGER * elapsed_s, LONGEST_ROUND_S)[:, None]
+    before_s = np.full_like(elapsed_s, elapsed_s.sum())
+    follows = np.flatnonzero(np.diff(run.round) == 1) + 1
+    before_s[follows] = elapsed_s[follows - 1]
+    most_s = np.minimum(_LONGER * (elapsed_s + before_s), LONGEST_ROUND_S)[:, None]
     columns = {"compute_s": run.compute_s, "input_s": run.input_s, "wait_s": run.wait_s}
     return {name: np.asarray((seconds < 0) | (seconds > most_s)) for name, seconds in columns.items()}
 

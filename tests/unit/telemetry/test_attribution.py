@@ -9,6 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_runs import by_hand, run_of
 
+from hvd_hetero.balancer import Balancer
+from hvd_hetero.policies import BSP
+from hvd_hetero.rounds import MicroBatch
+from hvd_hetero.telemetry import Recorder
 from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, ideal
 from hvd_hetero.telemetry.report import figures
 from hvd_hetero.telemetry.work import counted, impossible, work
@@ -204,13 +208,42 @@ def test_an_unknown_time_is_that_of_the_round_before():
 
 
 def test_seconds_longer_than_the_rounds_took_are_not_believed():
-    """4 s in a round of 2 s may be true: on a CUDA device they are of the round before. 9 s may not."""
+    """4 s in a round of 2 s may be true: rank 0 may have seen the end of the one before late. 9 s may not."""
     run = run_of([[10, 10]] * 3, [[1, 2], [1, 4], [1, 9]], [2, 2, 2], wait_s=[[1, 0], [1, -1], [9, 0]])
     wrong = impossible(run)
     assert wrong["compute_s"].tolist() == [[False, False], [False, False], [False, True]]
     assert wrong["wait_s"].tolist() == [[False, False], [False, True], [True, False]]
     assert not wrong["input_s"].any()
     assert work(run).computing_s[2].tolist() == [1, 4]
+
+
+def test_a_round_whose_predecessor_was_not_recorded_may_be_as_long_as_all():
+    run = replace(run_of([[10, 10]] * 3, [[1, 9]] * 3, [2, 2, 2]), round=np.array([0, 10, 20]), every=10)
+    assert not impossible(run)["compute_s"].any()
+
+
+def test_others_may_wait_longer_than_a_round_of_which_rank_0_saw_the_beginning_late():
+    """Two ranks in step, each with a clock of its own; rank 0 pauses for 1 s when a table has come, before it looks."""
+    clocks, records = [0.0, 0.0], []
+    ranks = [Balancer(BSP(), rank, 2, 20, clock=lambda rank=rank: clocks[rank]) for rank in range(2)]
+    ranks[0].observer = recorder = Recorder()
+    recorder.add(records.append)
+    for number in range(12):
+        rows = []
+        for rank, balancer in enumerate(ranks):
+            balancer.begin(MicroBatch(balancer.plan(), 10))
+            clocks[rank] += 0.01
+            rows.append(balancer.report())
+        clocks[:] = [max(clocks) + 0.001] * 2
+        clocks[0] += 1.0 if number == 5 else 0.0
+        for balancer in ranks:
+            balancer.agree(sum(rows))
+    recorder.close()
+    column = {name: [record[name] for record in records[:-1]] for name in ("samples", "compute_s", "wait_s")}
+    run = run_of(elapsed_s=[record["elapsed_s"] for record in records[:-1]], start=0, **column)
+    assert run.wait_s[6] == pytest.approx([0.001, 1.001])
+    assert run.elapsed_s[5:7] == pytest.approx([1.011, 0.011])
+    assert not any(wrong.any() for wrong in impossible(run).values())
 
 
 def test_a_rank_without_any_figure_takes_no_part():
