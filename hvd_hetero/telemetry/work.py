@@ -64,7 +64,7 @@ def impossible(run: Run) -> dict[str, Bools]:
 
     No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took.
     ``elapsed_s`` goes by rank 0: if that one pauses before it sees that a round is over, its next round is short, and
-    others have waited for it since. Where the round before was not recorded, it may have taken as long as all that were.
+    others have waited for it since. If the round before was not recorded, it may have taken as long as all that were.
     """
     elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
     before_s = np.full_like(elapsed_s, elapsed_s.sum())

@@ -5,17 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from report_runs import by_hand, record, run_of
+from runs import finished as a_round
 
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate
 from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.telemetry import read_run
+from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
 from hvd_hetero.telemetry.causes import LEAST, LEAST_UNEXPLAINED, Cause
 from hvd_hetero.telemetry.report import figures
 from hvd_hetero.telemetry.report.alternatives import Alternative, Alternatives
 from hvd_hetero.telemetry.report.made import report_of
 from hvd_hetero.telemetry.report.over_time import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.telemetry.report.verdict import comparison, verdict
+from hvd_hetero.telemetry.work import impossible
 
 
 def unequal(*, fixed_s: float = 0.0, lost: Availability | None = None) -> Cluster:
@@ -49,6 +51,43 @@ def test_forecasts_are_compared_with_the_speed_of_the_round_after():
     ranks = figures(run, replayed=False).ranks
     assert ranks.forecast_error == pytest.approx([0, 0])
     assert ranks.naive_error == pytest.approx([0.5, 0.5])  # 1/2 in 30 rounds and 1 in 29, by turns
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("kind", ["computing", "input", "loop"])
+@pytest.mark.parametrize("devices", [(False, False), (False, True), (True, True)], ids=str)
+def test_a_rank_that_stalls_in_single_rounds_is_blamed_for_them_on_a_device_as_on_a_cpu(tmp_path, devices, kind, every):
+    """Rank 1 stalls for 0.2 s of every tenth round of 0.1 s. A device tells its times a round later."""
+    writer = TelemetryWriter(Telemetry(tmp_path / "run.jsonl", every=every), policy="bsp", workers=2, global_batch=20)
+
+    def times(number):
+        """What the ranks measure of a round; nothing is known of the one before the first."""
+        if number < 0:
+            return dict.fromkeys(("compute_s", "input_s", "wait_s", "lap_s"), (np.nan, np.nan))
+        stall_s = 0.2 * (number % 10 == 0)
+        compute_s, input_s = 0.1 + stall_s * (kind == "computing"), stall_s * (kind == "input")
+        return {
+            "compute_s": (0.1, compute_s),
+            "input_s": (0.0, input_s),
+            "wait_s": (stall_s, 0.0),
+            "lap_s": 0.1 + stall_s,
+        }
+
+    for number in range(145):
+        before, now = times(number - 1), times(number)
+        told = {name: np.where(devices, before[name], now[name]) for name in ("compute_s", "input_s")}
+        told |= {"wait_s": before["wait_s"], "lap_s": np.where(devices, before["lap_s"], 0.0)}
+        ahead = 0.05 if devices[0] and number % 2 else 0.0  # the host's lead, which changes
+        writer(a_round(number, elapsed_s=0.1 + 0.2 * (number % 10 == 0) - ahead, **told))
+    writer.close()
+    run = read_run(tmp_path / "run.jsonl")
+    found = figures(run, replayed=False)
+    stalls, rounds = 14, 144 if every == 1 else 14
+    best_s = 0.15 if kind == "computing" else 0.1  # both ranks by their speed, of 1 : 1/3 in a stall of computing
+    cost = stalls * (0.3 - best_s) / (0.1 * rounds + 0.2 * stalls)
+    assert found.ranks.cost == pytest.approx([0, cost], rel=0.05, abs=1e-9)
+    assert found.kinds[kind] == pytest.approx(cost, rel=0.05)
+    assert not any(wrong.any() for wrong in impossible(run).values())
 
 
 def test_a_forecast_is_drawn_only_where_the_round_that_it_is_for_is_recorded():
