@@ -19,7 +19,7 @@ of the three, rates are lower by 1.2 to 1.7 per cent in one case, and 0.1 or 0.2
 of the `Reverting` that reads the CPU it costs 5 %. That one alone is within one per cent of the mixture with drivers
 (0.9986 at least), but up to 6 % behind the best single predictor on the Alibaba series, which have no driver.
 `Reverting` alone without drivers is within one per cent, too (0.9935 at least, 0.9988 in the mean); the mixture stays
-because that one forecasts up to 10 % worse on those series, where `prediction.py` allows 2 %. `Carried`, which followed
+because that one, too, is up to 6 % behind on those series, where `prediction.py` allows 2 %. `Carried`, which followed
 jumps of the CPU, left by an earlier table (0.9919 at least without it, 1.0011 in the mean).
 
 `Steady`, which planned by averages of speeds that only scattered, is gone, too (last in 8d9d1f8). Without it simulated
