@@ -195,7 +195,6 @@ def bfloat16_autocast() -> dict:
     outcome = {}
     for name, policy in (("bsp", BSP()), ("static", StaticAllocation([1, 3]))):
         job = Job(policy, net().float())
-        losses = []
         for x, y in job.batches():
             job.optimizer.zero_grad()
             with torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -203,8 +202,8 @@ def bfloat16_autocast() -> dict:
             assert prediction.dtype == torch.bfloat16
             functional.mse_loss(prediction.float(), y).backward()
             job.optimizer.step()
-        losses = [functional.mse_loss(m(X.float()), Y.float()).item() for m in (net().float(), job.model)]
         plain = Job(StaticAllocation([1, 3]), net().float()).plain().model
+        losses = [functional.mse_loss(m(X.float()), Y.float()).item() for m in (net().float(), job.model, plain)]
         outcome[name] = {"losses": losses, "spread": spread(job.model), "off": difference(job.model, plain)}
     return outcome
 

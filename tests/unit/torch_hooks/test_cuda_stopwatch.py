@@ -122,22 +122,27 @@ def watched(device: Device, policy: Policy) -> tuple[Balancer, list]:
     return balancer, tables
 
 
+def train(device: Device, balancer: Balancer, work_s: float, sum_s: float, *, host_waits: bool, input_s: float = 0.0):
+    """A round of one micro-batch, and its update."""
+    balancer.begin(MicroBatch(balancer.plan(), 8), input_s)
+    device.launch(work_s)
+    vector = balancer.report()  # while the device is still at work
+    device.launch(sum_s)
+    if host_waits:
+        device.synchronise()
+    balancer.agree(vector)
+    balancer.applying()
+    device.launch(0.0625)
+    balancer.applied(1e-5)
+
+
 @pytest.mark.parametrize("host_waits", [True, False], ids=["the host waits for sums", "the host runs ahead"])
 @pytest.mark.parametrize("policy", [LBBSP("ema"), BSP()], ids=lambda policy: policy.name)
 def test_a_rank_reports_the_devices_times_one_round_later_without_the_hosts_lead(host_waits, policy):
     device = Device()
     balancer, tables = watched(device, policy)
     for work_s in (0.5, 0.7, 0.9, 0.9):
-        balancer.begin(MicroBatch(balancer.plan(), 8))
-        device.launch(work_s)
-        vector = balancer.report()  # while the device is still at work
-        device.launch(0.125)  # the sum
-        if host_waits:
-            device.synchronise()
-        balancer.agree(vector)
-        balancer.applying()
-        device.launch(0.0625)
-        balancer.applied(1e-5)
+        train(device, balancer, work_s, 0.125, host_waits=host_waits)
     seconds = {name: [t.column(name)[0] for t in tables] for name in ("compute_s", "wait_s", "lap_s")}
     # Those of the round before; an update counts for the round that it delays.
     assert seconds["compute_s"] == pytest.approx([math.nan, 0.5, 0.7625, 0.9625], abs=1e-3, nan_ok=True)
@@ -162,16 +167,7 @@ def test_waiting_for_data_counts_as_long_as_the_device_stands_still(host_waits, 
         began_s = device.host_s
         device.launch(others_s)  # an evaluation, say
         device.host_s += input_s
-        balancer.begin(MicroBatch(balancer.plan(), 8), input_s)
-        device.launch(0.5)
-        vector = balancer.report()
-        device.launch(0.0625)  # the sum
-        if host_waits:
-            device.synchronise()
-        balancer.agree(vector)
-        balancer.applying()
-        device.launch(0.0625)
-        balancer.applied(1e-5)
+        train(device, balancer, 0.5, 0.0625, host_waits=host_waits, input_s=input_s)
         took.append(device.host_s - began_s)
     told = {name: tables[-1].figures(name)[0] for name in ("compute_s", "wait_s", "input_s")}
     assert tables[0].figures("input_s") == pytest.approx([math.nan], nan_ok=True)
