@@ -41,7 +41,12 @@ micro-batches have one size and all rounds one number of them.
 ``measurement.fixed_cost`` tells the same while training goes on. It must act, and so takes 0 until the odds are ten to
 one against it; a replay may say what it does not know.
 
-ν = 4, 0.005, 3, four and the grid of ψ are arbitrary.
+A real step is not quite a line, so a fixed share below 0.05 cannot be told from none, and ``most`` is that at least.
+
+t holds the wait for the first micro-batch, most of which moves with the samples. The rest may come once a round, where
+a loader fetches the others meanwhile, or with each of them. ``if_it_waits_once`` holds both.
+
+ν = 4, 0.005, 3, four, 0.05 and the grid of ψ are arbitrary.
 
 Shapes: K rounds.
 """
@@ -50,13 +55,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-__all__ = ["Fixed", "FixedSamples", "fixed_samples"]
+__all__ = ["Fixed", "FixedSamples", "fixed_samples", "if_it_waits_once"]
 
 Floats = NDArray[np.float64]
 
@@ -64,6 +69,7 @@ _SHARES = np.linspace(0.0, 0.99, 991)  # φ
 _PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # ψ
 _TAILS = 4.0  # ν
 _LEAST_NOISE = 0.005
+_BEND = 0.05  # φ that a real step's line, which bends, does not tell from none
 _LEAST_PAIRS = 3
 _BEFORE = 3
 _PROBABILITY = 0.99  # one half of what a range leaves out is above it
@@ -141,9 +147,33 @@ def fixed_samples(
     weights[0] *= len(weights) - 1
     within = np.flatnonzero(against <= against.min() + tolerated)
     first, last = max(within[0] - 1, 0), min(within[-1] + 1, len(betas) - 1)  # the grid's own error
+    last = max(last, int(np.searchsorted(_SHARES, _BEND)))
     likely = int(np.rint((weights / weights.sum()) @ np.arange(len(betas))))
     least, chosen, most = (Fixed(float(betas[i]), float(best[i] * (typical + betas[i]))) for i in (first, likely, last))
     return FixedSamples(least, chosen, most)
+
+
+def if_it_waits_once(
+    found: FixedSamples, alone: FixedSamples, samples: Floats, micro_batches: Floats, waiting: float
+) -> FixedSamples:
+    """Return the range that also holds the costs of a rank whose later micro-batches are fetched behind the first.
+
+    ``found`` comes from computing and the wait for the first micro-batch, ``alone`` from computing only, and
+    ``waiting`` is the share of the wait.
+    """
+    size, count, computing = float(np.median(samples / micro_batches)), float(np.median(micro_batches)), 1.0 - waiting
+
+    def moved(fixed: Fixed, less: Fixed, part: float) -> Fixed:
+        share = computing * less.micro_batch / (size + less.micro_batch)
+        once = part * max(fixed.micro_batch - size * share / (1.0 - share), 0.0)
+        return Fixed(fixed.micro_batch - once, fixed.round + count * once)
+
+    if (micro_batches == count).all():  # it may be either, and the mean of both is as likely
+        return replace(found, least=moved(found.least, alone.least, 1.0), likely=moved(found.likely, alone.likely, 0.5))
+    least = alone.least
+    whole = count * (size + least.micro_batch) + least.round
+    constant = Fixed(least.micro_batch, least.round + whole * waiting / computing)
+    return replace(found, least=min(found.least, constant, key=lambda fixed: fixed.micro_batch))
 
 
 def _recent(figures: Floats, goes_on: NDArray[np.bool_]) -> Floats:

@@ -1,8 +1,9 @@
 r"""A recorded run as a cluster: what would another scheme have made of these machines?
 
-From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work (computing, and
-waiting for its own data). A micro-batch costs as much as β_i samples besides its own (``micro_batch_cost`` finds β_i,
-and in which range it is). The rank's pace v_ik = (x_ik + β_i κ_ik) / t_ik is taken as it was, whatever the batch:
+From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work: computing, and
+waiting for its own data, which moves with the samples; not the update. A micro-batch costs as much as β_i samples
+besides its own (``micro_batch_cost`` finds β_i, and in which range it is). The rank's pace
+v_ik = (x_ik + β_i κ_ik) / t_ik is taken as it was, whatever the batch:
 
     Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
 
@@ -42,7 +43,7 @@ from hvd_hetero.measurement.readings import Resources
 from hvd_hetero.simulation.cluster import Cluster, Drivers, Worker
 from hvd_hetero.simulation.compute import Compute
 from hvd_hetero.simulation.limits import MOST_SPEED
-from hvd_hetero.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples
+from hvd_hetero.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
 from hvd_hetero.simulation.network import Network
 from hvd_hetero.simulation.rate_error import rate_error
 from hvd_hetero.simulation.variation import Recorded
@@ -56,6 +57,7 @@ Ints = NDArray[np.int64]
 _LONGEST_ROUND_S = 1e9  # thirty years
 _SAME_DRIVER = 0.05
 _COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
+_LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
 _LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
 WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
 
@@ -101,7 +103,9 @@ def replay(run: Run) -> Replay:
         )
     busy_s = run.compute_s + run.input_s
     busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
-    busy_s = np.where((run.once_s > 0) & (run.once_s < busy_s), busy_s - run.once_s, busy_s)
+    once_s = np.where((run.once_s > 0) & (run.once_s < busy_s), run.once_s, 0.0)
+    wait_s = np.minimum(once_s, np.where(run.input_s > 0, run.input_s, 0.0))  # for the first micro-batch
+    busy_s = busy_s - (once_s - wait_s)  # without the update
     known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
     if not run.elapsed_s[keep].sum() > 0:
         raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
@@ -110,7 +114,7 @@ def replay(run: Run) -> Replay:
     cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
     for rank in np.flatnonzero(~known[keep].any(axis=0)).tolist():
         raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
-    found = [_fixed(run, busy_s, cut, known, rank) for rank in range(run.workers)]
+    found = [_fixed(run, busy_s, wait_s, cut, known, rank) for rank in range(run.workers)]
 
     def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
         amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
@@ -150,7 +154,7 @@ def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
     return round(int(run.samples[epoch].sum()) * rounds / int(epoch.sum()))
 
 
-def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
+def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
     """β and γ of a rank, from all rounds after the start-up in which it had something to do."""
     samples, counts = run.samples[:, rank], cut[:, rank]
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
@@ -167,12 +171,16 @@ def _fixed(run: Run, busy_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: 
     planned = short | (~foreseen & ~drifts & whole[:-1])
     paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
     used = _COLD_ROUNDS + np.flatnonzero(known[_COLD_ROUNDS:, rank])
+    done, cuts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
+    first_s, pairs = wait_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1)
     once_s = run.once_s[used, rank]
-    return fixed_samples(
-        samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank],
-        paired[used[:-1]] & (np.diff(used) == 1),
-        most_round_s=float(np.median(once_s)) if (once_s > 0).all() else math.inf,
-    )  # fmt: skip
+    most_s = float(np.median(once_s)) if (once_s > 0).all() else math.inf
+    found = fixed_samples(done, cuts, seconds, pairs, most_round_s=most_s)
+    waiting = float(np.median(first_s / seconds))
+    if not waiting > _LEAST_WAITING:
+        return found
+    alone = fixed_samples(done, cuts, seconds - first_s, pairs, most_round_s=most_s)
+    return if_it_waits_once(found, alone, done, cuts, waiting)
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
