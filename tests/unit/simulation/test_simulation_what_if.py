@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,36 @@ def test_the_recommendation_is_what_is_best_even_if_it_errs(others, said):
     assert told([*BASE, *others]).startswith(said)
     best = recommended([*BASE, *others])
     assert all(o.times_bsp - o.error <= best.times_bsp for o in others)
+
+
+def reaches(scheme: str, times_bsp: float, error: float, seconds: float, round_s: float = 1.0) -> Outcome:
+    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, round_s, seconds, 0.5, times_bsp, 1.0, error)
+
+
+@pytest.mark.parametrize(
+    ("bsp_s", "others", "said"),
+    [
+        (
+            12.0,
+            [reaches("elastic-bsp", 1.73, 0.02, 19.5, 4.8), reaches("lb-bsp", 1.6, 0.04, 6.0)],
+            "lb-bsp: 6.0 s to the target loss (2.00 times as soon as bsp, ± 0.05); nothing else is sooner",
+        ),
+        (12.0, [reaches("elastic-bsp", 1.73, 0.02, math.inf, 4.8)], "bsp: 12.0 s to the target loss; nothing else is"),
+        (math.inf, [reaches("lb-bsp", 1.6, 0.04, 6.0)], "lb-bsp: 6.0 s to the target loss; bsp does not reach it; "),
+        (math.inf, [reaches("lb-bsp", 1.6, 0.04, math.inf)], "lb-bsp: 1.60 of bsp, ± 0.04; nothing else is better"),
+    ],
+)
+def test_if_a_loss_is_asked_for_the_recommendation_goes_by_the_time_to_it(bsp_s, others, said):
+    """ElasticBSP does most samples per second, and its longer updates take longer to the loss."""
+    text = told([reaches("bsp", 1.0, 0.0, bsp_s), *others])
+    assert text.startswith(said)
+    assert ("No scheme reaches the target loss" in text) == ("1.60 of bsp" in said)
+
+
+def test_updates_that_are_much_longer_are_told():
+    longer = replace(outcome("elastic-bsp", 1.73, 0.02), round_s=4.8)
+    assert "Its updates take 4.8 times as long as those of bsp" in told([*BASE, longer])
+    assert "updates" not in told([*BASE, outcome("lb-bsp", 1.5, 0.04)])
 
 
 def test_the_command_ends_with_the_recommendation(described, capsys):
