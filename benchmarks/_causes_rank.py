@@ -19,13 +19,15 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 GLOBAL_BATCH, SAMPLES, FEATURES, CLASSES = 1024, 16384, 1024, 16
 WARM_UP = 10  # rounds, after which rank 0 knows how many fill the time
 
-# A process that computes until its parent has ended, or its time is over.
+# A process that computes for a share of the time, until its parent has ended or its time is over.
 COMPETITOR = """
 import os, sys, time
-parent, end = os.getppid(), time.monotonic() + float(sys.argv[1])
+parent, end, share = os.getppid(), time.monotonic() + float(sys.argv[1]), float(sys.argv[3])
 os.nice(int(sys.argv[2]))
 while os.getppid() == parent and time.monotonic() < end:
+    began = time.monotonic()
     sum(range(100_000))
+    time.sleep((time.monotonic() - began) * (1 / share - 1))
 """
 
 
@@ -55,8 +57,9 @@ def hit(cause: str, strength: float, seconds: float) -> Iterator[None]:
     if cause == "quota":
         with CpuQuota(strength, period_us=20_000):
             yield
-    elif cause == "competitor":
-        command = [sys.executable, "-c", COMPETITOR, str(seconds), str(int(strength))]
+    elif cause in ("competitor", "turns"):
+        niceness, share = (int(strength), 1.0) if cause == "competitor" else (0, strength)
+        command = [sys.executable, "-c", COMPETITOR, str(seconds), str(niceness), str(share)]
         competitor = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         try:
             yield
@@ -71,6 +74,7 @@ def train(balance: LoadBalance, slow: argparse.Namespace | None, seconds: float)
     """Train for about so many seconds."""
     delay_s = slow.strength * 1e-3 if slow and slow.cause == "loader" else 0.0
     extra = slow.strength if slow and slow.cause == "work" else 0.0
+    in_turns = slow is not None and slow.cause == "turns"
     loader = BalancedLoader(Samples(delay_s), balance, shuffle=True, seed=0, drop_last=True, stop_at=WARM_UP)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -84,7 +88,9 @@ def train(balance: LoadBalance, slow: argparse.Namespace | None, seconds: float)
         loader.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            owed += extra  # how many more products of this batch to do; a step is about two
+            owed += (
+                4.0 if in_turns and balance.rounds % hvd.size() == hvd.rank() else extra
+            )  # how many more products of this batch to do; a step is about two
             while owed >= 1.0:
                 x @ weights
                 owed -= 1.0
@@ -109,7 +115,7 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     pin_to_core(hvd.local_rank() if hvd.local_size() > 1 else hvd.rank())
-    slow = options if hvd.rank() == options.slow else None
+    slow = options if options.cause == "turns" or hvd.rank() == options.slow else None
     with hit(slow.cause if slow else "", options.strength, 4 * options.seconds + 60):
         balance = LoadBalance(options.policy, global_batch=GLOBAL_BATCH, telemetry=options.telemetry)
         train(balance, slow, options.seconds)

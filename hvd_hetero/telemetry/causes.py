@@ -4,11 +4,14 @@ How slow rank i is, ``slow_i``, is a share of time (`slowness`), and so is what 
 reading of rank i (`measurement.hindrances`: the share of time in which its quota held it back, in which other processes
 ran in its place, and so on) and ``s`` the lower quartile of that reading over the ranks,
 
-    explained_i = s_i - s lag_i / slow_i.
+    explained_i = (s_i - s) lag_i / slow_i + r_i (1 - lag_i / slow_i).
 
-What all ranks have makes none of them slower than others; but where ranks hold each other up in turns, by pauses at
-different moments, ``lag_i`` is nothing beside ``slow_i``, and all of ``s_i`` counts. Waiting for data, and work between
-rounds, are known for each round, and count by what they take beyond those of the fast ranks, per sample and round.
+What all ranks have makes none of them slower than others. The second part is for ranks that hold each other up in
+turns, where ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop a rank at moments of its own.
+They cost as much as they take at most, and so have r_i = s_i - s / 2: half of what all have, since half must be
+explained. Any other reading is spread over time. Of those, r_i is the mean of what is beyond the fast ranks' in rounds
+in which rank i is slower than they are. Waiting for data, and work between rounds, are known for each round, and count
+by what they take beyond those of the fast ranks, per sample and round.
 
 **Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
 rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
@@ -65,6 +68,8 @@ LEAST_UNEXPLAINED = 0.20
 """The same where no reading tells why: some scatter and some transfer there is in every run."""
 
 _EXPLAINS = 0.5  # of what a rank is slow by, at least
+_PAUSES = frozenset({"throttled", "garbage"})
+_OF_PAUSES = 0.5  # of pauses that all ranks have, what counts where they hold each other up in turns
 _EVENED = 0.5  # of its lag, at least, that the split takes from its work
 _LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
 _MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
@@ -181,9 +186,13 @@ def _candidates(found: Slowness) -> Iterator[_Candidate]:
         "memory": run.stalled,
         "garbage": run.collecting,
     }
+    late = beyond_s(found.own_s, found.work) > 0
     for kind, column in readings.items():
         share = np.nan_to_num(_mean(run, column))
-        yield _Candidate(kind, (share - fast(share) * ours) * whole, share)
+        common = fast(share)
+        more = (column - fast(column)[:, None]) * late
+        in_turns = share - common + common * _OF_PAUSES if kind in _PAUSES else np.nan_to_num(_mean(run, more))
+        yield _Candidate(kind, (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share)
     loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
     for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
         beyond = beyond_s(spent_s, found.work).sum(axis=0)

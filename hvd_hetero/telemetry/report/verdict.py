@@ -7,7 +7,8 @@ its kinds are three: ranks wait for their own data, or do other work at differen
 longest.
 
 A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
-slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. If there is neither a loss nor a cause,
+slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. Left to the turns are ranks that bear
+about the same, for a reason not known, and are as fast as others on the whole. If there is neither a loss nor a cause,
 nothing is wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
 """
 
@@ -78,6 +79,7 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
     late, slow, scatter = late_ranks(found), _slow_ranks(found, own), []
+    slow = [rank for rank in slow if late or not _takes_turns(found, own, rank)]
     if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
         late, scatter = [], late  # for all that is known
     losses = dict(found.kinds)
@@ -111,6 +113,11 @@ def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
     kinds = {rank: cause.kind for rank, cause in enumerate(causes) if cause is not None}
     slow = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
     return sorted(slow, key=lambda rank: float(np.nan_to_num(found.ranks.of_best_rank[rank])))
+
+
+def _takes_turns(found: Figures, causes: Sequence[Cause | None], rank: int) -> bool:
+    cause, pace = causes[rank], found.ranks.of_best_rank[rank]
+    return cause is not None and cause.kind == "unknown" and bool(pace > 1.0 - LEAST_UNEXPLAINED)
 
 
 def _largest(found: Figures, of_all: Verdict | None = None) -> str:
