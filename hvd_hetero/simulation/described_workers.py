@@ -111,9 +111,15 @@ def _availability(settings: Settings | None, series: Series) -> Availability | N
     try:
         if "file" in settings:
             scale = settings.number("scale", _FACTOR, 1.0)
-            values = series.column(settings, Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of))
+            if settings.take("used", bool, False):
+                least = settings.number("least", Range(_SHARE.least, 1, "what is left on a busy machine"), 0.01)
+                used = series.column(settings, Range(0, 1 / scale, "the share that others use, times 1 / scale"))
+                shares = [max(1.0 - scale * v, least) for v in used]
+            else:
+                within = Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of)
+                shares = [scale * v for v in series.column(settings, within)]
             step_s, repeat = settings.number("step_s", _MOMENT), settings.take("repeat", bool, True)
-            process = Availability.series([scale * v for v in values], step_s, repeat=repeat)
+            process = Availability.series(shares, step_s, repeat=repeat)
         else:
             at_s = settings.numbers("at_s", Range(0, _MOMENT.most, "the seconds of a change"), [0.0])
             share = settings.numbers("share", _SHARE)

@@ -26,7 +26,8 @@ In rounds whose waiting is not known, t_ik = c_ik + d_ik.
     transfer_k = min_i w_ik                               the last rank waits for the transfer alone; at most the rest
     between_k = e_k - max_i t_ik - transfer_k             q_k: what all ranks' loops do between rounds; balancing
 
-between_k may be below zero in a round, because clocks of different ranks measure its parts. Its sum seldom is.
+between_k may be below zero in a round, because clocks of different ranks measure its parts. If its sum is, ``shares``
+takes that from the transfers, or else from the largest part.
 
 **Ranks.** This is the one definition of what a rank costs. The ranks in S alone would delay a round by
 v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley value: the round's time with it less that without it,
@@ -189,9 +190,14 @@ def attribute(run: Run, done: Work) -> Attribution:
 def shares(lost: Attribution, counts: Bools) -> Shares:
     """Return the shares of the run's time, over the rounds that count; all 0 where none does."""
     elapsed_s = float(lost.elapsed_s[counts].sum()) or 1.0
+    parts = {"ideal": float(lost.ideal_s[counts].sum()) / elapsed_s}
+    parts |= {kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS}
+    if (missing := -parts["between"]) > 0.0:
+        parts["between"] = 0.0
+        parts["transfer" if parts["transfer"] >= missing else max(parts, key=parts.__getitem__)] -= missing
     return Shares(
-        ideal=float(lost.ideal_s[counts].sum()) / elapsed_s,
-        kinds={kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS},
+        ideal=parts.pop("ideal"),
+        kinds=parts,
         cost=lost.cost_s[counts].sum(axis=0) / elapsed_s,
         cost_input=lost.cost_input_s[counts].sum(axis=0) / elapsed_s,
     )

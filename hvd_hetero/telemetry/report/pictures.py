@@ -23,7 +23,7 @@ from hvd_hetero.telemetry.report.svg import (
     ticks,
     whole_ticks,
 )
-from hvd_hetero.telemetry.report.words import number, percent
+from hvd_hetero.telemetry.report.words import number, percent, percents
 
 __all__ = ["Picture", "Scales", "pictures"]
 
@@ -111,8 +111,10 @@ def _bar(found: Figures) -> Picture:
     told = f"{found.ideal:.0%} ideal, " + ", ".join(f"{found.kinds[kind]:.0%} {name}" for kind, name in names.items())
     total = sum(max(share, 0.0) for share, _ in parts)
     legend = tuple(
-        (look, f"{name} {percent(share)}")
-        for (share, look), name in zip(parts, [IDEAL, *names.values()], strict=True)
+        (look, f"{name} {text}")
+        for (share, look), name, text in zip(
+            parts, [IDEAL, *names.values()], percents([share for share, _ in parts]), strict=True
+        )
         if share >= 0.0005
     )
     return Picture("All of the time", box(bars(parts, total), told), kind="bar", legend=legend)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.attribution import kinds_of
 from hvd_hetero.telemetry.report.figures import Figures, RankFigures
 from hvd_hetero.telemetry.report.made import Report
-from hvd_hetero.telemetry.report.words import UNKNOWN, duration, listed, number, percent
+from hvd_hetero.telemetry.report.words import UNKNOWN, duration, listed, number, percent, percents
 
 __all__ = [
     "MOST_RANKS",
@@ -56,7 +56,8 @@ def kinds_table(found: Figures) -> Table:
         ("computing: the ideal", found.ideal),
         *((name, found.kinds[kind]) for kind, name in kinds_of(found.workers).items()),
     ]
-    rows = tuple((name, percent(share), duration(share * round_s)) for name, share in lines)
+    told = percents([share for _, share in lines])
+    rows = tuple((name, text, duration(share * round_s)) for (name, share), text in zip(lines, told, strict=True))
     return Table(("what", "share of the time", "in a round"), rows, {1: [share for _, share in lines]})
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["UNKNOWN", "duration", "listed", "named_ranks", "number", "percent"]
+from hvd_hetero.allocation import proportional
+
+__all__ = ["UNKNOWN", "duration", "listed", "named_ranks", "number", "percent", "percents"]
 
 UNKNOWN = "\N{EN DASH}"
 
@@ -18,6 +20,12 @@ def percent(share: float) -> str:
         return UNKNOWN
     share = round(share, 4) + 0.0  # no minus before a zero
     return f"{share:.0%}" if abs(share) >= 0.0995 else f"{share:.1%}"
+
+
+def percents(shares: Sequence[float]) -> list[str]:
+    """Return shares of one whole with a digit after the point; those sum to 100 as well."""
+    whole = proportional([max(share, 0.0) for share in shares], 1000, minimum=0)
+    return [f"{thousandths / 10:.1f}%" for thousandths in whole.tolist()]
 
 
 def number(value: float) -> str:

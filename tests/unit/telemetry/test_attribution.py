@@ -15,6 +15,7 @@ from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.telemetry import Recorder
 from hvd_hetero.telemetry.attribution import KINDS, airport, attribute, ideal
 from hvd_hetero.telemetry.report import figures
+from hvd_hetero.telemetry.report.tables import kinds_table
 from hvd_hetero.telemetry.work import counted, impossible, work
 
 
@@ -273,3 +274,14 @@ def test_a_run_without_a_usable_round_is_refused():
         figures(run_of([[1, 1]] * 2, [[1, 1]] * 2, [0, -1]))
     with pytest.raises(ValueError, match="no rank has a round with samples and a computing time"):
         figures(run_of([[0, 0]] * 2, [[1, 1]] * 2, [1, 1]))
+
+
+def test_no_share_of_a_run_is_below_nothing_and_all_sum_to_it():
+    """By another rank's clock rank 1 takes 2.01 s in rounds of 2 s; the 0.02 s of transfers before make up for it."""
+    run = run_of([[10, 10]] * 5, [[1, 1], [1, 1.98], *[[1, 2.01]] * 3], [2] * 5, wait_s=[[1, 0.02]] * 2 + [[1, 0]] * 3)
+    found = figures(run, replayed=False)
+    assert found.kinds["between"] == 0
+    assert min(found.kinds.values()) >= 0
+    assert found.ideal + sum(found.kinds.values()) == pytest.approx(1)
+    shown = [float(row[1].rstrip("%")) for row in kinds_table(found).rows]
+    assert sum(shown) == pytest.approx(100)
