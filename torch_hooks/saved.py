@@ -13,7 +13,8 @@
 
 Where the file is there, the training goes on after the round that it was saved at, in the middle of an epoch: what was
 done since is done again, and an epoch visits each sample once. Rank 0 alone reads and writes; the file changes
-as a whole or not at all, so a job that is ended while it writes leaves the former one.
+as a whole or not at all, so a job that is ended while it writes leaves the former one. Its last bytes are a checksum of
+all others, which is compared before anything in it is used. ``torch.load`` reads it, too.
 
 What is in it is what survives a change of ranks in memory, too (``hvd_hetero.elastic``): plans and the policy's state,
 each rank's predictor, the place in the data. A rank on another host than that of its number was on knows nothing of its
@@ -27,14 +28,19 @@ to survive: neither Horovod nor hosts that are watched, but whoever starts the j
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import io
 import logging
 import os
+import secrets
 import socket
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -47,7 +53,10 @@ from torch_hooks.parameters.broadcast import broadcast_state
 
 __all__ = ["SavedTraining"]
 
-_VERSION = 1
+_VERSION = 2
+_SEAL = b"hvd-hetero saved\n"  # before the checksum, at the end of the file
+_CHECKSUM_BYTES = 32
+_AT_ONCE = 1 << 20  # bytes read at once (arbitrary)
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +75,8 @@ class SavedTraining:
     rounds_per_save
         It is saved before the first round that follows so many others, when the body of the loop is done with these.
         All ranks wait while rank 0 writes. "auto": as many as keep that within a hundredth of the time, by what rank 0
-        measures. None: only where you call ``save()`` yourself.
+        measures. None: only where you call ``save()`` yourself. If the disk is full, such a save warns, and training
+        goes on; ``save()`` raises.
     parts
         What is to be kept, by a name of yours: everything that has ``state_dict`` and ``load_state_dict`` (model,
         optimizer, schedule, ``GradScaler``). Rank 0's is kept, and given to all.
@@ -114,6 +124,8 @@ class SavedTraining:
         self._batches = batches
         self._parts = parts
         self._saved_at = 0
+        self._fails = False
+        """True: the latest save could not be written, and a warning says so."""
         self._pace = CommitPace()
         self._host = socket.gethostname()
         self._load()
@@ -134,9 +146,9 @@ class SavedTraining:
     def _save_if_due(self) -> None:
         since = self._session.balancer.rounds - self._saved_at
         if self.rounds_per_save is not None and self._pace.is_due(self.rounds_per_save, since):
-            self._save()
+            self._save(goes_on=True)
 
-    def _save(self) -> None:
+    def _save(self, *, goes_on: bool = False) -> None:
         session, survival = self._session, Survival()
         self._saved_at = session.balancer.rounds  # also of one that fails: with a full disk, each round would try again
         session.meter.catch_up()  # what a device has still to do of these rounds is no part of what saving takes
@@ -146,38 +158,55 @@ class SavedTraining:
                 own = session.wire.allgather_object((self._host, survival.own), name=f"{session.prefix}.saved")
             with self._all_or_none():
                 if session.wire.rank == 0:
-                    self._write({**survival.state_dict(), "own": list(own)})
+                    try:
+                        self._write({**survival.state_dict(), "own": list(own)})
+                        self._fails = False
+                    except _NotWrittenError as error:
+                        if not goes_on:
+                            raise
+                        if not self._fails:
+                            logger.warning("%s. Training goes on, and later saves try again.", error)
+                        self._fails = True
 
     def _write(self, progress: Mapping[str, Any]) -> None:
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         content = {"version": _VERSION, "progress": progress, "parts": parts}
-        partial = self.path.with_name(f"{self.path.name}.partial")
+        partial = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.partial")  # another job writes its own
         try:
-            with open(partial, "wb") as file:
+            with _Sealed(partial) as file:
                 torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
+                file.seal()
             if not _plain(content):
                 self._require_readable(partial, parts)
             partial.replace(self.path)
         except Exception as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             if isinstance(error, HeteroError):
                 raise
-            raise HeteroError(
+            kind = _NotWrittenError if isinstance(error, OSError | RuntimeError) else HeteroError  # PyTorch has either
+            raise kind(
                 f"{self.path} cannot be written ({type(error).__name__}: {error}); what was saved before is still there"
             ) from error
+
+    def _clear_leftovers(self) -> None:
+        """Remove what processes left that were killed while they wrote. One that still writes holds a lock."""
+        for partial in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.partial"):
+            with suppress(OSError), open(partial, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink()
 
     def _require_readable(self, partial: Path, parts: Mapping[str, Any]) -> None:
         """Before it takes the former one's place: nothing is unpickled when it is read, and it is not all plain."""
         try:
             torch.load(partial, map_location="cpu", weights_only=True)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised below, without PyTorch's advice to unpickle
             odd = [name for name, state in parts.items() if not _plain(state)]
             raise HeteroError(
                 f"the state of {', '.join(odd) or 'this training'} is not of tensors and plain data, and could not be "
-                f"read again ({error}); let its state_dict() return numbers, texts, lists, dicts and tensors"
-            ) from error
+                f"read again ({type(error).__name__}); let its state_dict() return numbers, texts, lists, dicts and "
+                "tensors"
+            ) from None
 
     def _load(self) -> None:
         session, wire = self._session, self._session.wire
@@ -185,6 +214,7 @@ class SavedTraining:
         with self._all_or_none():
             if wire.rank == 0:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._clear_leftovers()
                 if self.path.exists():
                     content = self._read()
                     for name, part in self._parts.items():
@@ -210,31 +240,45 @@ class SavedTraining:
                 "the global batch was %s and is %d now; learning rates stay as they are",
                 survival.rates_for, session.balancer.global_batch,
             )  # fmt: skip
-        survival.take_up(session.balancer, wire, session.prefix)
-        if survival.place is not None:
-            self._batches.cutter.load_state_dict(survival.place)
+        try:
+            survival.take_up(session.balancer, wire, session.prefix)
+            if survival.place is not None:
+                self._batches.cutter.load_state_dict(survival.place)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HeteroError(
+                f"{self.path} does not fit this training ({type(error).__name__}: {error}); train as when it was "
+                "saved, or give another path"
+            ) from error
         self._saved_at = session.balancer.rounds
 
     def _read(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
-            version, names = content["version"], set(content["parts"])
-            progress = content["progress"]
-            if not (
-                {"common", "place", "rates_for"} <= set(progress) and all(len(own) == 2 for own in progress["own"])
-            ):
-                raise ValueError("something is missing")
-        except Exception as error:  # whatever a file from elsewhere makes of it
-            raise HeteroError(
-                f"{self.path} is no saved training, or is damaged ({type(error).__name__}: {error}); remove it to "
-                "begin again, or give another path"
-            ) from error
+        with open(self.path, "rb") as file:
+            if not _is_whole(file):
+                raise self._damaged("its checksum is missing or wrong")
+            file.seek(0)
+            try:
+                content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+                version, names = content["version"], set(content["parts"])
+                progress = content["progress"]
+                if not (
+                    {"common", "place", "rates_for"} <= set(progress)
+                    and all(len(own) == 2 for own in progress["own"])
+                    and progress["common"]["rounds"] >= 0
+                ):
+                    raise ValueError
+            except Exception as error:  # noqa: BLE001 - raised below, without PyTorch's advice to unpickle
+                raise self._damaged(f"{type(error).__name__} while it was read") from None
         if version != _VERSION or names != set(self._parts):
             raise HeteroError(
                 f"{self.path} holds {', '.join(sorted(names))} in version {version}, and this training saves "
                 f"{', '.join(sorted(self._parts))} in version {_VERSION}; give the same parts, or another path"
             )
         return content
+
+    def _damaged(self, why: str) -> HeteroError:
+        return HeteroError(
+            f"{self.path} is no saved training, or is damaged: {why}. Remove it to begin again, or give another path"
+        )
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -263,3 +307,41 @@ def _plain(state: Any) -> bool:
     if type(state) in (list, tuple):
         return all(map(_plain, state))
     return type(state) in (int, float, bool, str, type(None), torch.Tensor)
+
+
+class _NotWrittenError(HeteroError):
+    """The disk is full, or gone."""
+
+
+class _Sealed(io.BufferedWriter):
+    """A new file whose last bytes are a checksum of all that was written before; locked while it is open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "xb"))
+        self._checksum = blake2b(digest_size=_CHECKSUM_BYTES)
+        with suppress(OSError):  # some file systems know no locks
+            fcntl.flock(self, fcntl.LOCK_EX)
+
+    def write(self, data: Any, /) -> int:
+        """Write them, and add them to the checksum."""
+        self._checksum.update(data)
+        return super().write(data)
+
+    def seal(self) -> None:
+        """Write the checksum, and have the disk hold it all."""
+        super().write(_SEAL + self._checksum.digest())
+        self.flush()
+        os.fsync(self.fileno())
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    """Whether the last bytes of a file are the checksum of all others."""
+    left = file.seek(0, os.SEEK_END) - len(_SEAL) - _CHECKSUM_BYTES
+    if left < 0:
+        return False
+    file.seek(0)
+    checksum = blake2b(digest_size=_CHECKSUM_BYTES)
+    while left and (data := file.read(min(left, _AT_ONCE))):
+        checksum.update(data)
+        left -= len(data)
+    return file.read() == _SEAL + checksum.digest()

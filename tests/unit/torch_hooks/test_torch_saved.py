@@ -8,7 +8,9 @@ import re
 import resource
 import signal
 import socket
+import threading
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, NonBlocking, SelfAdaptive, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, SavedTraining  # noqa: E402
+from torch_hooks.saved import _Sealed  # noqa: E402
 
 SAMPLES, GLOBAL_BATCH = 41, 12
 X = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -41,12 +44,12 @@ class Indexed(torch.utils.data.Dataset):
 class Job:
     """A training that ends after some rounds, as if its process had been killed then, or is done."""
 
-    def __init__(self, path: Path, policy="bsp", *, every=2, workers=0, **options) -> None:
+    def __init__(self, path: Path, policy="bsp", *, every=2, workers=0, dataset=None, **options) -> None:
         self.model = torch.nn.Linear(5, 1).double()
         torch.nn.init.constant_(self.model.weight, 0.1)
         torch.nn.init.constant_(self.model.bias, 0.1)
         self.balance = LoadBalance(policy, global_batch=GLOBAL_BATCH, **options)
-        self.loader = BalancedLoader(Indexed(), self.balance, shuffle=True, seed=4, num_workers=workers)
+        self.loader = BalancedLoader(dataset or Indexed(), self.balance, shuffle=True, seed=4, num_workers=workers)
         inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.optimizer = DistributedOptimizer(inner, self.balance, self.model.named_parameters())
         self.schedule = torch.optim.lr_scheduler.StepLR(inner, 3, gamma=0.5)
@@ -100,7 +103,7 @@ def test_ranks_save_before_the_same_rounds_whatever_each_of_them_measures(tmp_pa
         job, now, saved_at = Job(tmp_path / "a", every="auto"), itertools.count(), []
         job.saved._pace = CommitPace(lambda: next(now))
         save = job.saved._save
-        job.saved._save = lambda: (saved_at.append(job.balance.rounds), save())
+        job.saved._save = lambda **given: (saved_at.append(job.balance.rounds), save(**given))
         job.optimizer.register_step_post_hook(lambda *_: [next(now) for _ in range(50 if rank == 0 else 0)])
         job.run(40, until=40)
         return saved_at
@@ -155,30 +158,36 @@ def test_other_ranks_than_before_go_on_with_shares_of_their_own(tmp_path, ranks)
     assert all(torch.equal(job.flat, jobs[0].flat) for job in jobs)
 
 
-def test_where_the_disk_is_full_all_ranks_stop_and_the_former_file_stays(tmp_path):
-    """PyTorch raises no OSError then. A limit on the size of files does what a full disk does."""
+def test_a_full_disk_warns_once_and_keeps_the_former_file_but_save_raises(tmp_path, caplog):
+    """PyTorch may raise no OSError then. A limit on the size of files does what a full disk does."""
     path = tmp_path / "run"
     run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
     before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
-    def stops(rank):
-        job = Job(path, every=1)
+    def goes_on(rank):
+        job = Job(path, every=1).run(2)
         with pytest.raises(HeteroError) as failure:
-            job.run(2)
-        job.saved._save_if_due()  # and not again, where the program goes on, until as many rounds have passed
-        return str(failure.value)
+            job.saved.save()
+        return job, str(failure.value)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
-        told = run_on_threads(stops, 2)
+        jobs, told = zip(*run_on_threads(goes_on, 2), strict=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert told[0].startswith(f"{path} cannot be written (")
+    assert {job.balance.rounds for job in jobs} == {8}, "two epochs of four rounds"
+    warnings = [record.message for record in caplog.records if record.name == "torch_hooks.saved"]
+    assert len(warnings) == 1, warnings
+    for text in (warnings[0], told[0]):
+        assert text.startswith(f"{path} cannot be written (")
+        assert "inline_container" not in text
     assert told[1].startswith("rank 0 has failed to read or write")
     assert [each.name for each in tmp_path.iterdir()] == ["run"], "nothing is left of what did not fit"
     assert path.read_bytes() == before
+    job = run_on_threads(lambda rank: Job(path, every=1).run(2), 1)[0]
+    assert seen([job])  # what was kept is whole
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
@@ -272,24 +281,128 @@ def test_data_that_are_read_ahead_are_read_again(tmp_path):
     assert sum(e == 0 for e, _ in again) == SAMPLES - 2 * GLOBAL_BATCH
 
 
-@pytest.mark.parametrize("content", [b"", b"no training", b"PK\x03\x04 a zip file, they say"])
-def test_a_file_that_is_no_training_is_refused_on_all_ranks(tmp_path, content):
+def overwritten(path: Path, *, by: bytes, at: int = 0) -> None:
+    """Put bytes in the place of some of the weights, as a bad disk does."""
+    weight = torch.load(path, weights_only=True)["parts"]["model"]["weight"].numpy().tobytes()
+    whole = bytearray(path.read_bytes())
+    begin = whole.index(weight) + at
+    whole[begin : begin + len(by)] = by
+    path.write_bytes(whole)
+
+
+def edited(path: Path, change) -> None:
+    """Write it again with other figures, which PyTorch finds in order."""
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "no training": lambda path: path.write_bytes(b"no training"),
+    "a zip file, they say": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(300)),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "one bit": lambda path: overwritten(path, by=b"\x01", at=3),
+    "NaN": lambda path: overwritten(path, by=np.float64(math.nan).tobytes()),
+    "64 bytes": lambda path: overwritten(path, by=bytes(range(64)), at=8),
+    "rounds of 1e9": lambda path: edited(path, lambda saved: saved["progress"]["common"].update(rounds=10**9)),
+    "rounds of -5": lambda path: edited(path, lambda saved: saved["progress"]["common"].update(rounds=-5)),
+    "missing keys": lambda path: edited(path, lambda saved: saved["progress"]["common"].pop("plans")),
+    "another process's pickle": lambda path: torch.save(
+        {"version": 2, "progress": re.compile("code"), "parts": {}}, path
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_file_that_is_damaged_is_refused_on_all_ranks_before_anything_is_used(tmp_path, kind):
     path = tmp_path / "run"
-    path.write_bytes(content)
+    run_on_threads(lambda rank: Job(path).run(1, until=3), 2)
+    DAMAGES[kind](path)
 
     def refused(rank):
-        with pytest.raises(HeteroError, match="is no saved training, or is damaged"):
-            Job(path)
+        model = torch.nn.Linear(5, 1).double()
+        loaded = []
+        model.load_state_dict = loaded.append
+        balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
+        loader = BalancedLoader(Indexed(), balance, shuffle=True, seed=4)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), balance)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        with pytest.raises(HeteroError) as failure:
+            SavedTraining(path, balance, loader, model=model, optimizer=optimizer, schedule=schedule)
+        assert not loaded
+        return str(failure.value)
 
-    run_on_threads(refused, 2)
+    for told in run_on_threads(refused, 2):
+        assert f"{path} is no saved training, or is damaged" in told
+        assert "Remove it to begin again" in told
+        assert "weights_only" not in told
 
 
-def test_nothing_is_unpickled(tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"version": 2, "progress": re.compile("code"), "parts": {}},
+        {"version": 2, "progress": {"common": {"rounds": -5}, "place": {}, "rates_for": 1, "own": []}, "parts": {}},
+        {"version": 2, "parts": {}},
+    ],
+)
+def test_what_has_a_checksum_is_checked_and_nothing_is_unpickled(tmp_path, content):
     """A file may come from somebody else."""
     path = tmp_path / "run"
-    torch.save({"version": 1, "progress": re.compile("code"), "parts": {}}, path)
-    with pytest.raises(ThreadRankError, match="is no saved training"):
+    with _Sealed(path) as file:
+        torch.save(content, file)
+        file.seal()
+    with pytest.raises(ThreadRankError, match="is no saved training") as failure:
         run_on_threads(lambda rank: Job(path), 1)
+    assert "weights_only" not in "".join(traceback.format_exception(failure.value))
+
+
+def test_two_jobs_on_one_path_never_tear_the_file(tmp_path, monkeypatch):
+    """They stand at different rounds, and write at the same time."""
+    path, both = tmp_path / "run", threading.Barrier(2, timeout=30)
+    jobs = [run_on_threads(lambda rank: Job(path, every=None), 1)[0] for _ in range(2)]
+    save, errors = torch.save, []
+
+    def save_together(content, file):
+        save(content, file)
+        both.wait()  # now both are written, and neither has taken the former one's place
+
+    def run(job):
+        try:
+            job.saved.save()
+        except Exception as error:  # noqa: BLE001 - judged below
+            errors.append(error)
+
+    monkeypatch.setattr(torch, "save", save_together)
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
+    assert run_on_threads(lambda rank: Job(path).began_at, 1) == [0]
+
+
+def test_what_a_killed_process_left_half_written_is_removed_but_not_what_another_one_writes(tmp_path):
+    killed, alive = tmp_path / "run.0badcafe.partial", tmp_path / "run.1badcafe.partial"
+    killed.write_bytes(b"half")
+    with _Sealed(alive):
+        run_on_threads(lambda rank: Job(tmp_path / "run"), 1)
+        assert alive.exists()
+    assert not killed.exists()
+
+
+def test_other_data_than_those_that_were_saved_are_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "run"
+    run_on_threads(lambda rank: Job(path).run(1, until=3), 1)
+
+    def refused(rank):
+        with pytest.raises(HeteroError, match=f"{path} does not fit this training .*length"):
+            Job(path, dataset=range(7))
+
+    run_on_threads(refused, 1)
 
 
 def test_mistakes_are_told(tmp_path):
@@ -325,7 +438,7 @@ def test_mistakes_are_told(tmp_path):
         balance = LoadBalance("bsp", global_batch=GLOBAL_BATCH)
         loader = BalancedLoader(Indexed(), balance)
         with pytest.raises(
-            HeteroError, match="holds model, optimizer, schedule in version 1, and this training saves net"
+            HeteroError, match="holds model, optimizer, schedule in version 2, and this training saves net"
         ):
             SavedTraining(tmp_path / "parts", balance, loader, net=torch.nn.Linear(1, 1))
 
