@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LOAD_BALANCE", "OPTIMIZER", "refuse"]
+import torch
+
+__all__ = ["LOAD_BALANCE", "OPTIMIZER", "refuse", "refuse_synchronised"]
 
 OPTIMIZER = {
     "op": "leave it out: the gradient is the mean over the samples of all ranks; for hvd.Sum, multiply the loss by "
@@ -29,3 +32,35 @@ def refuse(given: Mapping[str, Any], instead: Mapping[str, str], who: str) -> No
     for name, value in given.items():
         way_out = instead.get(name, f"see help({who}) for those that it has")
         raise TypeError(f"{who} has no argument {name}={value!r}; {way_out}")
+
+
+def refuse_synchronised(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if something else sums the gradients of this optimizer, or keeps its parameters or state in parts."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        raise TypeError(
+            "optimizer is a ZeroRedundancyOptimizer, which keeps a part of the state on each rank; give the optimizer "
+            "that it wraps, such as torch.optim.AdamW(model.parameters())"
+        )
+    for mark, kind in (("_fsdp_flattened", "FullyShardedDataParallel"), ("placements", "fully_shard or a DTensor")):
+        if any(hasattr(p, mark) for p in parameters):
+            raise TypeError(
+                f"the optimizer's parameters are sharded by {kind}, and DistributedOptimizer sums whole gradients; "
+                "give it a plain model that each rank holds whole, or train with FSDP alone"
+            )
+    if _have_ddp(parameters):
+        gc.collect()  # one that nobody uses any more does no harm
+        if _have_ddp(parameters):
+            raise TypeError(
+                "the optimizer's model is wrapped by DistributedDataParallel, and both would sum its gradients; leave "
+                "DistributedDataParallel out, since DistributedOptimizer sums them"
+            )
+
+
+def _have_ddp(parameters: list[torch.Tensor]) -> bool:
+    """Whether a DistributedDataParallel holds one of them. It leaves no mark on a parameter, so look for it."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
+    wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))
+    return any(id(p) in mine for each in wrapped for p in each.parameters())

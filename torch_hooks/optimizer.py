@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvd_hetero.errors import RoundStateError
-from torch_hooks.arguments import OPTIMIZER, refuse
+from torch_hooks.arguments import OPTIMIZER, refuse, refuse_synchronised
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.parameters.broadcast import named_groups, suitable
 from torch_hooks.updates import Updates
@@ -84,6 +84,7 @@ class DistributedOptimizer(WrappedOptimizer):
     ) -> None:
         refuse(others, OPTIMIZER, "DistributedOptimizer")
         suitable(optimizer)
+        refuse_synchronised(optimizer)
         if not isinstance(balance, LoadBalance):
             raise TypeError(
                 f"balance must be the LoadBalance of this training, got {type(balance).__name__}; write "

@@ -29,6 +29,7 @@ def ranks(pool):
         "hugging_face_accumulates",
         "accelerates",
         "lightning",
+        "transformers_trainer",
     ],
 )
 def test_a_ported_script_is_that_of_one_process(ranks, script):

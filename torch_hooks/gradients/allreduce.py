@@ -37,7 +37,8 @@ __all__ = ["Allreduce"]
 _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
-    "optimizer.skip_synchronize(): optimizer.step()"
+    "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at "
+    "max_grad_norm=0, and DistributedDataParallel averages: docs/porting.md says how to leave that out"
 )
 
 

@@ -393,6 +393,44 @@ def lightning() -> dict[str, Any]:
     )  # fmt: skip
 
 
+def transformers_trainer() -> dict[str, Any]:
+    """It clips in its loop, at infinity where told not to: in a hook instead, as the page on porting says."""
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, data: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": functional.cross_entropy(self.net(data), labels)}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self) -> BalancedLoader:  # type: ignore[override]
+            return loader
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        return dict(zip(("data", "labels"), torch.utils.data.default_collate(samples), strict=True))
+
+    model = Model()
+    balance = LoadBalance("bsp", global_batch=BATCH * hvd.size())
+    loader = BalancedLoader(DATA, balance, collate_fn=collate, samples_of=lambda batch: len(batch["labels"]))
+    optimizer = DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.02), balance)
+    scheduler = linear_decay(optimizer)
+    optimizer.register_step_pre_hook(clipped(model))
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    constant = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(net().parameters(), lr=1.0), lambda _: 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            folder, num_train_epochs=EPOCHS, max_grad_norm=0, use_cpu=True, report_to=[], save_strategy="no",
+            logging_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, optimizers=(optimizer, constant))
+        trainer.accelerator.clip_grad_norm_ = lambda *_, **__: None  # type: ignore[method-assign]
+        trainer.train()
+    return outcome(flat(model), flat(alone_with_clipping_and_decay()), flat(net()), rounds=balance.rounds)
+
+
 Step = Callable[[torch.nn.Module, DistributedOptimizer, torch.Tensor, torch.Tensor], object]
 
 
@@ -516,7 +554,7 @@ def several_optimizers_refused() -> dict[str, str]:
 
 SCENARIOS: list[Callable[[], dict[str, Any]]] = [
     horovods_mnist, horovods_imagenet, horovods_imagenet_in_parts, dcgan, dcgan_with_batch_norm,
-    two_optimizers_of_one_loss, hugging_face, hugging_face_accumulates, accelerates, lightning,
+    two_optimizers_of_one_loss, hugging_face, hugging_face_accumulates, accelerates, lightning, transformers_trainer,
     mistakes, several_optimizers_refused,
 ]  # fmt: skip
 
