@@ -40,17 +40,19 @@ _TAG_BYTES = 24
 
 
 class Kind(IntEnum):
-    """Purpose of a packet: a question, its answer, or the end of the job."""
+    """Purpose of a packet: a question, its answer, the end of the job, or that of one rank by an exception."""
 
     WHERE = 1
     HERE = 2
     END = 3
+    FAILED = 4
 
 
 class RollCall:
     """One rank's end of the questions and answers.
 
-    ``answer()`` returns this rank's answer. ``ended(rank, text)`` is called when another rank ends the job.
+    ``answer()`` returns this rank's answer. ``ended(rank, text)`` is called when another rank ends the job, and
+    ``failed(rank, text)`` when an exception ends another rank.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class RollCall:
         sockets: Sequence[socket.socket],
         answer: Callable[[], bytes],
         ended: Callable[[int, str], None],
+        failed: Callable[[int, str], None] = lambda rank, text: None,
     ) -> None:
         self.answers: dict[int, bytes] = {}
         """Answers to the latest question, by rank."""
@@ -73,6 +76,7 @@ class RollCall:
         self._sockets = list(sockets)
         self._answer = answer
         self._ended = ended
+        self._failed = failed
         self._nonce = secrets.token_bytes(16)
 
     def ask(self) -> None:
@@ -87,11 +91,11 @@ class RollCall:
             if rank != self._rank and rank not in self.answers:
                 self._tell(rank, Kind.WHERE, b"")
 
-    def end(self, text: str) -> None:
-        """Tell all others that the job ends, and why."""
+    def announce(self, kind: Kind, text: str) -> None:
+        """Tell all others that the job ends, or that this rank has failed, and why."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
-                self._tell(rank, Kind.END, text.encode()[:MOST_BYTES])
+                self._tell(rank, kind, text.encode()[:MOST_BYTES])
 
     def listen(self, seconds: float) -> None:
         """Wait at most ``seconds`` for packets, and serve those that come."""
@@ -126,6 +130,8 @@ class RollCall:
             self.heard.add(sender)
         elif kind == Kind.END:
             self._ended(sender, body.decode(errors="replace"))
+        elif kind == Kind.FAILED:
+            self._failed(sender, body.decode(errors="replace"))
 
     def _tell(self, rank: int, kind: Kind, body: bytes) -> None:
         packet = self._seal(rank, kind, self._nonce, body)

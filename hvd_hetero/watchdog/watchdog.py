@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import logging
@@ -15,10 +16,10 @@ from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
-from hvd_hetero.watchdog.roll import RollCall
+from hvd_hetero.watchdog.roll import Kind, RollCall
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
 __all__ = ["EXIT_CODE", "Watchdog"]
@@ -38,6 +39,7 @@ _MANY = 32  # with more ranks than this, each asks less often
 _FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whether packets pass
 _ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
 _SAID = 3  # times the end is announced, because packets may be lost
+_FOLLOWS = ("HorovodInternalError", "PeerLostError", "Horovod has been shut down")  # from what another rank did
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
 _CLOSE_S = 1.0  # for a look or an answer under way (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
@@ -69,6 +71,9 @@ class Watchdog:
     rank: Horovod's do after 30 s. So a silent rank is reported at a third of ``gives_up_s``.
 
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
+
+    A rank that ends by an exception of its own tells the others at its exit: their collectives end with an error that
+    names no rank, such as Horovod's "has been shut down".
 
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
     error it gets restarts an elastic job, which then gets stuck again. Rejected, too: Horovod's
@@ -107,6 +112,7 @@ class Watchdog:
         self._silent_since: dict[int, float] = {}
         self._answers_until = 0.0
         self._closed = False
+        self._heard_of_failure = False
         self._roll: RollCall | None = None
         self._hosts: tuple[str, ...] = ()
         if balancer.workers == 1:
@@ -121,7 +127,10 @@ class Watchdog:
             logger.warning("ranks that wait for one another will not be reported: %s", error)
             return
         self._hosts = directory.hosts
-        self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._ended)
+        self._roll = RollCall(
+            balancer.rank, generation, directory, sockets, self._answer, self._ended, self._other_failed
+        )
+        atexit.register(self._tell_if_failed)  # runs before Horovod's, which is older and ends the others' collectives
         name = f"hvd-hetero-watchdog-{balancer.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -223,6 +232,7 @@ class Watchdog:
             if not self._closed:
                 logger.exception("rank %d: the watchdog failed; waits are no longer watched", self._rank)
         finally:
+            atexit.unregister(self._tell_if_failed)
             roll.close()
 
     def _listen(self, seconds: float) -> None:
@@ -255,7 +265,7 @@ class Watchdog:
         finding = judge(mine, others, silent, self.patience, way_out, self._hosts, self._gives_up_s)
         if finding.ends:
             for _ in range(_SAID):
-                roll.end(finding.text)
+                roll.announce(Kind.END, finding.text)
             self._end_here(finding.text)
         elif mine.for_s >= self._says_at or (finding.silence and not self._told_of_silence):
             self._says_at = max(self._says_at, 2 * mine.for_s)
@@ -272,6 +282,24 @@ class Watchdog:
     def _ended(self, rank: int, text: str) -> None:
         mine = self.where()
         self._end_here(f"rank {rank} ends the job: {text} (Rank {self._rank} was at {mine.where}.)")
+
+    def _tell_if_failed(self) -> None:
+        """Tell the others which exception ends this process, unless they have it, too, or it follows from another."""
+        error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
+        if error is None or self._roll is None or self._closed or self._heard_of_failure:
+            return
+        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, PlanMismatchError) and not any(name in text for name in _FOLLOWS):
+            for _ in range(_SAID):
+                self._roll.announce(Kind.FAILED, text)
+
+    def _other_failed(self, rank: int, text: str) -> None:
+        if not self._heard_of_failure:
+            logger.error(
+                "rank %d has failed: %s. Errors of collectives here, such as Horovod's \"has been shut down\", follow "
+                "from that.", rank, text.rstrip("."),
+            )  # fmt: skip
+        self._heard_of_failure = True
 
     def _end_here(self, text: str) -> None:
         """End this rank with a message, whatever its main thread does."""

@@ -21,6 +21,7 @@ CASES = {
         "a_stop_that_one_rank_decides",
         "a_rank_that_is_stopped",
         "a_long_evaluation_on_one_rank",
+        "a_rank_that_raises",
     ],
     "keras_waiting.py": ["a_fit_with_a_rank_that_is_stopped", "a_fit_with_a_collective_on_one_rank"],
 }
@@ -71,6 +72,14 @@ def test_a_rank_that_is_stopped_is_known_by_its_silence(jobs, case):
     assert failure.exit_codes[0] == EXIT_CODE
     said = failure.result.stderr[0]
     assert re.search(r"rank 0 has waited for \d+ s in round \d, at .* for rank 1, which does not answer: stopped", said)
+
+
+@pytest.mark.parametrize("case", ["a_rank_that_raises"])
+def test_a_rank_that_raises_is_named_on_the_others(jobs, case):
+    first, second = failure_of(jobs[case]).result.stderr
+    assert "Horovod has been shut down" in first, "what Horovod says of it there, and no more"
+    assert first.count("rank 1 has failed: ValueError: label 7 of 5 classes.") == 1
+    assert "has failed" not in second, "rank 0 fails because of it, which is no news"
 
 
 @pytest.mark.parametrize("case", ["a_long_evaluation_on_one_rank"])

@@ -85,11 +85,22 @@ def evaluate_at_length():
         time.sleep(0.01)
 
 
+def a_rank_that_raises(model, balance, loader, optimizer):
+    """The other one's collective fails for it, and does not say why."""
+
+    def fail(loss):
+        if hvd.rank() == 1 and balance.rounds == 1:
+            raise ValueError("label 7 of 5 classes")
+
+    train(model, optimizer, loader, fail)
+
+
 CASES = [
     a_metric_averaged_in_the_body,
     a_stop_that_one_rank_decides,
     a_rank_that_is_stopped,
     a_long_evaluation_on_one_rank,
+    a_rank_that_raises,
 ]
 
 
