@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
 import os
+import stat
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, TextIO
 
 from hvd_hetero.checks import integer
 from hvd_hetero.measurement.memory_limits import HEADROOM
+from hvd_hetero.telemetry.files import named
 from hvd_hetero.telemetry.records import SCHEMA, VERSION, Record, Recorder
 
 __all__ = ["RunFile", "Telemetry", "TelemetryWriter"]
@@ -74,9 +77,8 @@ class RunFile:
         self._name_run()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if kept := _keep_former(self._path):
-                logger.warning("%s exists already, and is kept as %s", self._path, kept)
-            self._open()
+            if kept := self._open():
+                logger.warning("%s exists already, and is kept as %s", named(self._path), named(kept))
         except OSError as error:
             if not goes_on:  # a mistake of the user, who should hear of it at once
                 why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
@@ -108,9 +110,17 @@ class RunFile:
             except OSError as error:  # some file systems report a full disk only now
                 self._warn(error)
 
-    def _open(self) -> None:
-        self._file = self._path.open("w", encoding="utf-8")
-        self._bytes = 0
+    def _open(self) -> str:
+        """Begin a file and return the name that a former one has now; another job may do so at the same moment."""
+        kept = ""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.is_file() and self._path.stat().st_size:
+                kept = _keep_former(self._path)
+        while not _taken(file := self._path.open("a", encoding="utf-8"), self._path):
+            file.close()
+            kept = _keep_former(self._path)  # of the other job, which goes on writing to it
+        self._file, self._bytes = file, 0
+        return kept
 
     def _name_run(self) -> None:
         if self._rotate_bytes is not None:
@@ -122,9 +132,8 @@ class RunFile:
     def _begin_another(self, *, told: bool) -> None:
         self.close()
         try:
-            if (kept := _keep_former(self._path)) and told:
-                logger.warning("rounds begin again at an earlier one; those so far are kept as %s", kept)
-            self._open()
+            if (kept := self._open()) and told:
+                logger.warning("rounds begin again at an earlier one; those so far are kept as %s", named(kept))
         except OSError as error:
             self._warn(error)
         self._write(self._line_of_run())
@@ -142,7 +151,7 @@ class RunFile:
                 file.close()
 
     def _warn(self, error: OSError) -> None:
-        logger.warning("telemetry ends here, training goes on: cannot write %s: %s", self._path, error)
+        logger.warning("telemetry ends here, training goes on: cannot write %s: %s", named(self._path), error)
 
 
 class TelemetryWriter(Recorder):
@@ -185,14 +194,42 @@ def _value(value: Any) -> str:
     return f"[{','.join('null' if figure is None else f'{figure:.7g}' for figure in value)}]"
 
 
-def _keep_former(path: Path) -> str:
-    """Rename the file at this path to the next free number, and return that name; "" if there is none.
+def _taken(file: TextIO, path: Path) -> bool:
+    """Take a file for one run; return False if it holds something, or another job has taken it or its name."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some file systems know no locks
+        logger.debug("%s cannot be locked", path)
+    status = os.fstat(file.fileno())
+    try:
+        return not status.st_size and os.path.samestat(status, path.stat())
+    except FileNotFoundError:  # another job has renamed it
+        return False
 
-    One file cannot hold two runs, because the number of ranks may differ.
+
+def _keep_former(path: Path) -> str:
+    """Rename the file at this path to the next free number, and return that name; "" if it is gone.
+
+    One file cannot hold two runs, because the number of ranks may differ. The name is created first, so no two jobs
+    take the same one.
     """
-    if not path.is_file() or not path.stat().st_size:
-        return ""
     names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-    kept = next(name for name in names if not name.exists())
-    path.rename(kept)
+    kept = next(name for name in names if _created(name))
+    try:
+        path.rename(kept)
+    except FileNotFoundError:
+        kept.unlink()
+        return ""
     return kept.name
+
+
+def _created(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

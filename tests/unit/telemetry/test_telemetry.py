@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -54,6 +56,22 @@ def test_a_former_run_is_kept_under_another_name(tmp_path):
         write(path, rounds)
     kept = {file.name: len(read_run(file).round) for file in tmp_path.iterdir()}
     assert kept == {"run.1.jsonl": 1, "run.2.jsonl": 2, "run.jsonl": 3}
+
+
+def test_jobs_that_begin_at_the_same_moment_on_one_path_lose_no_run(tmp_path):
+    """Threads in the place of jobs; each has a number of rounds of its own."""
+    jobs = 8
+    for time in range(25):
+        path, begin = tmp_path / str(time) / "run.jsonl", threading.Barrier(jobs)
+
+        def job(rounds, path=path, begin=begin):
+            begin.wait(10)
+            write(path, rounds)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(job, range(1, jobs + 1)))
+        kept = [len(read_run(file).round) for file in path.parent.iterdir() if file.stat().st_size]
+        assert sorted(kept) == list(range(1, jobs + 1))
 
 
 def test_an_empty_file_is_in_nobodys_way(tmp_path):
