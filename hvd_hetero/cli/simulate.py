@@ -67,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
     described, recorded = _described(args)
     if args.export is not None:
         from hvd_hetero.simulation.export import export
+        from hvd_hetero.telemetry.files import named
 
-        files = export(described, args.export)
-        sys.stderr.write(f"written: {', '.join(map(str, files))}\n")
+        sys.stderr.write(f"written: {', '.join(map(named, export(described, args.export)))}\n")
     with _progress(args.quiet or args.json) as progress:
         found = compare_between(described, progress)
     outcomes = [outcome for outcome, _ in found]

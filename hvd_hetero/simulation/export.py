@@ -3,14 +3,17 @@
 ``NAME.toml`` holds the likely machines. ``NAME.csv`` has a row for each recorded round: of each worker the factor of
 its time, and the CPU and memory that it read; and the seconds of the rest of the round. Where the run does not tell the
 fixed costs, ``NAME.least.toml`` and ``NAME.most.toml`` hold the machines at either end, with series of their own. The
-first file names them as ``between``. Numbers of series carry ten digits.
+first file names them as ``between``. Numbers of series carry ten digits. Of files that are there already, only those of
+an earlier export are replaced.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +21,12 @@ from hvd_hetero.simulation.availability import ALWAYS
 from hvd_hetero.simulation.cluster import Cluster, Worker
 from hvd_hetero.simulation.description import Description
 from hvd_hetero.simulation.variation import Recorded
-from hvd_hetero.telemetry.files import named
+from hvd_hetero.telemetry.files import check_output, named, write_whole
 
 __all__ = ["export"]
+
+_MARK = "# Written by hvd-hetero simulate --export"
+_SERIES = re.compile(rb"(rest_s|(factor|cpu|memory) \d+)[,\n]")  # how a table of ours begins
 
 
 def export(described: Description, path: Path) -> list[Path]:
@@ -31,16 +37,25 @@ def export(described: Description, path: Path) -> list[Path]:
         raise ValueError(f"--export must name a file in a folder, got {named(path)}; make its folder, or name another")
     ends = [each for each in described.between if each.workers != described.cluster.workers]
     others = [path.with_suffix(f".{name}.toml") for name in (("least", "most") if ends else ())]
-    written = _write(path, described.cluster, described, [other.name for other in others])
+    contents = _contents(path, described.cluster, described, [other.name for other in others])
     for other, cluster in zip(others, described.between if ends else (), strict=True):
-        written += _write(other, cluster, described, [])
-    return written
+        contents |= _contents(other, cluster, described, [])
+    for file in contents:
+        if file.suffix == ".csv":
+            check_output(file, "--export", "table of an earlier --export", lambda begin: bool(_SERIES.match(begin)))
+        else:
+            check_output(file, "--export", "earlier --export", lambda begin: begin.startswith(_MARK.encode()))
+    for file, content in contents.items():
+        with write_whole(file) as written:
+            written.write(content)
+    return list(contents)
 
 
-def _write(path: Path, cluster: Cluster, described: Description, between: list[str]) -> list[Path]:
+def _contents(path: Path, cluster: Cluster, described: Description, between: list[str]) -> dict[Path, str]:
+    """The files of one cluster."""
     table = path.with_suffix(".csv")
     columns: dict[str, list[str]] = {}
-    lines = [*_training(cluster, described, between), "", "[network]"]
+    lines = [_MARK, *_training(cluster, described, between), "", "[network]"]
     network = cluster.network
     if network.kind == "recorded":
         columns["rest_s"] = [f"{s:.10g}" for s in network.recorded_s]
@@ -54,14 +69,14 @@ def _write(path: Path, cluster: Cluster, described: Description, between: list[s
             lines += [f"server_bandwidth_mbps = {network.server_bandwidth * 8 / 1e6!r}"]
     for number, worker in enumerate(cluster.workers):
         lines += ["", "[[workers]]", *_worker(worker, number, table.name, columns)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if not columns:
-        return [path]
-    with table.open("w", encoding="utf-8", newline="") as file:
+    contents = {path: "\n".join(lines) + "\n"}
+    if columns:
+        file = io.StringIO()
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(columns)
         rows.writerows(zip(*_repeated(columns), strict=True))
-    return [path, table]
+        contents[table] = file.getvalue()
+    return contents
 
 
 def _training(cluster: Cluster, described: Description, between: list[str]) -> Iterator[str]:

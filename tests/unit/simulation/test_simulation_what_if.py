@@ -143,6 +143,33 @@ def test_an_export_that_cannot_be_written_is_refused_at_once(name, recorded, tmp
     assert "--export must" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", [".toml", ".csv", ".least.csv"])
+def test_an_export_replaces_no_file_but_an_earlier_export(suffix, tmp_path, capsys):
+    run = _recorded(tmp_path / "run.jsonl", NonBlocking(2), 768, 45)
+    export = ["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--quiet", "--export"]
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    theirs = folder / f"project{suffix}"
+    theirs.write_text("[project]\nname = 'mine'\n")
+    assert cli.main([*export, str(folder / "project.toml")]) == 2
+    assert re.search(r"--export names .*, which exists and is no .*; name another", capsys.readouterr().err)
+    assert [each.name for each in folder.iterdir()] == [theirs.name], "nothing is written, either"
+    assert theirs.read_text().startswith("[project]")
+    theirs.unlink()
+    assert cli.main([*export, str(folder / "project.toml")]) == 0
+    before = {each.name: each.read_bytes() for each in folder.iterdir()}
+    assert theirs.name in before
+    assert cli.main([*export, str(folder / "project.toml")]) == 0
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
+
+
+def test_the_name_of_an_export_cannot_steer_the_terminal(tmp_path, capsys):
+    run = _recorded(tmp_path / "run.jsonl", BSP(), 808, 45)
+    name = tmp_path / "a\x1b[31m.toml"
+    assert cli.main(["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--export", str(name)]) == 0
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_other_machines_that_may_be_are_ranges(described, tmp_path, capsys):
     """``between`` names descriptions of as many workers; what differs among them is a range."""
     (tmp_path / "slow.toml").write_text(DESCRIBED.replace("400", "200"))
