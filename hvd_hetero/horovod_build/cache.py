@@ -7,14 +7,14 @@
     hvd-hetero/horovod/work-*/                  a build under way
 
 A wheel appears by a rename within one file system, so that it is there whole or not at all. Its digest tells when it
-was damaged later. It does not protect against an attacker who can write into the user's own directories. Only the
-holder of the lock makes work directories, so whatever it finds of them was left by a build that was killed, and is
-removed.
+was damaged later, but not who did it: ``require_own`` refuses a cache that others can write to. Only the holder of the
+lock makes work directories, so whatever it finds of them was left by a build that was killed, and is removed.
 """
 
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +66,23 @@ class WheelCache:
         """Return the directory of what the compiler made, and of its log."""
         return self.root / plan.compiled_key
 
+    def require_own(self) -> None:
+        """Raise if another user could have put a wheel here, whose code would run at its installation and import."""
+        me, home = os.geteuid(), self.root.parent
+        for path in (home.parent, home, self.root, *self.root.glob("*/"), *self.root.glob("*/*.whl")):
+            try:
+                status = path.stat()
+            except OSError:  # not made yet, or another build's that ends
+                continue
+            others = status.st_mode & stat.S_IWOTH and not (path == home.parent and status.st_mode & stat.S_ISVTX)
+            group = status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
+            if others or group or status.st_uid not in ((me, 0) if path == home.parent else (me,)):
+                raise HorovodBuildError(
+                    f"the cache of built wheels is not yours alone: {path} has the owner {status.st_uid} and mode "
+                    f"{stat.S_IMODE(status.st_mode):o}. Others could put code there, which would run as you. Remove "
+                    f"{home} and let no one else write there, or set XDG_CACHE_HOME to a folder of your own"
+                )
+
     def find(self, plan: BuildPlan) -> Path | None:
         """Return the plan's wheel if it is there, as it was stored."""
         return self._find(self.entry(plan), plan)
@@ -95,7 +112,8 @@ class WheelCache:
             raise HorovodBuildError(f"Horovod was built, but {wrong}; the log is {log}")
         with built.open("rb") as file:
             os.fsync(file.fileno())  # a rename may reach the disk before the data does
-        entry.mkdir(parents=True, exist_ok=True)
+        entry.mkdir(mode=0o755, parents=True, exist_ok=True)
+        built.chmod(0o644)
         target = entry / built.name
         _digest_file(target).write_text(sha256(built))
         os.replace(built, target)
@@ -104,7 +122,8 @@ class WheelCache:
     @contextmanager
     def locked(self, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold the cache's lock, which the kernel drops however the process ends; say so if it must be waited for."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        for folder in (self.root.parent, self.root):  # whatever the umask
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with (self.root / "lock").open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         return 0
     plan = make_plan(find_frameworks(environ), environ)
     cache = WheelCache(cache_root(environ))
+    cache.require_own()
     jobs = args.jobs if args.jobs is not None else default_jobs()
     with _terminated_as_exit(), Reporter(Console(stderr=True, quiet=args.quiet)) as reporter:
         reporter.note(plan.title)
@@ -104,7 +105,7 @@ def ensure_wheel(
 
 
 def _empty(log: Path) -> Path:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     log.write_text("")
     return log
 

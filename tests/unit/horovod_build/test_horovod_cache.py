@@ -1,6 +1,7 @@
 """Built wheels that are kept, and builds that meet at the cache."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist, make_wheel, torch_wheel
 from rich.console import Console
 
+from hvd_hetero import cli
 from hvd_hetero.horovod_build import command, plan, progress
 from hvd_hetero.horovod_build.cache import WheelCache, cache_root
 from hvd_hetero.horovod_build.errors import HorovodBuildError
@@ -104,3 +106,60 @@ def test_a_second_build_waits_and_takes_the_first_ones_wheel(
         wheel = cache.store(torch_plan, torch_wheel(cache.root / "horovod-0.28.1-x.whl"))
     thread.join(10)
     assert found == [wheel]
+
+
+def _answer(cache_home: Path, monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> int:
+    """What the command makes of a cache that holds the wanted wheel."""
+    monkeypatch.setattr(command, "make_plan", lambda *_: torch_plan)
+    monkeypatch.setattr(command, "find_frameworks", lambda *_: ())
+    return cli.main(["build-horovod", "--print-path", "--quiet"])
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> Path:
+    """A cache directory of the user's own, which holds a wheel; returns the folder of XDG_CACHE_HOME."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    old = os.umask(0)
+    try:
+        cache = WheelCache(cache_root(os.environ))
+        with cache.locked(lambda _: None):
+            cache.store(torch_plan, torch_wheel(tmp_path / "horovod-0.28.1-x.whl"))
+        (tmp_path / "home").chmod(0o755)
+    finally:
+        os.umask(old)
+    return tmp_path / "home"
+
+
+def test_a_cache_of_ones_own_is_used_whatever_the_umask_was(cached, monkeypatch, torch_plan, capsys) -> None:
+    assert _answer(cached, monkeypatch, torch_plan) == 0
+    assert capsys.readouterr().out.strip().endswith(".whl")
+
+
+@pytest.mark.parametrize(
+    "what", ["hvd-hetero", "hvd-hetero/horovod", "hvd-hetero/horovod/*", "hvd-hetero/horovod/*/*.whl", "."]
+)
+def test_a_cache_that_others_can_write_to_is_refused(cached, what, monkeypatch, torch_plan, capsys) -> None:
+    """Also by root, whose installation would run what they have put there."""
+    path = cached if what == "." else next(each for each in cached.glob(what) if each.name != "lock")
+    path.chmod(0o777)
+    assert _answer(cached, monkeypatch, torch_plan) == 1
+    said = capsys.readouterr()
+    assert ".whl" not in said.out
+    assert re.search(
+        rf"not yours alone: {path} has the owner \d+ and mode 777.*XDG_CACHE_HOME", " ".join(said.err.split())
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_cache_of_somebody_else_is_refused(cached, monkeypatch, torch_plan, capsys) -> None:
+    os.chown(cached / "hvd-hetero", 65534, 65534)
+    assert _answer(cached, monkeypatch, torch_plan) == 1
+    assert "not yours alone" in capsys.readouterr().err
+
+
+def test_a_folder_where_everybody_may_make_files_of_their_own_may_hold_the_cache(
+    cached, monkeypatch, torch_plan
+) -> None:
+    """As /tmp does."""
+    cached.chmod(0o1777)
+    assert _answer(cached, monkeypatch, torch_plan) == 0
