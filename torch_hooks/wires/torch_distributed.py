@@ -123,7 +123,10 @@ class _Line:
     """Collectives of one process group (``hvd_hetero.communication.wire.Line``)."""
 
     failure = PeerLostError
-    waits_in = ("torch.distributed.distributed_c10d", "torch_hooks.wires.torch_distributed")
+    waits_in = (
+        "torch.distributed.distributed_c10d", "torch.distributed._functional_collectives",
+        "torch_hooks.wires.torch_distributed",
+    )  # fmt: skip
     cannot_sum = ()
     crew = None
     hosts = 1

@@ -17,7 +17,7 @@ from hvd_hetero.testing import report
 from hvd_hetero.watchdog import Patience
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
-SAMPLES = 9  # with a batch of 4 and two ranks: two whole rounds, and one of a single sample, for one rank
+SAMPLES = 10  # with a batch of 4 and two ranks: two whole rounds, and one of a single sample for each rank
 PATIENCE = Patience(warn=2, deadlock=4, silent=4)
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(SAMPLES, 4, generator=GENERATOR)
@@ -43,6 +43,16 @@ def train(model, optimizer, loader, each=lambda loss: None):
 def a_metric_averaged_in_the_body(model, balance, loader, optimizer):
     train(model, optimizer, loader, lambda loss: hvd.allreduce(loss, name="loss"))
     evaluate(model)
+
+
+def a_functional_collective_in_the_body(model, balance, loader, optimizer):
+    from torch.distributed import _functional_collectives as functional_collectives
+
+    def average(loss):
+        group = torch.distributed.group.WORLD
+        return float(functional_collectives.all_reduce(loss, "avg", group) + 1)
+
+    train(model, optimizer, loader, average)
 
 
 def a_stop_that_one_rank_decides(model, balance, loader, optimizer):
@@ -97,6 +107,7 @@ def a_rank_that_raises(model, balance, loader, optimizer):
 
 CASES = [
     a_metric_averaged_in_the_body,
+    a_functional_collective_in_the_body,
     a_stop_that_one_rank_decides,
     a_rank_that_is_stopped,
     a_long_evaluation_on_one_rank,
@@ -106,7 +117,7 @@ CASES = [
 
 def main(name):
     hvd.init()
-    policies = {"micro-batches": StaticAllocation([1, 3])}
+    policies = {"micro-batches": StaticAllocation([1, 3]), "no data": StaticAllocation([1, 0])}
     case, _, policy = name.partition("/")
     torch.set_num_threads(1)
     next(each for each in CASES if each.__name__ == case)(*job(policies.get(policy)))
