@@ -1,38 +1,100 @@
 """What a data set holds in memory, read without running its ``__getitem__``.
 
 That may draw random numbers, count its calls, or open a file that worker processes must open themselves. So data are
-compared where the tensors are at hand; of other data sets nothing is told.
+compared where the tensors are at hand. Of other data sets the attributes are: file names, labels, indices, offsets. A
+difference there may be meant, so it is a warning.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import operator
+import os
+import re
+import zlib
 from collections.abc import Callable, Sequence, Sized
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from hvd_hetero.data.contents import Row, Shown, ranks_apart, show
 from hvd_hetero.errors import PlanMismatchError
 
-__all__ = ["columns_of", "require_alike"]
+__all__ = ["attributes_of", "columns_of", "require_alike"]
+
+logger = logging.getLogger(__name__)
 
 _OF_TORCHVISION = ("data", "targets")
+_DEEPEST = 3  # of data sets that hold others
+_FOLDERS = re.compile(r'"[^"]*/')
+Told: TypeAlias = tuple[Shown, Shown]
+"""Of a rank's samples, and of its data set's attributes."""
 
 
-def require_alike(dataset: Any, gather: Callable[[Shown], Sequence[Shown]]) -> None:
-    """Raise unless all ranks hold the same, as far as data are told; ``gather`` collects what they tell.
+def require_alike(dataset: Any, gather: Callable[[Told], Sequence[Told]]) -> None:
+    """Raise unless all ranks hold the same samples, as far as they are told; warn if attributes of a data set differ.
 
-    Parts of equal length, cut by hand, would be cut again by the plan.
+    Parts of equal length, cut by hand, would be cut again by the plan. ``gather`` collects what ranks tell.
     """
-    if ranks := ranks_apart(gather(show(len(dataset), columns_of(dataset)))):
+    length = len(dataset)
+    samples, attributes = zip(
+        *gather((show(length, columns_of(dataset)), show(length, attributes_of(dataset)))), strict=True
+    )
+    if ranks := ranks_apart(samples):
         raise PlanMismatchError(
             f"ranks {ranks} hold other samples than rank 0 at the same indices. Give every rank the whole dataset, "
             "alike: BalancedLoader shares it out. Seed what is drawn at random; where each rank can only read "
             "samples of its own, use an IterableDataset and stream='shard'. If they differ as they should "
             "(augmented beforehand, a cache that fills), check_data=False does not compare"
         )
+
+    for name in attributes[0][1]:
+        if ranks := ranks_apart([(n, {name: rows[name]} if name in rows else {}) for n, rows in attributes]):
+            logger.warning(
+                "%r of the dataset is another on ranks %s than on rank 0. If each rank holds a part, samples are left "
+                "out, because BalancedLoader cuts it again: give every rank the whole dataset. If that is meant, "
+                "check_data=False does not compare",
+                name, ranks,
+            )  # fmt: skip
+            return
+
+
+def attributes_of(dataset: Any, deepest: int = _DEEPEST) -> dict[str, Row]:
+    """Return a function of an index for each attribute with whole numbers, or with a plain value for each sample."""
+    rows: dict[str, Row] = {}
+    held = {} if isinstance(dataset, IterableDataset) else getattr(dataset, "__dict__", {})
+    for name, value in held.items():
+        if isinstance(value, Dataset) and isinstance(value, Sized) and deepest:
+            inner = attributes_of(value, deepest - 1).items()
+            rows |= {f"{name}.{of}": _again(row, len(value)) for of, row in inner}
+        elif isinstance(value, int) and not isinstance(value, bool):
+            rows[name] = _again(partial(operator.getitem, [value % 2**31]), 1)
+        elif _holds_samples(value, dataset):
+            rows[name] = _row_of(value)
+        elif isinstance(value, list | tuple) and len(value) == len(dataset):
+            rows[name] = _plain(value)
+    return rows
+
+
+def _again(row: Row, length: int) -> Row:
+    return lambda i: row(i % max(length, 1))
+
+
+def _plain(values: Sequence[Any]) -> Row:
+    """Checksums of file names without folders, of numbers and of what is made of them; 0 for anything else."""
+
+    def row(i: int) -> int:
+        try:
+            text = json.dumps(values[i], default=os.fspath)
+        except (TypeError, ValueError):
+            return 0
+        return zlib.crc32(_FOLDERS.sub('"', text).encode())
+
+    return row
 
 
 def columns_of(dataset: Any) -> dict[str, Row]:
