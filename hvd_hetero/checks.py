@@ -99,7 +99,7 @@ def total_in_units(total: int, multiple_of: int) -> int:
 
     A total that is not a multiple is an error rather than a last share that is not one: who asks for multiples (of a
     tensor core's tile, of a micro-batch) would get, in silence, one rank that is slow for no visible reason, and the
-    rank would change with the speeds. A short last round is divided with ``multiple_of=1``.
+    rank would change with the speeds. In a short last round the remainder goes to one rank.
     """
     if total % multiple_of:
         below = total - total % multiple_of

@@ -125,10 +125,11 @@ class RoundPlan:
         """Where this rank's samples begin in the slice of the permutation that the round takes."""
         return sum(self.samples[:rank])
 
-    def shrink(self, total: int) -> RoundPlan:
+    def shrink(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
         """The plan for a short round of ``total`` samples: same proportions, micro-batches no larger than they were.
 
-        Every rank that had samples keeps at least one while there are enough, so that as few as possible sit idle.
+        Every rank that had samples keeps at least ``minimum``, and multiples of ``multiple_of`` but for one rank, while
+        there are enough; if not, at least one, so that as few as possible sit idle.
         The round that takes the last samples of an epoch ends when all are done, because no later round could do what
         is left.
         """
@@ -136,13 +137,30 @@ class RoundPlan:
             return self
         if total == self.total:
             return replace(self, ends="all")
-        busy = np.minimum(np.asarray(self.samples, dtype=np.int64), 1)
-        samples = proportional(self.samples, total, minimum=busy if total >= busy.sum() else 0)
+        samples = self._divide(total, minimum, multiple_of)
         micro_batches = tuple(
-            -(-int(x) // -(-full // k)) if x else 0
+            -(-x // -(-full // k)) if x else 0
             for x, full, k in zip(samples, self.samples, self.micro_batches, strict=True)
         )
-        return RoundPlan(tuple(int(x) for x in samples), micro_batches, "all", self.local)
+        return RoundPlan(samples, micro_batches, "all", self.local)
+
+    def enlarge(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
+        """Return the plan for a round with some samples more: same proportions, and as many micro-batches."""
+        samples = self._divide(total, minimum, multiple_of)
+        micro_batches = tuple(min(k, x) for k, x in zip(self.micro_batches, samples, strict=True))
+        return RoundPlan(samples, micro_batches, self.ends, self.local)
+
+    def _divide(self, total: int, minimum: int, multiple_of: int) -> tuple[int, ...]:
+        busy = np.minimum(self.shares, 1)
+        for step in (multiple_of, 1):
+            over, least = total % step, busy * (-(-minimum // step) * step)
+            if total - over >= least.sum():
+                samples = proportional(self.samples, total - over, minimum=least, multiple_of=step)
+                room = np.where(busy, self.shares - samples, -total)
+                samples[room.argmax()] += over  # so that one rank alone has no multiple
+                return tuple(samples.tolist())
+        few = total < busy.sum()
+        return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
     def without(self, ended: Sequence[bool]) -> RoundPlan:
         """The plan without the ranks whose data have ended; the others do what they would have done.

@@ -1,12 +1,10 @@
-"""What the loop's body does beside its batch: looked at in the first rounds, for a rank without data will not do it.
+"""What the loop's body does beside its batch: looked at in the first rounds, where it may run unequally often on ranks.
 
-Few rounds leave a rank without data: the last one of an epoch, as a rule. What the body does for an update, and not for
-its batch, is missing there on that rank: the others wait in a collective for ever, or learning rates and parameters
-part. That is hours into a training. But that the body does so shows in its first run, on each rank by itself, with
-nothing sent: outside of the loader and of ``step()``, nothing may change that ranks must have in common.
-
-Rejected: to leave a rank without data on purpose, early. Another rank would have to do its samples, in a batch that its
-memory may not hold, or in several micro-batches, in which scripts go wrong that are right as they are.
+Under policies with several micro-batches in a round it may, or where ``collate_fn`` leaves samples out. What the body
+does for an update, and not for its batch, is missing then on some rank: the others wait in a collective for ever, or
+learning rates and parameters part. That may be hours into a training. But that the body does so shows in its first run,
+on each rank by itself, with nothing sent: outside of the loader and of ``step()``, nothing may change that ranks must
+have in common.
 """
 
 from __future__ import annotations
@@ -52,8 +50,6 @@ class Differs(NamedTuple):
     """Why bodies do not run equally often on all ranks."""
 
     why: str
-    certain: bool = False
-    """True: that will be so in this epoch."""
     now: bool = False
     """True: some rank would not take part in a collective of this body, in this very round."""
 
@@ -99,7 +95,6 @@ class Body:
         self._optimizers: Sequence[Watched] = ()
         self._round = -1
         self._rounds: set[int] = set()
-        self._first_found: dict[str, int] = {}
         self._said: set[str] = set()
         self._look: _Look | None = None
         self._stepping = False
@@ -172,17 +167,14 @@ class Body:
                 self._found(what, way_out)
 
     def _found(self, what: str, way_out: str, kind: str = "") -> None:
-        """Raise if it is sure to go wrong, once it was so in two rounds; otherwise say so, once."""
+        """Raise if other ranks wait for this one in vain; otherwise say so, once."""
         differs, kind = self._differs, kind or what
         assert differs is not None, "the body runs"
-        first = self._first_found.setdefault(kind, self._round)
         text = (
             f"round {self._round}: {what} in the loop's body, which does not run alike on all ranks: {differs.why}; "
             f"{way_out}"
         )
-        if differs.certain and kind != _COLLECTIVE:
-            text += ". If that is meant, LoadBalance(check_body=False) does not look"
-        if (differs.now and kind == _COLLECTIVE) or (differs.certain and first < self._round):
+        if differs.now and kind == _COLLECTIVE:
             self.close()
             raise RoundStateError(text)
         if kind not in self._said:

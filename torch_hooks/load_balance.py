@@ -46,9 +46,9 @@ class LoadBalance(Face):
         Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
         terminal it shows nothing (``docs/telemetry.md``).
     check_body
-        Whether to look, in the first two rounds, at what the loop's body does beside its batch, and a rank without data
-        would not do: collectives, changes of learning rates or parameters. An error if the data show that it will lack
-        it, a warning if that may be.
+        Whether to look, in the first two rounds of a policy with several micro-batches, at what the loop's body does
+        beside its batch, and a rank without data would not do: collectives, changes of learning rates or parameters. An
+        error if other ranks wait for it in vain, a warning if they may.
     patience
         How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -35,8 +34,9 @@ class BalancedLoader:
     as many rounds ahead (the papers' non-blocking batch-size update): a change of speed shows in the batches that much
     later. Use the same numbers on every rank. Without workers plans take effect in the next round.
 
-    A rank that holds nothing in a round takes part from inside the iteration: the loop's body is not run for it. Nor is
-    it for a micro-batch in which ``collate_fn`` has left nothing; where that is the last one, the round ends there.
+    A remainder of fewer samples than ranks joins the round before it. A rank that holds nothing in a round, as happens
+    with several micro-batches, takes part from inside the iteration: the loop's body is not run for it. Nor is it for a
+    micro-batch in which ``collate_fn`` has left nothing; where that is the last one, the round ends there.
 
     ``len()`` is the number of rounds of an epoch with ``global_batch`` samples each, the same on every rank. Under
     policies whose rounds differ in size, non-blocking and elastic ones, an epoch may take more rounds or fewer.
@@ -45,7 +45,7 @@ class BalancedLoader:
     ----------
     dataset
         Anything with ``__len__`` and ``__getitem__``, or an ``IterableDataset``; whole and alike on every rank. Samples
-        of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others only the length is.
+        of a ``TensorDataset``, a ``Subset`` and torchvision's data sets are compared; of others length and attributes.
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
@@ -58,8 +58,9 @@ class BalancedLoader:
     drop_last
         Leave out the last round of an epoch if it is a short one. Its samples are not visited in that epoch.
     check_data
-        Whether to compare, before the first round, a few samples of a dataset that holds tensors: parts that a user
-        has cut by hand would be cut again.
+        Whether to compare, before the first round, a few samples of a dataset that holds tensors, and attributes of
+        your own: parts that a user has cut by hand would be cut again. Other samples are an error, other attributes a
+        warning.
     stop_at
         End the iteration once ``balance.rounds`` has reached this number. All ranks then stop after the same round; a
         ``break`` in the loop's body stops only the ranks whose body runs. Set a later number and iterate again to go on
@@ -139,9 +140,9 @@ class BalancedLoader:
             session.balancer.set_lead(num_workers * (prefetch_factor or 2))
         self.drop_last = drop_last
         self.stop_at = stop_at
-        self._dataset = dataset
+        self.dataset = dataset
+        """The dataset, as given."""
         self._cutter = Cutter(order, session.balancer, least)
-        self._short = ""
         self._compares = check_data and not self._streams
         self._rounds_per_epoch = rounds_per_epoch
         self._count = Counter(samples_of, own_collate=collate_fn is not None)
@@ -160,8 +161,7 @@ class BalancedLoader:
         size = self._cutter.order.size  # of this epoch: samplers may draw more in one than in another
         if size is None:
             raise TypeError("the length of this loader is not known, for its stream has no __len__")
-        rounds = size / self._session.balancer.global_batch
-        return math.floor(rounds) if self.drop_last else math.ceil(rounds)
+        return self._cutter.rounds_of(size)
 
     @property
     def epoch(self) -> int:
@@ -207,7 +207,7 @@ class BalancedLoader:
         compares, self._compares = self._compares, False
         if compares and session.balancer.workers > 1:
             require_alike(
-                self._dataset, lambda mine: session.wire.allgather_object(mine, name=f"{session.prefix}.contents")
+                self.dataset, lambda mine: session.wire.allgather_object(mine, name=f"{session.prefix}.contents")
             )
         cutter = self._cutter
         if cutter.begin() and not cutter.more:  # of streams and samplers, whose length is known only now
@@ -227,26 +227,14 @@ class BalancedLoader:
         return self.stop_at is not None and self._session.balancer.rounds >= self.stop_at
 
     def _require_data_on_all(self) -> None:
-        """Where layers wait for other ranks, no round of this epoch may leave a rank without: say so at once.
-
-        Elsewhere, note if one will.
-        """
-        self._short = ""
-        session = self._session
-        remaining = self._cutter.order.remaining
-        if self.drop_last or self._streams or remaining is None:
-            return
+        """Raise if the epoch is too short for layers that wait for other ranks."""
+        session, remaining = self._session, self._cutter.order.remaining
         workers = session.balancer.workers
-        whole, short = divmod(remaining, session.balancer.global_batch)
-        reached = self.stop_at is None or self.stop_at > session.balancer.rounds + whole
-        if reached and 0 < short < workers:
-            samples = f"{short} sample{'s' * (short > 1)}"
-            self._short = f"the last round of this epoch has {samples} for {workers} ranks"
-            if session.waits_in_layers:
-                raise ValueError(
-                    f"{self._short}, and SyncBatchNorm needs one on every rank; give the loader drop_last=True, or "
-                    "another global_batch"
-                )
+        if session.waits_in_layers and remaining is not None and remaining < workers and not self._stops():
+            raise ValueError(
+                f"epoch {self._cutter.order.epoch} has {remaining} sample(s) left for {workers} ranks, and "
+                "SyncBatchNorm needs one on every rank; give the loader more samples, or launch fewer ranks"
+            )
 
     def _bodies_differ(self, work: MicroBatch) -> Differs | None:
         """Why the loop's body does not run equally often on all ranks, in this round or later; None: it does."""
@@ -256,14 +244,10 @@ class BalancedLoader:
         if len(set(plan.micro_batches)) > 1:
             times = ", ".join(map(str, plan.micro_batches))
             return Differs(f"in this round it runs {times} times", now=not (work.last and all(plan.micro_batches)))
-        if self._short and policy.keeps_total:
-            return Differs(self._short, certain=True)
         if policy.accumulates:
             return Differs(f"policy {policy.name!r} may give ranks unequal numbers of micro-batches")
         if self._count.told:
             return Differs("collate_fn may leave a rank without samples")
-        if self._rounds_per_epoch is not None or (self._streams and not self.drop_last):
-            return Differs("the stream may end with a round that leaves a rank without samples")
         return None
 
     def _go_on_later(self) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hvd_hetero.data.order import Cut, Order, Part
+from hvd_hetero.data.order import Cut, EpochEnd, Order, Part
+from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
 
 __all__ = ["Cutter", "Plans"]
@@ -20,6 +21,14 @@ __all__ = ["Cutter", "Plans"]
 
 class Plans(Protocol):
     """Where plans come from: the balancer, to a cutter."""
+
+    @property
+    def policy(self) -> Policy:
+        """What makes the plans."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a round."""
 
     @property
     def rank(self) -> int:
@@ -47,6 +56,7 @@ class Cutter:
         """The epoch that begins next."""
         self._plans = plans
         self._goes_on = False
+        order.end = EpochEnd.of(plans.policy, joins=least == 1)
 
     @property
     def epoch_at_hand(self) -> int:
@@ -62,6 +72,11 @@ class Cutter:
     def ahead(self) -> int:
         """How many rounds the next one to be cut is after the one at hand (between rounds: after the next one)."""
         return self.order.in_flight
+
+    def rounds_of(self, samples: int) -> int:
+        """Return how many rounds these are, of ``global_batch`` samples each."""
+        whole, rest = divmod(samples, self._plans.global_batch)
+        return whole + (rest >= max(self.least, self.order.end.apart(self._plans.plan()) if whole else 1))
 
     def want(self, epoch: int) -> None:
         """Have that epoch begin next. If it is the one that is to go on in its middle, it does."""

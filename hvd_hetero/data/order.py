@@ -11,9 +11,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.rounds import MicroBatch, RoundPlan
+from hvd_hetero.policies import Policy
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES, MicroBatch, RoundPlan
 
-__all__ = ["Cut", "Order", "Part", "undone"]
+__all__ = ["Cut", "EpochEnd", "Order", "Part", "undone"]
 
 Part: TypeAlias = list[Any] | npt.NDArray[np.int64]
 """Samples, or their indices."""
@@ -56,6 +57,39 @@ class Cut:
         return [self.micro_batch(size, last=j == len(sizes)) for j, size in enumerate(sizes, start=1)]
 
 
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """How the last rounds of an epoch are planned, so that each rank has its least share in them.
+
+    A remainder that is too small for that joins the round before it. This needs rounds that all ranks finish, because
+    only then does every rank know how many samples remain.
+    """
+
+    minimum: int = 1
+    multiple_of: int = 1
+    largest: int = 0
+    """Samples that a micro-batch may hold; 0: any number."""
+    joins: bool = False
+    """False: a remainder is a round of its own, whatever its size."""
+
+    @classmethod
+    def of(cls, policy: Policy, *, joins: bool = True) -> EpochEnd:
+        """Return what this policy asks for."""
+        return cls(policy.minimum, policy.multiple_of, getattr(policy, "max_micro_batch", None) or 0, joins)
+
+    def apart(self, plan: RoundPlan) -> int:
+        """Return how many samples after a round with this plan are a round of their own."""
+        joins = self.joins and plan.ends == "all"
+        return plan.workers * -(-self.minimum // self.multiple_of) * self.multiple_of if joins else 1
+
+    def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
+        """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
+        if plan.total < left <= MAX_ROUND_SAMPLES and left < plan.total + self.apart(plan):
+            longer = plan.enlarge(left, self.minimum, self.multiple_of)
+            return longer.within(np.full(plan.workers, self.largest))
+        return plan.shrink(left, self.minimum, self.multiple_of)
+
+
 class Order(ABC):
     """The samples of an epoch, in one rank's view of them.
 
@@ -68,6 +102,8 @@ class Order(ABC):
     """Samples of this epoch over all ranks; None where that is not known."""
     lead: int = 0
     """Rounds that may be taken before the oldest of them is finished."""
+    end: EpochEnd = EpochEnd()
+    """How the last rounds of an epoch are planned."""
     survives_resets: ClassVar[bool] = True
     """True: other ranks can go on where these have stopped in an epoch."""
     _open: deque[Any]

@@ -4,7 +4,7 @@ Let ``π`` be the permutation of the N samples of an epoch, a function of (seed,
 round with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then
 c grows by X. So whatever the plans do, every sample is visited exactly once per epoch, the samples *of a round* do not
 depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
-is short.
+is short; too few for all ranks join the round before (``data.order.EpochEnd``).
 
 **Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. The table tells everybody,
 so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed in
@@ -119,12 +119,12 @@ class SharedPermutation(Order):
         return self.remaining >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """Take the next round, shortened where the epoch ends; ``part`` holds the indices of this rank's samples."""
+        """Take the next round, shorter or longer where the epoch ends; ``part`` holds the indices of its samples."""
         if self.remaining == 0:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
         # The order is in it, too: the seed and the epoch do not tell where two NumPy versions shuffle differently.
         fingerprint = zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
-        plan = plan.shrink(self.remaining)
+        plan = self.end.fit(plan, self.remaining)
         indices = self._order[self.cursor : self.cursor + plan.total].copy()
         self.cursor += plan.total
         if self._stops and self.cursor == self._stops[0]:

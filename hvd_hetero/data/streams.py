@@ -81,17 +81,17 @@ class SharedStream(Order):
         return self._await(samples) >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """Take the next round, shortened where the stream ends.
+        """Take the next round, shorter or longer where the stream ends.
 
         The fingerprint also says whether another round follows: a rank whose stream ends alone is found out in its last
         round, before the others wait for it.
         """
-        left = self._await(plan.total + 1)  # whether this round is the last one matters to it
+        left = self._await(plan.total + self.end.apart(plan))  # whether this round is the last one matters to it
         if left == 0:
             if self._taken == 0:
                 raise ValueError(no_samples("every rank", self.epoch))
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
-        plan = plan.shrink(left)
+        plan = self.end.fit(plan, left)
         part = [self._waiting.popleft() for _ in range(plan.total)]
         self._taken += plan.total
         self._open.append((plan, part))

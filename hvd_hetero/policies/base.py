@@ -48,6 +48,12 @@ class Policy(ABC):
     anticipates: bool = False
     """True: a rank stops where it expects another one to end the round soon (``measurement.anticipation``)."""
 
+    minimum: int = 1
+    """The least share of a rank that has samples: short rounds keep to it, too, while there are enough samples."""
+
+    multiple_of: int = 1
+    """The divisor of every share; in the last round of an epoch one rank may have another."""
+
     weighs_twice: bool = False
     """True: a rank that stops early also takes a smaller step, as in non-blocking-sgd (see ``NonBlocking``)."""
 

@@ -45,6 +45,11 @@ class StaticAllocation(Policy):
                 f"write StaticAllocation([1, 1]) for equal shares of two ranks"
             )
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a rank may do several micro-batches: not where no weight is larger than 1."""
+        return max(self.weights) > 1
+
     def first(self, workers: int, global_batch: int) -> RoundPlan:
         """Shares in the ratio of the weights, one micro-batch per unit of weight."""
         if len(self.weights) != workers:

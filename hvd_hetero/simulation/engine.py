@@ -35,6 +35,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_hetero.data.order import EpochEnd
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
@@ -98,6 +99,8 @@ class RoundSimulation:
         self.data = data
         self.learner = learner
         self.observer = observer
+        if data is not None:
+            data.end = EpochEnd.of(policy)
         n = self.machines.count
         self.mixing = mixing_on(cluster, policy, self.options.sync)
         self.planner = Planner(policy, n, global_batch)
@@ -163,7 +166,7 @@ class RoundSimulation:
         """The plan of this round, and the samples of every rank."""
         plan = self.planner.plan()
         if self.data is not None:
-            plan = plan.shrink(self.data.ahead())
+            plan = self.data.end.fit(plan, self.data.ahead())
         if self._foreseen:
             plan = self._foresee(factors, plan.total)
         if self.data is None:

@@ -172,7 +172,7 @@ class RoundQueue:
     def _rounds_of(self, samples: int | None) -> int | None:
         if samples is None or not self._balancer.policy.keeps_total:
             return None
-        return -(-samples // self._balancer.global_batch)
+        return self._cutter.rounds_of(samples)
 
     def _cut_what_is_known(self) -> None:
         """Between rounds: the next batch, and those that follow as far as plans are fixed and the epoch goes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 pytestmark = pytest.mark.distributed
-ROUNDS = 24  # of nine an epoch: two epochs, and most of a third one
+ROUNDS = 24  # of eight or nine an epoch: two epochs, and most of a third one
 OF_ONE_SIZE = ["bsp", "bsp in micro-batches", "lb-bsp", "static", "every round another", "self-adaptive"]
 POLICIES = [*OF_ONE_SIZE, "static, one rank without data", "non-blocking", "lb-non-blocking", "elastic-bsp"]
 

@@ -1,4 +1,4 @@
-"""Training loops in the shapes of other people's scripts, whose last round leaves a rank without data."""
+"""Training loops in the shapes of other people's scripts, with one sample more than whole rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import pytest
 
 pytestmark = pytest.mark.distributed
-SHORT = r"the last round of this epoch has 1 sample for 2 ranks"
 
 
 @pytest.fixture(scope="module")
@@ -45,67 +44,33 @@ def test_what_the_scripts_report_is_the_same_on_every_rank_and_that_of_all_sampl
     for script in ("horovods_imagenet", "horovods_imagenet_in_parts"):
         for rank in ranks:
             assert max(rank[script]["losses_off"]) < 1e-14
-            assert rank[script]["rates"] == 5, "the warm-up takes five rounds"
+            assert rank[script]["rates"] == 3, "the warm-up takes three rounds"
 
 
-def test_a_rank_without_data_takes_part_in_the_rounds_of_both_optimizers(ranks):
+def test_all_ranks_have_data_in_each_round_of_both_optimizers(ranks):
     for rank in ranks:
-        assert rank["dcgan"]["rounds"] == 6
-        assert sum(rank["dcgan"]["bodies"]) == 2 * 6 - 2, "in the last round of two epochs, one rank had no data"
-        assert rank["lightning"]["rounds"] == 6
+        assert rank["dcgan"]["rounds"] == 4
+        assert rank["dcgan"]["bodies"] == [4, 4]
+        assert rank["lightning"]["rounds"] == 4
         assert rank["lightning"]["seen"] == [18, 16]
 
 
 @pytest.mark.parametrize(
-    ("step", "what", "way_out"),
+    "step",
     [
-        (
-            "a_metric_averaged",
-            r"hvd\.allreduce\(\) at torch_ported\.py:\d+, a_metric_averaged\(\): a collective",
-            "after",
-        ),
-        (
-            "a_metric_averaged_by_samples",
-            r"torch_hooks\.average_by_samples\(\) at .*: a collective is called",
-            "after the",
-        ),
-        ("a_schedule", "learning rates or other hyper-parameters are changed", "register_step_post_hook"),
-        (
-            "a_warm_up",
-            "learning rates or other hyper-parameters are changed",
-            "balance.rounds: in register_step_pre_hook",
-        ),
-        ("weights_clamped", "parameters are changed", "register_step_post_hook"),
-        ("gradients_clipped", r"gradients are changed after synchronize\(\)", "register_step_pre_hook"),
+        "a_metric_averaged", "a_metric_averaged_by_samples", "a_schedule", "a_warm_up", "weights_clamped",
+        "gradients_clipped", "another_training",
     ],
-)
-def test_a_mistake_in_the_body_ends_the_second_round_where_the_last_would_go_wrong(ranks, step, what, way_out):
+)  # fmt: skip
+def test_a_body_that_runs_once_a_round_on_every_rank_may_do_what_belongs_to_an_update(ranks, step):
     for rank in ranks:
-        said = rank["mistakes"][step]
-        assert re.match(
-            rf"RoundStateError: round 1: {what}.* in the loop's body, .*: {SHORT}; .*{re.escape(way_out)}", said
-        )
-        assert rank["mistakes"][f"{step}, whole rounds"] == "nothing was refused"
+        assert rank["mistakes"][step] == "nothing was refused"
 
 
 def test_a_collective_that_ranks_call_unequally_often_ends_the_first_round(ranks):
     for rank in ranks:
         said = rank["mistakes"]["a_metric_averaged, micro-batches"]
         assert re.match(r"RoundStateError: round 0: .*in this round it runs 2, 3 times; call collectives", said)
-
-
-def test_what_the_body_does_now_and_then_and_what_is_not_looked_at_is_not_refused(ranks):
-    for rank in ranks:
-        assert rank["mistakes"]["a_metric_averaged, in the first round"] == "nothing was refused"
-        assert re.match(r"PlanMismatchError: round 3: ", rank["mistakes"]["a_schedule, not looked at"])
-
-
-def test_another_training_in_the_body_is_refused_with_the_way_out(ranks):
-    for rank in ranks:
-        said = rank["mistakes"]["another_training"]
-        assert re.match(
-            rf"RoundStateError: round 1: batch\(\) of another LoadBalance .*: {SHORT}; .*balance\.also\(\)", said
-        )
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,23 @@ def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan,
         assert all((a > 0) == (b > 0) for a, b in zip(short.samples, plan.samples, strict=True)), "nobody sits idle"
 
 
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 400),
+)  # fmt: skip
+@settings(derandomize=True, max_examples=300, deadline=None)
+def test_shares_keep_their_minimum_and_multiple_in_short_and_in_longer_rounds(units, minimum, multiple_of, total):
+    share = -(-minimum // multiple_of) * multiple_of
+    plan = RoundPlan.of([share + multiple_of * unit for unit in units])
+    changed = plan.shrink(total, minimum, multiple_of) if total < plan.total else plan.enlarge(
+        total, minimum, multiple_of
+    )  # fmt: skip
+    assert changed.total == total
+    if total >= minimum * plan.workers:
+        assert min(changed.samples) >= minimum
+    if total - total % multiple_of >= share * plan.workers:
+        assert sum(x % multiple_of > 0 for x in changed.samples) <= (total % multiple_of > 0)
+
+
 def test_a_rank_starts_where_the_ranks_before_it_end():
     plan = RoundPlan.of([3, 0, 5])
     assert [plan.start(rank) for rank in range(3)] == [0, 3, 3]

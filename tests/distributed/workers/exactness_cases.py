@@ -32,7 +32,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 CLIP = 0.5
 GLOBAL_BATCH = 12
-SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
+SAMPLES = 12 * 8 + 2  # two more than eight rounds: a ninth on two ranks, and in the eighth on three, which need three
 FEATURES = 6
 _SEEDING = threading.Lock()  # ranks that are threads share PyTorch's generator
 

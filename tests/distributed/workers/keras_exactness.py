@@ -32,7 +32,7 @@ keras = tf.keras
 division.ALONE, division.MEMBERS, synchroniser._SMALL = 200, 2, 100
 EPOCHS = 2
 GLOBAL_BATCH = 12
-SAMPLES = 12 * 8 + 2  # nine rounds an epoch; the last one has two samples, so with three ranks one has none
+SAMPLES = 12 * 8 + 2  # two more than eight rounds: a ninth on two ranks, and in the eighth on three, which need three
 FEATURES = 6
 
 

@@ -8,10 +8,11 @@ import itertools
 class SharedList:
     """Samples that all ranks share out. What a round leaves undone comes back ``lead`` rounds later, or at the end."""
 
-    def __init__(self, samples, *, lead=0, least=1):
+    def __init__(self, samples, *, lead=0, least=1, minimum=1, multiple_of=1):
         self._rest = list(samples)
         self._lead = lead
         self._least = least
+        self._shares = minimum, multiple_of
         self._number = 0
         self._back = []  # (the round before which they come back, samples)
 
@@ -22,12 +23,21 @@ class SharedList:
             self._come_back(lambda due: True)
         if len(self._rest) < self._least:
             return None
-        plan = plan.shrink(len(self._rest))
+        plan = self._fitted(plan, len(self._rest))
         parts = []
         for count in plan.samples:
             parts.append(self._rest[:count])
             self._rest = self._rest[count:]
         return plan, parts
+
+    def _fitted(self, plan, left):
+        """Too few samples after a round, for a share of each rank, belong to it."""
+        minimum, multiple_of = self._shares
+        share = next(x for x in itertools.count(minimum) if x % multiple_of == 0)
+        too_few = range(1, share * len(plan.samples))
+        if plan.ends == "all" and self._least == 1 and left - plan.total in too_few:
+            return plan.enlarge(left, *self._shares)
+        return plan.shrink(left, *self._shares)
 
     def finish(self, parts, done):
         """So many of each part are done."""

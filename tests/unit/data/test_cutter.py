@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,17 @@ from hvd_hetero.data.order import Cut
 from hvd_hetero.data.parts import Parts
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import ShardStream, SharedStream
+from hvd_hetero.planner import Planner
+from hvd_hetero.policies import BSP, LBBSP, StaticAllocation
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundReport, RoundTable
 
 EPOCHS = 2
 ZEROS = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
+
+
+def shares_of(seed):
+    """What a policy asks of each share."""
+    return {"minimum": 1 + seed % 2, "multiple_of": 1 + seed // 2 % 3}
 
 
 class Plans:
@@ -30,6 +38,7 @@ class Plans:
     def __init__(self, rank, workers, lead, seed):
         self.rank, self.workers, self.lead, self._seed = rank, workers, lead, seed
         self.rounds = 0
+        self.policy = SimpleNamespace(**shares_of(seed))
 
     def plan(self, ahead=0):
         assert 0 <= ahead <= self.lead, "no plan is known further ahead"
@@ -171,7 +180,8 @@ def test_a_permutation_is_shared_out_as_by_the_oracle(length, lead, least, **job
 
     epochs = play(
         lambda: [SharedPermutation(length, shuffle=True, seed=7) for _ in range(job["workers"])],
-        lambda epoch, before: SharedList(samples(epoch), lead=lead, least=least), lead=lead, least=least, **job,
+        lambda epoch, before: SharedList(samples(epoch), lead=lead, least=least, **shares_of(job["seed"])),
+        lead=lead, least=least, **job,
     )  # fmt: skip
     for parts in epochs:
         done = list(chain.from_iterable(parts))
@@ -187,7 +197,8 @@ def test_a_whole_stream_is_shared_out_as_by_the_oracle(length, least, **job):
 
     epochs = play(
         lambda: [SharedStream(read, least) for _ in range(job["workers"])],
-        lambda epoch, before: SharedList(read(epoch), least=least), lead=0, least=least, **job,
+        lambda epoch, before: SharedList(read(epoch), least=least, **shares_of(job["seed"])),
+        lead=0, least=least, **job,
     )  # fmt: skip
     for epoch, parts in enumerate(epochs):
         done = list(chain.from_iterable(parts))
@@ -228,6 +239,52 @@ def test_shards_that_end_by_themselves_are_read_once_as_by_the_oracle(lengths, *
         lambda epoch, before: EndingLists(lists), lead=0, least=1, **job,
     )  # fmt: skip
     assert epochs == [lists] * EPOCHS
+
+
+@pytest.mark.parametrize("length", [1, 3, 7, 8, 9, 11, 12, 16, 17, 18, 19, 20])
+@pytest.mark.parametrize("lead", [0, 3])
+@pytest.mark.parametrize(
+    ("policy", "workers", "share"),
+    [(BSP(), 3, 1), (LBBSP(minimum=2, multiple_of=2), 2, 2), (StaticAllocation([3, 1]), 2, 1), (BSP(), 1, 1)],
+)
+@pytest.mark.parametrize("whole_stream", [False, True])
+def test_no_rank_is_without_its_share_where_an_epoch_has_one_for_all(
+    length, lead, policy, workers, share, whole_stream
+):
+    rounds_of = []
+    for rank in range(workers):
+        plans = Planner(policy, workers, 8)
+        plans.set_lead(0 if whole_stream else lead)
+        plans.rank = rank
+        order = SharedStream(lambda epoch: range(length)) if whole_stream else SharedPermutation(length)
+        cutter = Cutter(order, plans)
+        cutter.begin()
+        cuts = []
+        while cutter.more:
+            cuts.append(cutter.cut())
+            if cutter.ahead > plans.lead:
+                order.finish([float(x) for x in cuts[-1 - plans.lead].plan.samples])
+                plans.rounds += 1
+        assert len(cuts) == cutter.rounds_of(length)
+        rounds_of.append(cuts)
+    assert {tuple(cut.plan for cut in cuts) for cuts in rounds_of} == {tuple(cut.plan for cut in rounds_of[0])}
+    totals = [cut.plan.total for cut in rounds_of[0]]
+    assert sum(totals) == length
+    assert all(total == 8 for total in totals[:-2])
+    enough = length >= share * workers
+    assert min(min(cut.plan.samples) for cut in rounds_of[0]) >= (share if enough else 0)
+    assert all(share * workers <= total < 8 + share * workers for total in totals) or not enough
+    if policy.name != "static":
+        assert all(set(cut.plan.micro_batches) == {1} for cut in rounds_of[0]) or not enough
+
+
+def test_a_remainder_makes_no_micro_batch_larger_than_the_policy_allows():
+    order, plans = SharedPermutation(9), Planner(BSP(max_micro_batch=4), 2, 8)
+    plans.rank = 0
+    cutter = Cutter(order, plans)
+    cutter.begin()
+    assert cutter.cut().plan == RoundPlan((5, 4), (2, 1))
+    assert not cutter.more
 
 
 def test_an_epoch_that_is_wanted_begins_unless_it_is_the_one_to_go_on_with():

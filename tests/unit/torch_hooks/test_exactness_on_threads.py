@@ -22,7 +22,7 @@ from tests.distributed.workers.exactness_cases import (  # noqa: E402
 
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # imports what all threads would import at once
 TIMEOUT_S = 300.0  # for a machine with other things to do
-ROUNDS = 27  # three epochs of nine rounds
+ROUNDS = 24  # three epochs of eight rounds; the last of each has two samples more
 ROUNDS_THAT_END_EARLY = 40  # two epochs, whatever is left undone and returns to the queue
 PAUSE_S = 1e-3
 TRIALS = "lb-non-blocking, with trials"
@@ -64,6 +64,8 @@ def require_exact(result):
 def test_every_policy_trains_as_one_process_does(policy, ranks, clock):
     result, rounds = outcome(Case(policy), ranks, clock), rounds_of(policy)
     require_exact(result)
+    if policy in ("bsp", "bsp in micro-batches", "lb-bsp", "static", "self-adaptive", "elastic-bsp"):
+        assert result["idle"] == [0] * ranks, "also where an epoch of 98 samples ends"
     if policy == "static, one rank without data":
         assert result["idle"][0] == rounds
     elif policy == "every round another":
@@ -91,5 +93,5 @@ OTHERS = [case for case in cases(3) if case != Case(case.policy)]
 def test_other_optimizers_types_and_orders_of_calls_change_nothing(case, clock):
     result = outcome(case, 3, clock)
     require_exact(result)
-    if case.order != ZERO_GRAD_FIRST:
+    if case.order != ZERO_GRAD_FIRST and case.policy == "every round another":
         assert sum(result["idle"]) > 0, "a rank without data, whose loop clears nothing"

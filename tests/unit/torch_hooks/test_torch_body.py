@@ -8,7 +8,6 @@ hvd = pytest.importorskip("horovod.torch")
 import torch  # noqa: E402 - imported by Horovod if it is there
 from torch.utils.data import TensorDataset  # noqa: E402
 
-from hvd_hetero.errors import RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking, SelfAdaptive  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, GradScaler, LoadBalance, body  # noqa: E402
 from torch_hooks.wires.horovod import HorovodWire  # noqa: E402
@@ -61,6 +60,24 @@ def test_each_mistake_is_said_once_with_its_line(caplog):
     assert "round 0: hvd.allreduce() at test_torch_body.py:" in record.message
     assert "allreduce(): a collective is called in the loop's body, which does not run alike" in record.message
     assert "policy 'bsp' may give ranks unequal numbers of micro-batches" in record.message
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "way_out"),
+    [
+        (
+            lambda job: job.optimizer.param_groups[0].update(lr=0.9 * job.optimizer.param_groups[0]["lr"]),
+            "learning rates or other hyper-parameters are changed", "register_step_post_hook",
+        ),
+        (lambda job: job.model.weight.data.clamp_(-0.05, 0.05), "parameters are changed", "register_step_post_hook"),
+    ],
+)  # fmt: skip
+def test_a_change_that_a_rank_may_not_make_is_said_once(caplog, change, what, way_out):
+    job = Job()
+    job.run(lambda: change(job))
+    (record,) = caplog.records
+    assert f"{what} in the loop's body" in record.message
+    assert way_out in record.message
 
 
 @pytest.mark.parametrize("policy", [SelfAdaptive(total=2), NonBlocking(2), ElasticBSP(), ElasticBSP(updates="local")])
@@ -143,11 +160,3 @@ def test_what_goes_wrong_in_the_body_and_what_follows_is_not_the_bodys(caplog):
     next(iter(job.loader))
     allreduce()
     assert not caplog.records
-
-
-def test_what_is_sure_to_go_wrong_ends_the_second_round():
-    job = Job("bsp")
-    job.loader._bodies_differ = lambda _: body.Differs("it does not", certain=True)
-    with pytest.raises(RoundStateError, match=r"round 1: .*allreduce.*: it does not; call collectives after the loop"):
-        job.run(allreduce)
-    assert job.balance.rounds == 2
