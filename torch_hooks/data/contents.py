@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 import os
 import re
 import zlib
 from collections.abc import Callable, Sequence, Sized
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,7 +49,6 @@ def require_alike(dataset: Any, gather: Callable[[Told], Sequence[Told]]) -> Non
             "samples of its own, use an IterableDataset and stream='shard'. If they differ as they should "
             "(augmented beforehand, a cache that fills), check_data=False does not compare"
         )
-
     for name in attributes[0][1]:
         if ranks := ranks_apart([(n, {name: rows[name]} if name in rows else {}) for n, rows in attributes]):
             logger.warning(
@@ -72,7 +69,7 @@ def attributes_of(dataset: Any, deepest: int = _DEEPEST) -> dict[str, Row]:
             inner = attributes_of(value, deepest - 1).items()
             rows |= {f"{name}.{of}": _again(row, len(value)) for of, row in inner}
         elif isinstance(value, int) and not isinstance(value, bool):
-            rows[name] = _again(partial(operator.getitem, [value % 2**31]), 1)
+            rows[name] = _again(_plain([value]), 1)
         elif _holds_samples(value, dataset):
             rows[name] = _row_of(value)
         elif isinstance(value, list | tuple) and len(value) == len(dataset):
