@@ -5,7 +5,7 @@
 It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
 of one process with a batch of 128. ``--slow RANK`` slows one rank down, to see the batches follow. With ``--save FILE``
 a training that was ended goes on where it was: end a rank by ``kill -9`` under
-``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --max-restarts 3 …`` (``docs/pytorch.md`` says why).
+``torchrun --max-restarts 3 …``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from torch_hooks.loader import BalancedLoader
 from torch_hooks.optimizer import DistributedOptimizer
 from torch_hooks.saved import SavedTraining
 from torch_hooks.sync_batch_norm import SyncBatchNorm
+from torch_hooks.wires.restarts import forget_former_ranks
 
 __all__ = [
     "BalancedLoader",
@@ -17,3 +18,5 @@ __all__ = [
     "SyncBatchNorm",
     "average_by_samples",
 ]
+
+forget_former_ranks()  # before the script calls init_process_group()

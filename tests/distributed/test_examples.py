@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -24,8 +25,6 @@ from hvd_hetero.testing.rank import PRELOADED
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# Otherwise ranks that torchrun has started again read the addresses of those that are gone (PyTorch's issue 135712).
-FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.mark.parametrize("framework", ["torch", "Keras 3"])
@@ -77,20 +76,27 @@ def test_the_example_for_torchrun_learns_and_gives_a_slow_rank_less(launch, tmp_
     assert [run.samples[run.epoch == epoch].sum() for epoch in range(8)] == [1500] * 8
 
 
-def test_a_rank_that_is_killed_costs_no_sample_under_torchrun(launch, tmp_path):
+def test_a_rank_that_is_killed_costs_no_sample_under_torchrun_with_and_without_a_port(launch, tmp_path):
     """All begin again from the file, and end with the accuracy of a job that nothing has happened to."""
-    starter = [*torchrun(2), "--max-restarts", "1"]
-    arguments = [EXAMPLES / "torch_torchrun.py", "--epochs", 4, "--save"]
-    told = []
-    for script, more in (("restarts.py", arguments), (arguments[0], arguments[1:])):
-        path = tmp_path / Path(script).name
-        done = launch(
-            script, 2, [*more, path], framework="torch.distributed", starter=starter, timeout_s=TORCH_S, env=FRESH_STORE
-        )
-        told.append(re.findall(r"epoch (\d): accuracy ([\d.]+)", done.stdout[0]))
-    killed, whole = told
-    assert [int(epoch) for epoch, _ in killed] == [1, 2, 3, 4], "an epoch is not done again"
-    assert killed[-1] == whole[-1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
+    alone = torchrun(2)
+    example, *arguments = [EXAMPLES / "torch_torchrun.py", "--epochs", 4, "--save"]
+    jobs = {
+        "whole": (alone, example, arguments),
+        "no port": ([*alone, "--max-restarts", "1"], "restarts.py", [example, *arguments]),
+        "port": (
+            [*(word for word in alone if word != "--standalone"), *port, "--max-restarts", "1"],
+            "restarts.py", [example, *arguments],
+        ),
+    }  # fmt: skip
+    told = {}
+    for name, (starter, script, words) in jobs.items():
+        # Not of a process that has imported torch_hooks: a rank that is started again looks at its store on import.
+        done = launch(script, 2, [*words, tmp_path / name], starter=starter, timeout_s=TORCH_S)
+        told[name] = re.findall(r"epoch (\d): accuracy ([\d.]+)", done.stdout[0])
+        assert [int(epoch) for epoch, _ in told[name]] == [1, 2, 3, 4], "an epoch is not done again"
+        assert told[name][-1] == told["whole"][-1]
 
 
 @pytest.mark.parametrize(
