@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import math
+import multiprocessing.connection
 import os
 import socket
 import subprocess
@@ -458,5 +459,20 @@ def test_answers_come_and_what_strangers_send_does_not_count():
             second.listen(0.3)
         with pytest.raises(TimeoutError):
             stranger.recv(2000)
+    for roll in (first, second):
+        roll.close()
+
+
+def test_a_flood_reaches_no_thread_and_takes_no_place_in_the_queue_of_a_question():
+    first, second = roll_calls(2)
+    theirs = next(sock for sock in second._sockets if sock.getsockname()[0] == "127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for size in (0, 7, 8, 60, 1000) * 400:  # far more than the queue of a socket holds
+            stranger.sendto(b"h" * size, theirs.getsockname())
+    assert not multiprocessing.connection.wait(second._sockets, 0.2)
+    first.ask()
+    second.listen(1.0)
+    first.listen(1.0)
+    assert first.answers == {1: b"here is 1"}
     for roll in (first, second):
         roll.close()
