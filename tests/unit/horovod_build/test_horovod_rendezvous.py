@@ -38,7 +38,8 @@ Send = Callable[..., bytes | int]
 def launcher(request: pytest.FixtureRequest) -> Iterator[tuple[RendezvousServer, int]]:
     """A launcher's server, and its port."""
     server = RendezvousServer()
-    handler = create_rendezvous_handler(SimpleNamespace()) if request.param else RendezvousHandler
+    driver = SimpleNamespace(_worker_registry=SimpleNamespace(get_recorded_slots=list))
+    handler = create_rendezvous_handler(driver) if request.param else RendezvousHandler
     yield server, server.start(handler, host=HOST)
     server.stop()
     server._httpd.server_close()
