@@ -53,7 +53,8 @@ class DistributedOptimizer(WrappedOptimizer):
     ``hvd.broadcast_parameters(model.state_dict(), 0)``.
 
     Composition, not a class made at run time: ``optimizer`` keeps its class, and hyper-parameters, state, hooks and
-    schedulers work on the one that was given, since this object shares its ``param_groups``.
+    schedulers work on the one that was given, since this object shares its ``param_groups``. To add parameters, call
+    ``add_param_group`` of this object; what is added to the other one alone is found out at the next ``step()``.
 
     Parameters
     ----------

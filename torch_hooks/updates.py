@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -211,6 +213,7 @@ class Updates:
                 "step() came without a batch: iterate over a BalancedLoader, or announce your own batch with "
                 "balance.batch(samples) before its forward pass"
             )
+        self._require_known()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -269,6 +272,19 @@ class Updates:
     def note_scale(self, logarithm: float) -> None:
         """The scale of the gradients to come, which must be the same on every rank."""
         self._synchroniser.scale = logarithm
+
+    def _require_known(self) -> None:
+        """Raise if the optimizer would update parameters whose gradients are not summed."""
+        trained = [*itertools.chain.from_iterable(group["params"] for group in self._inner.param_groups)]
+        if len(trained) == len(self._names) and all(map(operator.is_, trained, self._names)):
+            return
+        for parameter in trained:
+            if parameter not in self._names:
+                raise RoundStateError(
+                    f"the optimizer inside holds a parameter of shape {tuple(parameter.shape)} that no rank sums. "
+                    "Add parameters by add_param_group() of the DistributedOptimizer, between rounds; where they were "
+                    "replaced, close() it and wrap the optimizer again"
+                )
 
     def _step(self) -> None:
         balancer = self._balancer
