@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
-from hvd_hetero.consistency import WaysOut, require_agreement
+from hvd_hetero.consistency import Agreement, OnNaN, WaysOut, may_update
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
@@ -87,6 +87,8 @@ class Balancer:
         """A function to call once, when the next round is agreed."""
         self.ways_out = WaysOut()
         """What errors tell users of this framework to do."""
+        self.on_nan: OnNaN = "raise"
+        self.agreement = Agreement()
         self.finished: FinishedRound | None = None
         """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size, hindrances)
@@ -245,14 +247,16 @@ class Balancer:
         *,
         settings: float = 0.0,
         witness: float = 0.0,
+        bits: float = 0.0,
+        broken: bool = False,
         trained: int = 0,
         ended: bool = False,
         dtype: npt.DTypeLike = np.float64,
     ) -> npt.NDArray[Any]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
 
-        ``trained`` is a checksum of which parameters are; ``ended`` says whether data that this rank reads alone end
-        with this round.
+        ``broken`` says whether the gradient is not finite; ``trained`` is a checksum of which parameters are trained;
+        ``ended`` says whether data that this rank reads alone end with this round.
         """
         self._expect(_State.COMPUTING)
         work = self._work
@@ -268,6 +272,8 @@ class Balancer:
             fingerprint=work.plan.fingerprint(work.data ^ trained),
             settings=settings,
             witness=witness,
+            bits=bits,
+            broken=float(broken),
             ended=float(ended),
             **self.meter.row(),
         ).vector(self.rank, self.workers, dtype)
@@ -286,7 +292,7 @@ class Balancer:
         """The table has arrived: raise, on every rank alike, if any of them has gone its own way."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
-        require_agreement(self.rounds, self._heard, self.ways_out)
+        self.agreement.require(self.rounds, self._heard, self.ways_out)
 
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
         """All sums have arrived (the table's has been heard, or is given): decide the next plan.
@@ -317,6 +323,11 @@ class Balancer:
         self._state = _State.AGREED
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0
+
+    def may_update(self) -> bool:
+        """Return False if the update of the round just agreed is to be skipped; raise if a gradient was not finite."""
+        assert self.finished is not None, "a round has been agreed"
+        return may_update(self.finished.round, self.finished.table, self.on_nan, warns=self.rank == 0)
 
     def applying(self) -> None:
         """The optimizer's update begins; needed where work is queued, for its time is not the caller's."""

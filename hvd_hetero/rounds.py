@@ -239,8 +239,13 @@ class RoundReport:
     settings: float
     """One number made of the optimizer's hyper-parameters: the same everywhere, if the ranks update alike."""
     witness: float
-    """One number for a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
+    """The size of a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
     ranks are together; 0: not known."""
+    bits: float = 0.0
+    """A checksum of that piece's bits, which processors that round alike have in common. Where there is no witness, a
+    checksum of the processor."""
+    broken: float = 0.0
+    """1: this rank's gradient of the round holds NaN or an infinity."""
     slope_s: float = 0.0
     """Seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0: not profiled."""
     intercept_s: float = 0.0
@@ -291,7 +296,7 @@ class RoundReport:
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
-_COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["witness"] + 1)
+_COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["settings"] + 1)
 _ROW = attrgetter(*_COLUMNS)
 
 
@@ -354,15 +359,13 @@ class RoundTable:
 
     @property
     def unanimous(self) -> bool:
-        """True: all ranks have the very same bits of plan, place in the data, settings and witness."""
+        """True: all ranks have the very same bits of plan, place in the data and settings."""
         common = self._rows[:, _COMMON].tobytes()
         return common == common[: len(common) // self.workers] * self.workers
 
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
         """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""
         figures = self.column(name)
-        if name == "witness" and figures.any():
-            figures = np.where(figures == 0, figures[figures != 0][0], figures)  # 0, not known, agrees with all
         same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
         return [int(rank) for rank in np.flatnonzero(~same)]
 

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from hvd_hetero.checks import integer
+from hvd_hetero.consistency import OnNaN
 from hvd_hetero.policies import BSP, Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
@@ -38,6 +39,10 @@ class LoadBalance(Face):
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``).
+    nan
+        What becomes of a round in which some rank's gradient (on a CPU) holds NaN or an infinity. ``"raise"``: an error
+        on every rank, which names that rank, with the parameters as before the round. ``"skip"``: no rank makes this
+        update, and the log says so. ``"allow"``: nobody looks. Updates that a gradient scaler skips are no error.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
         ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
@@ -66,6 +71,7 @@ class LoadBalance(Face):
         *,
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
+        nan: OnNaN = "raise",
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
@@ -81,8 +87,8 @@ class LoadBalance(Face):
             )
         wire = wire_here() if wire is None else wire
         core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, wire=wire,
-            patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
+            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, nan=nan,
+            wire=wire, patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
         )  # fmt: skip
         self._session = TorchSession(core, wire, check_body=check_body)
         self._patience = patience
@@ -106,7 +112,8 @@ class LoadBalance(Face):
         """
         self._session.require_leadable()
         batch, wire = self._session.balancer.global_batch, self._session.wire
-        other = LoadBalance(BSP(), global_batch=batch, patience=self._patience, wire=wire)
+        nan = self._session.balancer.on_nan
+        other = LoadBalance(BSP(), global_batch=batch, nan=nan, patience=self._patience, wire=wire)
         self._session.lead(other._session)
         return other
 

@@ -301,6 +301,8 @@ class Updates:
             balancer.pause()
             return
         self._synchronised = False
+        if not balancer.may_update():
+            return
         start = time.perf_counter()
         balancer.applying()
         self._inner.step()

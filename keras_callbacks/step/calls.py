@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,9 +17,11 @@ import tensorflow as tf
 
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.data.order import Cut
+from hvd_hetero.errors import HeteroError
 from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
+from hvd_hetero.witness import kernels, piece_of, shown
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
@@ -32,7 +35,7 @@ SHARE = 4
 of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
 weighs in the mean over the rank's own samples."""
 
-_WITNESS_NUMBERS = 4096  # of a variable, at its beginning: enough to tell updates apart, and soon read (arbitrary)
+_AGREED_S = 10.0  # until when the table is there that says whose gradient is not finite (arbitrary)
 
 
 class Fit(Protocol):
@@ -81,13 +84,24 @@ class RoundCalls:
         self._offset = 0
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
-        self._witness = 0.0
+        self._lengths: list[int] = []
+        self._shown = 0.0, 0.0
+        self.looks_for_nan = core.balancer.on_nan != "allow"
+        """Whether gradients are to be finite. A loss scale looks for itself, and skips."""
+        self.on_device = device is not None
+        self._correction: float | None = None
+        self._agreed = threading.Event()
 
     def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
         """Rounds of this optimizer follow, whatever was before; ``witnesses`` are the same on all ranks after each."""
         self._optimizer = optimizer
         self._witnesses = witnesses
-        self._witness = 0.0
+        self._lengths = [int(v.shape.num_elements()) for v in witnesses]
+        self._shown = 0.0, 0.0
+        names, widths = [v.name.removesuffix(":0") for v in witnesses], [v.dtype.size for v in witnesses]
+        self.balancer.agreement.watch(names, self._lengths, widths)
+        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
+        self.looks_for_nan = self.balancer.on_nan != "allow" and not scales
         self._pending.clear()
         self.balancer.abandon()
         self._most = 0
@@ -98,8 +112,19 @@ class RoundCalls:
         """The optimizer is the user's again."""
         self._optimizer = None
 
+    @property
+    def skips(self) -> bool:
+        """Whether updates are made only once the table says that all gradients are finite."""
+        return self.looks_for_nan and self.balancer.on_nan == "skip"
+
     def ask(
-        self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = (), timed: bool = False
+        self,
+        function: Callable[..., Any],
+        numbers: int,
+        *inputs: Any,
+        after: Sequence[Any] = (),
+        timed: bool = False,
+        stateful: bool = True,
     ) -> tf.Tensor:
         """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64.
 
@@ -112,7 +137,7 @@ class RoundCalls:
             return np.asarray(function(*arguments[: len(inputs)]), dtype=np.float64).reshape(numbers)
 
         with tf.device("CPU:0"), tf.control_dependencies(tensors):
-            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64)
+            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64, stateful=stateful)
         answer.set_shape([numbers])
         return answer
 
@@ -127,26 +152,30 @@ class RoundCalls:
             try:
                 return function(*arguments)
             except Exception as error:
-                self.failure = error
+                self.failure = self.failure or error
                 raise
 
         return guarded
 
     def prepare(self) -> None:
-        """A batch is about to be asked for: note the time, and the norm of one trained variable, for ``report``.
+        """A batch is about to be asked for: note the time, and a piece of one trained variable, for ``report``.
 
         Another variable each time. 0, which agrees with everything, where ranks may hold different ones. From outside
         the graph, whose threads would have to wait for one another to run an operation of ours: that took longer than
         all else here together.
         """
         self._begun = False
-        if self._witnesses:
-            variable = self._witnesses[self.balancer.rounds % len(self._witnesses)]
+        self._agreed.clear()
+        if self.balancer.finished is None:
+            self._shown = 0.0, self._kernels()
+        elif self._witnesses:
+            which, part = piece_of(self.balancer.rounds, self._lengths)
+            variable = self._witnesses[which]
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
             if self._device is not None:  # what is not looked at stays there
-                value = tf.reshape(value, [-1])[:_WITNESS_NUMBERS]
-            numbers = np.frombuffer(value, variable.dtype.as_numpy_dtype)[:_WITNESS_NUMBERS].astype(np.float64)
-            self._witness = math.sqrt(numbers @ numbers)
+                value, part = tf.reshape(value, [-1])[part], slice(None)
+            numbers = np.frombuffer(value, variable.dtype.as_numpy_dtype)[part]
+            self._shown = shown(numbers, numbers.view(np.uint8))
         self._asked_at = time.perf_counter()
 
     def begin_whole_round(self) -> None:
@@ -228,17 +257,35 @@ class RoundCalls:
         apart = self.policy.updates_locally and follows_schedule(optimizer)
         return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
-    def report(self, learning_rate: float) -> npt.NDArray[np.float64]:
+    def report(self, learning_rate: float, broken: bool = False) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
         others = {} if self._optimizer is None else hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
         queue = self._fit.queue
         ended = queue is not None and queue.ends_after(self.balancer.samples_so_far)
-        row = self.balancer.report(settings=settings, witness=self._witness, ended=ended)
+        witness, bits = self._shown
+        row = self.balancer.report(settings=settings, witness=witness, bits=bits, broken=bool(broken), ended=ended)
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """The sum is there: what to multiply the gradients by, where they have waited for it."""
+        """The sum is there: what to multiply the gradients by, where they have waited for it; 0 to skip the update."""
+        self._correction = None
+        try:
+            self._correction = self._agree(summed)
+        finally:
+            self._agreed.set()
+        return self._correction
+
+    def agreed(self) -> float:
+        """Return what ``agree`` has returned, or returns soon: updates wait for it if a gradient is not finite."""
+        if not self._agreed.wait(_AGREED_S) or self._correction is None:
+            raise HeteroError(
+                f"round {self.balancer.rounds}: the gradient of some rank is not finite, so no rank has updated its "
+                "variables. Look at the samples and the loss of each rank"
+            )
+        return self._correction
+
+    def _agree(self, summed: npt.NDArray[np.float64]) -> float:
         queue = self._fit.queue
         assert queue is not None, "the round came from it"
         # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
@@ -249,7 +296,13 @@ class RoundCalls:
             queue.finish(self.balancer.finished.table)
         self.stop_agreed = bool(summed[-1] > 0)
         self._agreed_at = time.perf_counter()
-        return correction
+        return correction if self.balancer.may_update() else 0.0
+
+    def _kernels(self) -> float:
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+        # Of a device, some kernels add in any order.
+        apart = None if self._device is None else self.balancer.rank
+        return kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), apart)
 
     def applied(self) -> None:
         """The update of the round has been made, or is queued."""

@@ -23,6 +23,7 @@ from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_by
 
 __all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
 
+_MOST = 1 << 12  # numbers of a gradient that are looked at: NaN of a loss reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """Of a variable as a whole, or of some of its rows, as that of an embedding is."""
@@ -70,15 +71,21 @@ class Synchroniser(ABC):
         """
         calls = self._calls
         length = RoundTable.length(calls.balancer.workers) + 1
-        row = calls.ask(calls.report, length, calls.learning_rate(), after=after, timed=True)
+        looks = share is not None and calls.looks_for_nan
+        # Of the variables, the last and the first: what goes wrong in a backward pass reaches the first.
+        broken = [self._broken([_numbers(g) for g in (after[-1], after[0])], share)] if looks and after else []
+        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         backwards = tensors[::-1]
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         counts = takes_more if calls.apart else takes_more[:-1]
-        counted = None if share is None or True not in counts else counts.index(True)
+        counted = None if share is None or calls.skips or True not in counts else counts.index(True)
         if share is not None and counted is not None:
-            parcels[counted].append(tf.cast(share[1:2], parcels[counted][0].dtype))
+            counts_too = [share[1]]
+            if looks:
+                counts_too.append(tf.cast(self._broken([backwards[buckets[counted][0]]], share), tf.float64))
+            parcels[counted].append(tf.cast(tf.stack(counts_too), parcels[counted][0].dtype))
         if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -89,10 +96,27 @@ class Synchroniser(ABC):
         table = tf.cast(sums[-1].pop(), tf.float64)
         # What has been agreed is over: what a rank does from then on is its update.
         answer = calls.ask(calls.agree, 1, table, after=list(itertools.chain(*sums)) if calls.apart else ())[0]
-        correction = answer if share is None or counted is None else correction_of(share[2], sums[counted].pop()[0])
+        correction = answer
+        if share is not None and counted is not None:
+            counted_too = sums[counted].pop()
+            correction = correction_of(share[2], counted_too[0])
+            if looks and not calls.on_device:
+                correction = tf.cond(
+                    counted_too[1] > 0, lambda: calls.ask(calls.agreed, 1, stateful=False)[0], lambda: correction
+                )
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
+
+    def _broken(self, tensors: list[tf.Tensor], share: tf.Tensor) -> tf.Tensor:
+        """Whether NaN or an infinity is among some of their numbers. Not of a stand-in, which weighs nothing.
+
+        Nor on a device, for which the host would have to wait.
+        """
+        if self._calls.on_device:
+            return tf.constant(False)
+        some = [tf.reshape(t, [-1])[:: (t.shape.num_elements() or 0) // _MOST + 1][:_MOST] for t in tensors]
+        return (share[0] > 0) & ~tf.reduce_all([tf.reduce_all(tf.math.is_finite(numbers)) for numbers in some])
 
     def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
         name = f"HorovodAllreduce_{self._calls.prefix}_{number}"

@@ -238,6 +238,29 @@ def test_eager_training_works(outcomes):
         assert rank == {"spread": 0.0, "rounds": 7}
 
 
+def test_a_millionth_of_a_variable_is_told_within_as_many_rounds_as_there_are_variables(outcomes):
+    for rank in outcomes("a_millionth_of_a_variable_is_told"):
+        assert len(rank) == 4
+        for name, error in rank.items():
+            found = re.match(r"PlanMismatchError: round (\d+): ranks \[1\] .* than rank 0 \(here '(.*)', .* its", error)
+            assert found, error
+            assert 20 <= int(found[1]) < 24
+            assert found[2] == name
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_update_or_is_skipped(outcomes):
+    for rank in outcomes("what_is_not_finite_on_one_rank"):
+        assert len(rank) == 6
+        for name, case in rank.items():
+            assert case["finite"]
+            assert case["spread"] == 0.0
+            if name.endswith("raise"):
+                assert re.match(r"HeteroError: round \d: the gradient of ranks \[[01]\] is not finite", case["error"])
+                assert case["as before"]
+            else:
+                assert (case["error"], case["rounds without an update"]) == ("", 2)
+
+
 def test_fit_without_the_callback_is_refused_until_it_is_released(outcomes):
     ranks = outcomes("two_trainings_one_after_the_other_and_one_without")
     for rank in ranks:

@@ -128,13 +128,6 @@ def test_not_a_number_stays_in_its_own_row():
     assert cpu[1] == 0.5
 
 
-def test_a_rank_without_a_witness_agrees_with_all_who_have_one():
-    rows = [row(witness=w).vector(i, 3) for i, w in enumerate([0.0, 2.0, 2.0])]
-    assert RoundTable(sum(rows), 3).disagreement("witness", 1e-3) == []
-    rows[2] = row(witness=3.0).vector(2, 3)
-    assert RoundTable(sum(rows), 3).disagreement("witness", 1e-3) == [2]
-
-
 def test_fingerprints_tell_plans_and_data_apart_and_survive_float32():
     plan = RoundPlan.of([3, 5])
     others = [RoundPlan.of([5, 3]), RoundPlan((3, 5), (1, 2)), RoundPlan.of([3, 5, 0])]

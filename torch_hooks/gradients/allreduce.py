@@ -16,7 +16,7 @@ Carrier and table have a line of their own on the wire, and the buckets another,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
+from torch_hooks.gradients.finite import looks_finite
 from torch_hooks.gradients.memory_in_use import MemoryInUse
 from torch_hooks.gradients.order import Order
 from torch_hooks.gradients.sparse import Gather, Layouts
@@ -63,6 +64,8 @@ class Allreduce(Synchroniser):
         self._table_wire: TorchLine = trained.wire.line()
         self._bucket_wire: TorchLine = trained.wire.line()
         self._norm: ParameterNorm = ParameterNorm(names)
+        self._balancer.agreement.watch(self._norm.names, self._norm.sizes, self._norm.widths)
+        self._show_kernels()
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
@@ -81,6 +84,8 @@ class Allreduce(Synchroniser):
         self._some_arrived = False
         self._some_wait = False
         """True: some gradients wait for the rest of their bucket."""
+        self._all_finite = True
+        """Whether all gradients are, as far as they have left."""
         self._altered: list[Gradient] = []
         """Gradients that the user has modified while they waited in a bucket."""
         self._first_batch = True
@@ -103,11 +108,12 @@ class Allreduce(Synchroniser):
         """The record of its gradient."""
         return self._arrangement.of(parameter)
 
-    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
+    def extend(self, names: Mapping[torch.Tensor, str]) -> None:
         """These are trained, too."""
-        self._arrangement.extend(parameters)
-        self._layouts.extend(parameters)
-        self._norm.extend(parameters)
+        self._arrangement.extend(names)
+        self._layouts.extend(names)
+        self._norm.extend(names)
+        self._show_kernels()
 
     def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""
@@ -169,6 +175,7 @@ class Allreduce(Synchroniser):
 
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
+        self._all_finite = True
         self._some_arrived = self._some_wait = self._all_apart = False
         self._altered.clear()
         self._aside.clear()
@@ -286,6 +293,22 @@ class Allreduce(Synchroniser):
     def _trained(self) -> int:
         return self._arrangement.tell()
 
+    def _finite(self) -> bool:
+        """Return whether all gradients are; those that leave later show it in the next row."""
+        arrangement = self._arrangement
+        if self._balancer.weight:  # else they leave as zeros
+            unsent = (b for b in arrangement.buckets if b.under_way is None and b is not arrangement.carrier)
+            for note in arrangement.gradients if arrangement.told else (m for b in unsent for m in b.members):
+                if note.sent is None and note.parameter.grad is not None:
+                    self._look(note.parameter.grad)
+        finite, self._all_finite = self._all_finite, True
+        return finite
+
+    def _look(self, gradient: torch.Tensor) -> None:
+        if self._all_finite and self._balancer.on_nan != "allow":
+            numbers = gradient if gradient.layout is torch.strided else gradient._values()
+            self._all_finite = looks_finite(numbers.reshape(-1))
+
     def _post_table(self) -> None:
         """By itself, or with the former carrier: before buckets are formed again, or where none can carry it."""
         carrier = self._arrangement.carrier
@@ -303,15 +326,18 @@ class Allreduce(Synchroniser):
         members = bucket.members
         carries = bucket is self._arrangement.carrier
         wire = self._table_wire if carries else self._bucket_wire
-        row = self._row() if carries and self._table is None else None
+        row = None
         if self._layouts.known_rows(members[0].parameter):
             gradients = [self._rows_of(members[0])]
+            self._look(gradients[0])
             rows = wire, members[0].parameter, gradients[0], self._balancer.weight, bucket.name
             bucket.under_way = Gather(*rows, self._compression)
         else:
             self._altered += [member for member in members if member.weighed and member.changed]
             gradients, whole = bucket.fill(self._balancer.weight)
-            if row is not None:
+            self._look(whole[: -len(bucket.room)] if carries else whole)
+            if carries and self._table is None:
+                row = self._row()
                 bucket.room.copy_(row)
             if self._compression is not None:
                 # One by one, as in stock scripts: a compressor may look at shapes.

@@ -1,66 +1,60 @@
-"""One number for the parameters, by which ranks notice that they hold different ones.
-
-To look at all of them would take as long as an update of each. So every round looks at a piece of one tensor, the next
-round at a piece of the next, and after the last at another piece of the first. With N tensors, what was done to one
-alone is seen after N rounds at the most.
-
-Of a piece x the number is ``4 |x| + <r, x>`` with r random signs, the same on every rank. The norm alone would not see
-numbers that were swapped, negated or drawn again; the scalar product alone may be near zero, where a tolerance for
-processors that round unlike means nothing.
-"""
+"""What this rank shows of its parameters, so that ranks notice different ones (``hvd_hetero.witness``)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-import numpy as np
 import torch
 
-__all__ = ["PIECE", "ParameterNorm"]
+from hvd_hetero.witness import kernels, piece_of, shown
 
-PIECE = 2**14
-"""Numbers in a piece: some ten microseconds."""
-_SEED = 20
-_LEAST = 1e-6  # zero would say that a rank has nothing to show
+__all__ = ["ParameterNorm", "kernels_here"]
+
 _ACCURATE = (torch.float32, torch.float64)
 
 
 class ParameterNorm:
     """What a rank shows of its parameters in each round. They are in the same order on every rank."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
         # Not of an accelerator's: to read them would wait for the device. They keep their turn, since other ranks may
         # have theirs on the CPU.
         self._watched: list[torch.Tensor] = []
-        bits = np.random.Generator(np.random.PCG64(_SEED)).integers(0, 2, PIECE)
-        self._signs = torch.from_numpy(2.0 * bits - 1.0)
-        self._of_type: dict[torch.dtype, torch.Tensor] = {}
-        self.extend(parameters)
+        self.names: list[str] = []
+        self.sizes: list[int] = []
+        self.widths: list[int] = []
+        self.extend(names)
 
-    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
+    def extend(self, names: Mapping[torch.Tensor, str]) -> None:
         """Watch these, too."""
-        for parameter in parameters:
+        for parameter, name in names.items():
             if parameter.is_floating_point() and parameter.numel():
                 self._watched.append(parameter)
+                self.names.append(name)
+                self.sizes.append(parameter.numel())
+                self.widths.append(parameter.element_size())
 
-    def at(self, round: int) -> float:
-        """What is shown in this round; 0 where there is nothing to show."""
+    def at(self, round: int) -> tuple[float, float]:
+        """Return what is shown in this round; zeros where there is nothing to show."""
         if not self._watched:
-            return 0.0
-        turn, which = divmod(round, len(self._watched))
+            return 0.0, 0.0
+        which, part = piece_of(round, self.sizes)
         parameter = self._watched[which]
         if parameter.device.type != "cpu":
-            return 0.0
-        begin = turn % -(-parameter.numel() // PIECE) * PIECE
-        piece = _in_memory(parameter)[begin : begin + PIECE]
-        if piece.dtype not in _ACCURATE:
-            piece = piece.float()
-        signs = self._of_type.get(piece.dtype)
-        if signs is None:
-            signs = self._of_type[piece.dtype] = self._signs.to(piece.dtype)
-        # Not torch.dot, whose last bits may depend on where in memory the numbers lie.
-        product = (piece * signs[: len(piece)]).sum()
-        return _LEAST + 4.0 * float(torch.linalg.vector_norm(piece)) + float(product)
+            return 0.0, 0.0
+        piece = _in_memory(parameter)[part]
+        numbers = piece if piece.dtype in _ACCURATE else piece.float()
+        return shown(numbers.numpy(), piece.view(torch.uint8).numpy())
+
+
+def kernels_here() -> float:
+    """Return a checksum of what decides how updates are rounded."""
+    return kernels(
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 def _in_memory(parameter: torch.Tensor) -> torch.Tensor:

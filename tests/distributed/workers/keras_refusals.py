@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
-from keras_fits import BATCH, data, network, spread, trained
+from keras_fits import BATCH, FEATURES, UNEQUAL, data, network, spread, trained
 
 from hvd_hetero.policies import NonBlocking
 from keras_callbacks import LearningRateSchedule, LearningRateWarmup, LoadBalance, resize_batches
@@ -55,6 +57,67 @@ def ranks_with_other_rates_or_data_are_found_out() -> dict:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
             outcome[what] = f"{type(error).__name__}: {error}"
     return outcome | {name: _without_samples(known) for name, known in (("no file", True), ("all filtered", False))}
+
+
+def a_millionth_of_a_variable_is_told() -> dict:
+    """Of each variable in turn, on one rank, once all have agreed to the bit; the error, and the variable's name."""
+    outcome = {}
+    for number in range(4):
+        model = network()
+
+        class Moved(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if balance.rounds == 20 and hvd.rank() == 1:  # noqa: B023
+                    variable = self.model.trainable_variables[number]  # noqa: B023
+                    variable.assign(variable + 1e-6 * tf.math.abs(variable) + 1e-9)
+
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        balance = LoadBalance("bsp", global_batch=BATCH)
+        variable = model.trainable_variables[number]
+        name = getattr(variable, "path", variable.name.removesuffix(":0"))
+        error = _error_of(model, balance, data(), Moved(), epochs=5)
+        outcome[name] = error
+    return outcome
+
+
+def what_is_not_finite_on_one_rank() -> dict:
+    """NaN in one sample: errors, whether weights are as before the round, and what skipping makes."""
+    x, y = data()
+    y[11] = np.nan
+    outcome = {}
+    for name, policy, width in (("one", "bsp", 6), ("several", UNEQUAL, 6), ("large", "bsp", 1024)):
+        for nan in ("raise", "skip"):
+            hidden = keras.layers.Dense(width, activation="tanh")(inputs := keras.layers.Input((FEATURES,)))
+            hidden = keras.layers.Dense(width, activation="tanh")(hidden)
+            model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+            before: list[list[np.ndarray]] = []
+
+            class Noted(keras.callbacks.Callback):
+                def on_train_batch_begin(self, batch, logs=None):
+                    before.append(self.model.get_weights())  # noqa: B023
+
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+            balance = LoadBalance(policy, global_batch=BATCH, nan=nan)
+            error = _error_of(model, balance, (x, y), Noted(), epochs=2)
+            after = model.get_weights()
+            steps = [any((a != b).any() for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(before)]
+            outcome[f"{name}, {nan}"] = {
+                "error": error,
+                "as before": all((a == b).all() for a, b in zip(before[-1], after, strict=True)),
+                "finite": all(bool(np.isfinite(w).all()) for w in after),
+                "rounds without an update": steps.count(False),
+                "spread": spread(model),
+            }
+    return outcome
+
+
+def _error_of(model: Any, balance: LoadBalance, arrays: Any, *callbacks: Any, epochs: int) -> str:
+    try:
+        batches = resize_batches(arrays, balance, shuffle=True, seed=0)
+        model.fit(batches, epochs=epochs, verbose=0, callbacks=[balance, *callbacks])
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _without_samples(known: bool) -> str:

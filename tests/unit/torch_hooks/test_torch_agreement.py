@@ -1,8 +1,10 @@
-"""Parameters that no rank sums stop all ranks (here: threads)."""
+"""Ranks that part, parameters that no rank sums, and losses that are not finite stop all ranks (here: threads)."""
 
 from __future__ import annotations
 
 import copy
+import logging
+import re
 
 import pytest
 
@@ -22,6 +24,10 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 
 
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -30,7 +36,7 @@ def loss(model):
     return functional.mse_loss(model(X), Y)
 
 
-def steps(rank, model, rounds, *, disturb=lambda *_: None, **options):
+def steps(rank, model, rounds, *, disturb=lambda *_: None, lost=lambda *_: 1.0, **options):
     """Rounds of one batch; ``disturb(rank, round, model, optimizer)`` before each. Returns the rounds done."""
     balance = LoadBalance("bsp", global_batch=BATCH, **options)
     wrapped = DistributedOptimizer(inner := sgd(model), balance, model.named_parameters())
@@ -38,9 +44,36 @@ def steps(rank, model, rounds, *, disturb=lambda *_: None, **options):
         disturb(rank, number, model, inner)
         balance.batch(4)
         wrapped.zero_grad()
-        loss(model).backward()
+        (loss(model) * lost(rank, number)).backward()
         wrapped.step()
     return balance.rounds
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_millionth_of_a_parameter_is_told_within_as_many_rounds_as_there_are_parameters(number):
+    start = network()
+
+    def disturb(rank, round, model, _):
+        if rank == 1 and round == 20:
+            list(model.parameters())[number].data.mul_(1 + 1e-6)
+
+    with pytest.raises(ThreadRankError) as told:
+        run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 60, disturb=disturb), ranks=2)
+    pattern = r"round (\d+): ranks \[1\] hold other parameters than rank 0 \(here '(.*)', .* its"
+    found = re.search(pattern, str(told.value))
+    assert 20 < int(found[1]) <= 24
+    assert found[2] == list(dict(start.named_parameters()))[number]
+
+
+def test_other_parameters_of_one_rank_that_are_nearly_the_same_are_told_from_the_beginning():
+    def disturb(rank, round, model, _):
+        if rank == 1 and round == 0:
+            for parameter in model.parameters():
+                parameter.data.mul_(1 + 3.3e-5)
+
+    start = network()
+    with pytest.raises(ThreadRankError, match=r"round [1-4]: ranks \[1\] hold other parameters"):
+        run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 12, disturb=disturb), ranks=2)
 
 
 def more(model, inner):
@@ -67,3 +100,61 @@ def test_parameters_that_the_plain_optimizer_was_given_later_are_refused_before_
         run_on_threads(lambda rank: steps(rank, copy.deepcopy(start), 6, disturb=disturb), ranks=2)
     assert apart
     assert all(torch.equal(now.detach(), before) for now, before in apart)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def broken(rank, round, value=NAN):
+    return value if rank == 1 and round == 5 else 1.0
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+@pytest.mark.parametrize("of_round", [0, 5])
+def test_a_loss_that_is_not_finite_stops_all_ranks_before_the_update_and_names_the_rank(value, of_round):
+    left = {}
+
+    def case(rank):
+        model, before = copy.deepcopy(start), []
+
+        def lost(rank, round):
+            before[:] = [flat(model).clone()]
+            return value if (rank, round) == (1, of_round) else 1.0
+
+        try:
+            steps(rank, model, 9, lost=lost)
+        finally:
+            left[rank] = torch.equal(flat(model), before[0])
+
+    start = network()
+    with pytest.raises(ThreadRankError, match=rf"round {of_round}: the gradient of ranks \[1\] is not finite"):
+        run_on_threads(case, ranks=2)
+    assert left == {0: True, 1: True}
+
+
+def test_an_update_that_is_not_finite_can_be_skipped_on_all_ranks(caplog):
+    def case(rank):
+        model = copy.deepcopy(start)
+        steps(rank, model, 9, lost=broken, nan="skip")
+        return flat(model)
+
+    start = network()
+    with caplog.at_level(logging.WARNING):
+        parameters = torch.stack(run_on_threads(case, ranks=2))
+    single = copy.deepcopy(start)
+    optimizer = sgd(single)
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss(single).backward()
+        optimizer.step()
+    torch.testing.assert_close(parameters, flat(single).expand_as(parameters))
+    assert [r.message for r in caplog.records if "not finite" in r.message] == [
+        "round 5: the gradient of ranks [1] is not finite, so all ranks skip the update (nan='skip')"
+    ]
+
+
+def test_what_is_not_finite_can_be_allowed_and_other_words_are_refused():
+    assert run_on_threads(lambda rank: steps(rank, network(), 9, lost=broken, nan="allow"), ranks=2) == [9, 9]
+    for options, message in [({"nan": "ignore"}, "nan must be"), ({"nan": "skip", "sync": "d-psgd"}, "averages")]:
+        with pytest.raises(ThreadRankError, match=message):
+            run_on_threads(lambda rank, options=options: LoadBalance("bsp", global_batch=BATCH, **options), ranks=2)

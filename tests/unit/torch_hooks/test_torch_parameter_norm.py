@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_hooks.parameters.parameter_norm import PIECE, ParameterNorm  # noqa: E402
+from hvd_hetero.witness import PIECE  # noqa: E402
+from torch_hooks.parameters.parameter_norm import ParameterNorm  # noqa: E402
 
 TOLERANCE = 1e-3  # of the agreement between ranks
 
@@ -22,12 +23,12 @@ def tensors(dtype=torch.float32):
 
 
 def shown(of, rounds):
-    sketch = ParameterNorm(of)
+    sketch = ParameterNorm({tensor: str(number) for number, tensor in enumerate(of)})
     return torch.tensor([sketch.at(round) for round in range(rounds)], dtype=torch.float64)
 
 
 def differ(a, b, rounds):
-    a, b = shown(a, rounds), shown(b, rounds)
+    a, b = shown(a, rounds)[:, 0], shown(b, rounds)[:, 0]
     return bool(((a - b).abs() > TOLERANCE * b.abs()).any())
 
 
@@ -60,8 +61,18 @@ def test_a_change_of_one_tensor_is_seen(change, dtype):
             assert differ(here, there, len(here)), number
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_millionth_of_one_tensor_shows_in_the_bits(dtype):
+    here = tensors(dtype)
+    for number in range(len(here)):
+        there = tensors(dtype)
+        there[number] *= 1 + 1e-6
+        same = shown(here, len(here))[:, 1] == shown(there, len(here))[:, 1]
+        assert (~same).nonzero().flatten().tolist() == ([] if torch.equal(here[number], there[number]) else [number])
+
+
 def test_every_piece_has_its_turn():
-    here, pieces = tensors(), 4
+    here, pieces = tensors(), -(-(3 * PIECE + 5) // PIECE)
     for piece in range(pieces):
         there = tensors()
         there[2][piece * PIECE :][:PIECE] *= 1.5
@@ -83,7 +94,8 @@ def test_what_cannot_be_shown_is_zero_and_keeps_its_turn():
     here = tensors()
     there = [tensor.to("meta") if number == 2 else tensor for number, tensor in enumerate(here)]
     without = shown(there, 12)
-    assert without[[2, 8]].tolist() == [0.0, 0.0]
-    assert not without.eq(0).sum() > 2
-    assert torch.equal(without[without != 0], shown(here, 12)[without != 0])
-    assert ParameterNorm([torch.zeros(0), torch.ones(3, dtype=torch.int64)]).at(5) == 0.0
+    assert without[[2, 8]].tolist() == [[0.0, 0.0]] * 2
+    others = [round for round in range(12) if round not in (2, 8)]
+    assert (without[others, 0] != 0).all()
+    assert torch.equal(without[others], shown(here, 12)[others])
+    assert ParameterNorm({torch.zeros(0): "a", torch.ones(3, dtype=torch.int64): "b"}).at(5) == (0.0, 0.0)

@@ -1,0 +1,35 @@
+"""Ranks that train alike are not told that they part, on like kernels and on unlike ones.
+
+The long form of the check, in the commands of a machine that is quiet (some minutes):
+
+    HVD_HETERO_TEST_ROUNDS=2000 .venv/bin/python -m pytest tests/distributed/test_agreement.py
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+MODELS = (
+    "momentum", "large, Adam", "large, AdamW, clipped", "normalised, NAdam", "images", "recurrent, RMSprop",
+    "transformer", "Adagrad", "float64", "float16",
+)  # fmt: skip
+ROUNDS = int(os.environ.get("HVD_HETERO_TEST_ROUNDS", "24"))
+
+
+@pytest.fixture(scope="module")
+def ranks(pool):
+    with pool("agreement.py", 2, "torch") as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("kernels", ["like", "unlike"])
+@pytest.mark.parametrize("model", MODELS)
+def test_ranks_that_train_alike_hear_of_no_difference(ranks, model, kernels):
+    for rank in ranks:
+        outcome = rank[f"{model}, {kernels} kernels"]
+        assert outcome["rounds"] == ROUNDS
+        if kernels == "like":
+            assert outcome["apart"] == 0.0
