@@ -45,8 +45,8 @@ from keras_callbacks.keras_versions import (
     is_built,
     is_keras_3,
     optimizer_variables,
-    tf_variables,
     trained_variables,
+    weights_of,
 )
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.session import FitSession
@@ -127,7 +127,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             if shared.mixes:
                 counts = self._survival.has_taken_part
                 average(trained_variables(self.model), self._wire, "elastic", counts=counts)
-            weights, state = tf_variables(self.model.weights), optimizer_variables(self.optimizer)
+            weights, state = weights_of(self.model), optimizer_variables(self.optimizer)
             start_alike(weights, state, self._wire, "elastic")
             super().sync()
         for variable, value in own:
@@ -154,7 +154,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             self.batch = session.skipped
         elif queue is not None and not queue.survives_resets and self._wire.rank == 0:
             logger.warning("ranks must not change in the middle of an epoch: %s", _SHARDS)
-        self._own = tf_variables(v for layer in session.local_layers for v in layer.weights)
+        self._own = [v for layer in session.local_layers for v in weights_of(layer)]
 
     def _place(self) -> Mapping[str, Any] | None:
         queue = self._session.queue
@@ -168,7 +168,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
             self.optimizer.learning_rate = factor * float(tf.convert_to_tensor(self.optimizer.learning_rate))
 
     def _variables(self) -> list[tf.Variable]:
-        return [*tf_variables(self.model.weights), *optimizer_variables(self.optimizer)]
+        return [*weights_of(self.model), *optimizer_variables(self.optimizer)]
 
     def _load_parts(self) -> None:
         for variable, value in zip(self._variables(), self._saved, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ __all__ = [
     "loss_passes_through",
     "names_of",
     "optimizer_variables",
+    "plain_variables",
     "spectral_vectors",
     "steps_per_execution",
     "tf_variables",
@@ -117,9 +118,30 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 
 def weights_of(model: Any) -> list[tf.Variable]:
-    """All weights that exist by now: a model of tf_keras has none to tell before it is built."""
-    tells = model.built or is_keras_3(model) or "build" not in type(model).__dict__
-    return tf_variables(model.weights) if tells else []
+    """Return all weights that exist by now, with the plain variables of a model, or of a layer.
+
+    A model of tf_keras has none to tell before it is built.
+    """
+    tells = model.built or not isinstance(model, tf.Module) or "build" not in type(model).__dict__
+    listed = [*tf_variables(model.weights), *plain_variables(model)] if tells else []
+    return list({v._unique_id: v for v in listed}.values())
+
+
+def plain_variables(model: Any) -> list[tf.Variable]:
+    """Return the ``tf.Variable``s in attributes, which Keras 3 does not count among the weights (tf_keras does)."""
+    if isinstance(model, tf.Module):  # of tf_keras
+        return []
+    return [v for part in model._flatten_layers() for value in vars(part).values() for v in _variables_in(value)]
+
+
+def _variables_in(value: Any) -> Iterator[tf.Variable]:
+    if isinstance(value, tf.Variable):
+        yield value
+    elif isinstance(value, tf.Module):
+        yield from value.variables
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _variables_in(part)
 
 
 def is_built(model: Any) -> bool:
@@ -172,14 +194,11 @@ def _settings(optimizer: Any) -> list[tf.Variable]:
 def advanced_variables(model: Any) -> list[tf.Variable]:
     """What a train step may advance by itself, as a copy that follows the weights: no metrics, no seeds.
 
-    Also plain variables of TensorFlow, which Keras 3 does not count among the weights.
+    Also plain variables of TensorFlow.
     """
-    parts = list(model._flatten_layers())
-    own = [v for part in parts for v in vars(part).values() if isinstance(v, tf.Variable)]
     metrics = tf_variables(v for metric in model.metrics for v in metric.variables)
     apart = set(names_of([*tracked_state(model), *metrics]))
-    found = {v._unique_id: v for v in [*weights_of(model), *own] if v._unique_id not in apart}
-    return list(found.values())
+    return [v for v in weights_of(model) if v._unique_id not in apart]
 
 
 def spectral_vectors(model: Any) -> list[tf.Variable]:

@@ -17,6 +17,7 @@ from keras_callbacks.keras_versions import (
     has_call,
     names_of,
     optimizer_variables,
+    plain_variables,
     tf_variables,
     weights_of,
 )
@@ -37,8 +38,8 @@ class CommonStart:
         self._names: set[str] = set()
 
     def give(self, model: Any, optimizer: Any) -> list[tf.Variable]:
-        """Give all ranks rank 0's weights and optimizer state, and return the weights; a collective call."""
-        own = names_of(tf_variables(v for layer in self._local_layers for v in layer.weights))
+        """Give all ranks rank 0's weights and optimizer state, and return Keras's weights; a collective call."""
+        own = names_of([v for layer in self._local_layers for v in weights_of(layer)])
         weights = [v for v in weights_of(model) if v._unique_id not in own]
         # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
         state = optimizer_variables(optimizer)
@@ -46,7 +47,8 @@ class CommonStart:
         share_adapted(model, self._wire, self._prefix, self._local_layers)
         self._given[id(model)] = model, optimizer
         self._names.update(own, names_of(weights), names_of(state))
-        return weights
+        plain = names_of(plain_variables(model))
+        return [v for v in weights if v._unique_id not in plain]
 
     def new(self, spec: Any) -> list[tuple[Any, Any]]:
         """Build what the first such batch would build; returns the models that have, or whose optimizers have, more."""
@@ -83,10 +85,10 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
         if other is None
         else f"this rank has {mine[other][:2]} where rank 0 has {theirs[other][:2]}",
     )
-    for i, parcel in enumerate(parcels([v for v in variables if v.shape.is_fully_defined()])):
+    for i, parcel in enumerate(parcels([v for v in variables if _is_of_numbers(v)])):
         assign(parcel, wire.broadcast(end_to_end(parcel), root_rank=0, name=f"{prefix}.start.{i}"))
-    for i, variable in enumerate(v for v in variables if not v.shape.is_fully_defined()):
-        # As what a Discretization of tf_keras has seen.
+    for i, variable in enumerate(v for v in variables if not _is_of_numbers(v)):
+        # As what a Discretization of tf_keras has seen, or words.
         variable.assign(wire.broadcast_object(variable.numpy(), root_rank=0, name=f"{prefix}.start.any.{i}"))
     found = fingerprint(weights)
     _everywhere_or_nowhere(
@@ -96,6 +98,12 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
         "hold other weights than rank 0 after the broadcast",
         "is something else writing them?",
     )
+
+
+def _is_of_numbers(variable: tf.Variable) -> bool:
+    """Whether Horovod can broadcast it: numbers, and on each rank as many."""
+    dtype = variable.dtype
+    return bool(variable.shape.is_fully_defined() and (dtype.is_floating or dtype.is_integer or dtype.is_bool))
 
 
 def fingerprint(variables: list[tf.Variable]) -> int:

@@ -11,6 +11,8 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.adapted import share_adapted  # noqa: E402
+from keras_callbacks.elastic import KerasState  # noqa: E402
+from keras_callbacks.start import CommonStart  # noqa: E402
 from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
@@ -209,6 +211,61 @@ def test_a_loop_builds_its_model_and_broadcasts_what_is_new_at_the_beginning_of_
     next(balance.batches(batches))
     assert starts == [(model, optimizer)] * 3
     assert len(witnesses[-1]) == 4
+
+
+def codebook():
+    """A model whose layers hold variables of TensorFlow, as keras.io's VQ-VAE does, wherever they keep them."""
+
+    class Module(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = tf.Variable([5.0])
+
+    class Codes(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.codes = tf.Variable([[1.0, 2.0]], trainable=True)
+            self.several, self.named = [tf.Variable(3.0)], {"scale": tf.Variable(4.0)}
+            self.module, self.words = Module(), tf.Variable(["a"], trainable=False)
+
+        def call(self, x):
+            return x * self.codes * self.named["scale"]
+
+        def values(self):
+            plain = (self.codes, self.several[0], self.named["scale"], self.module.inner)
+            return [float(tf.reduce_sum(v)) for v in plain]
+
+    inputs, layer = keras.layers.Input((2,)), Codes()
+    return keras.Model(inputs, keras.layers.Dense(1)(layer(inputs))), layer
+
+
+class OneMore(TensorFlowWire):
+    """Rank 0 has one more of everything."""
+
+    def broadcast(self, tensor, root_rank, name):
+        return tensor + tf.ones_like(tensor)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["shared", "local"])
+def test_plain_variables_of_layers_become_rank_0s_unless_they_are_of_local_layers(local):
+    model, layer = codebook()
+    kernel = model.layers[-1].kernel.numpy()
+    start = CommonStart(OneMore(), "plain", [layer] if local else [])
+    start.give(model, keras.optimizers.SGD())
+    assert layer.values() == ([3.0, 3.0, 4.0, 5.0] if local else [5.0, 4.0, 5.0, 6.0])
+    assert layer.words.numpy().tolist() == [b"a"]
+    assert not start.lacks([layer.codes])
+    np.testing.assert_allclose(model.layers[-1].kernel.numpy(), kernel + 1, rtol=1e-6)
+
+
+def test_plain_variables_go_back_to_the_last_commit():
+    model, layer = codebook()
+    model.compile("sgd", "mse")
+    state = KerasState(model)
+    state.commit()
+    layer.codes.assign([[8.0, 9.0]])
+    state.restore()
+    assert layer.values()[0] == 3.0
 
 
 def adapted():
