@@ -26,8 +26,13 @@ def check_compiled(model: Any) -> None:
             "the optimizer is Horovod's DistributedOptimizer, which on Keras 3 synchronises nothing, and elsewhere "
             "would do so twice; compile the model with the plain optimizer: LoadBalance wraps it in fit"
         )
-    if isinstance(optimizer, list | tuple):
-        raise ValueError("the model has several optimizers; LoadBalance synchronises one: compile it with a single one")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    others = [name for name, value in vars(model).items() if _is_another(value, optimizer, inner)]
+    if others or isinstance(optimizer, list | tuple):
+        raise ValueError(
+            f"the model has several optimizers ({', '.join(['optimizer', *others])}); LoadBalance synchronises one: "
+            "compile it with a single one, and update all variables in one call. torch_hooks takes several"
+        )
     if (steps := steps_per_execution(model)) != 1:
         raise ValueError(
             f"steps_per_execution is {steps}, and the plan may change after every step: compile with "
@@ -44,6 +49,11 @@ def check_compiled(model: Any) -> None:
                 "allreduce; compile with jit_compile=False"
             )
         model.jit_compile = False
+
+
+def _is_another(value: Any, *known: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(hasattr(type(v), "apply_gradients") and all(v is not one for one in known) for v in values)
 
 
 def layers_that_wait(model: Any) -> list[str]:

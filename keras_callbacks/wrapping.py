@@ -65,6 +65,7 @@ def wrap(session: FitSession, model: Any) -> None:
     model.test_function = None  # it may be that of the plain step
     evaluate = refuses_resized(tells_failures(model.evaluate, lambda: session.elastic))
     session.on_release(_set(model, "evaluate", evaluate))
+    session.on_release(_set(model, "predict", refuses_resized(model.predict)))
 
     def forget_functions() -> None:
         model.train_function = model.test_function = None

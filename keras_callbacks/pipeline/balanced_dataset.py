@@ -103,14 +103,14 @@ for _name, _way_out in _REFUSED.items():
 
 
 def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """``model.evaluate``, which refuses batches whose sizes follow the training's plan."""
+    """``model.evaluate`` or ``predict``, which refuses batches whose sizes follow the training's plan."""
 
     @functools.wraps(evaluate)
     def checked(x: Any = None, *args: Any, **options: Any) -> Any:
         if isinstance(x, BalancedDataset):
             raise ValueError(
-                "validation_data (or what is evaluated) comes from resize_batches, whose batches follow the rounds of "
-                "training; give each rank its part in plain batches, (x[rank::size], y[rank::size]) or "
+                "validation_data (or what is evaluated, or predicted) comes from resize_batches, whose batches follow "
+                "the rounds of training; give each rank its part in plain batches, (x[rank::size], y[rank::size]) or "
                 "samples.shard(size, rank).batch(…): figures are joined over the ranks"
             )
         return evaluate(x, *args, **options)

@@ -25,7 +25,8 @@ __all__ = ["NO_TRAINING", "TOO_FAR_AHEAD", "RoundQueue"]
 
 NO_TRAINING = (
     "more of resize_batches was asked for than its first batch, and no training with its LoadBalance is on: write "
-    "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own"
+    "model.fit(batches, callbacks=[balance]), or balance.batches(batches) in a loop of your own; give predict and "
+    "evaluate plain batches"
 )
 
 TOO_FAR_AHEAD = (

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from hvd_hetero.consistency import settings_of
 from hvd_hetero.data.order import Cut
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
@@ -36,6 +36,10 @@ of all ranks add up to, or 0 where the sum is not to be corrected by what they r
 weighs in the mean over the rank's own samples."""
 
 _AGREED_S = 10.0  # until when the table is there that says whose gradient is not finite (arbitrary)
+_TWICE = (
+    "weighted_gradients was called twice for one batch, and a round sums gradients once. Call it once for every batch, "
+    "with all variables and the sum of the losses; torch_hooks takes several losses, with an optimizer each"
+)
 
 
 class Fit(Protocol):
@@ -259,6 +263,8 @@ class RoundCalls:
 
     def report(self, learning_rate: float, broken: bool = False) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
+        if not self.balancer.computing:
+            raise RoundStateError(_TWICE)
         others = {} if self._optimizer is None else hyper_parameters(self._optimizer)
         settings = settings_of([{"lr": learning_rate, **others}])
         queue = self._fit.queue

@@ -17,6 +17,7 @@ there is one micro-batch, and no shape changes: whatever the sizes do, the step 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +27,12 @@ from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.step.calls import SHARE, RoundCalls
-from keras_callbacks.step.synchroniser import Gradient, Synchroniser, scaled
+from keras_callbacks.step.own_changes import changed_by
+from keras_callbacks.step.synchroniser import AllReduce, Gradient, Synchroniser, scaled
 
 __all__ = ["GraphRound"]
+
+logger = logging.getLogger(__name__)
 
 # What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, a factor of what was gathered
 # before it, whether it is one; and its share of the round (``RoundCalls.share``), with the weight first.
@@ -49,6 +53,8 @@ class GraphRound:
         """True: the loss of this round is weighted, and so are its gradients."""
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
+        self._graph: Any = None  # of the step that is traced
+        self._looked = not isinstance(synchroniser, AllReduce)
 
     def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
         """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
@@ -56,6 +62,7 @@ class GraphRound:
         self._figures = figures
 
         def observed(data: Any, state: tf.Tensor, *, again: bool = False) -> Any:
+            self._graph = tf.compat.v1.get_default_graph()
             return figures.observed(as_keras_would(step), data, state[_WEIGHT], again=again)
 
         return as_it_is(lambda data: whole(observed, data))
@@ -77,6 +84,7 @@ class GraphRound:
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
         """The train step hands its gradients to the optimizer."""
+        self._look_at(gradients, variables)
         if self._gathering:
             if self._gathered is not None:
                 raise ValueError(_TWICE)
@@ -89,6 +97,18 @@ class GraphRound:
         if state is None:
             raise RoundStateError(_OUTSIDE)
         return self._update(update, self._synchronised(gradients, variables, state[_SHARE], weighed))
+
+    def _look_at(self, gradients: list[Any], variables: list[Any]) -> None:
+        """Refuse an update that only some rounds make; warn, once, of gradients that are changed before the sum."""
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not None and graph is not self._graph:
+            if type(graph).__name__ in _IN_A_BRANCH:
+                raise ValueError(_SOMETIMES)
+            graph = getattr(graph, "outer_graph", None)
+        if not self._looked:
+            self._looked = True
+            if (operation := changed_by(gradients, variables)) and self._calls.balancer.rank == 0:
+                logger.warning(_CHANGED, operation)
 
     def _one(self, step: Callable[..., Any], data: Any) -> Any:
         """A round of one micro-batch: the update happens where the train step makes it."""
@@ -259,6 +279,17 @@ def _slice(data: Any, state: tf.Tensor) -> Any:
 _TWICE = (
     "train_step called the optimizer twice, and LoadBalance synchronises one update per step: add the losses up, or "
     "update in one call"
+)
+_IN_A_BRANCH = {"CondBranchFuncGraph", "WhileBodyFuncGraph"}  # not public: where there are none, nothing is refused
+_SOMETIMES = (
+    "train_step calls model.optimizer in a branch or a loop (tf.cond), and every round ends with one update. Call it "
+    "once per step, outside; to accumulate, set max_micro_batch of the policy, or the optimizer's "
+    "gradient_accumulation_steps"
+)
+_CHANGED = (
+    "train_step changes gradients, or weights by them, before ranks sum them (%r), so the result depends on how the "
+    "batch is divided. The optimizer gets the sum: use its clipnorm, global_clipnorm or clipvalue, or override "
+    "apply_gradients in a subclass of it"
 )
 _NEVER = (
     "train_step did not call model.optimizer, so nothing would be synchronised; update by "

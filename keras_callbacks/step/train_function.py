@@ -90,6 +90,11 @@ class RoundFunction:
             if failure is None:
                 failure = told(error, elastic=session.elastic)
             if failure is None:
+                if isinstance(error, tf.errors.InvalidArgumentError):
+                    error.add_note(
+                        f"The batch of this rank had {max(samples, 1)} samples, cut along the first axis of the data. "
+                        "A step must work with any number of them; LBBSP(minimum=…) keeps shares larger"
+                    )
                 raise
             raise failure from None
         calls.applied()

@@ -127,7 +127,11 @@ def test_mixed_precision_learns_and_keeps_the_ranks_together(outcomes):
 
 @pytest.mark.parametrize(
     "option",
-    ["clipnorm, ema, two outputs", "global_clipnorm, class_weight", "clipvalue, schedule, sample_weight"],
+    [
+        "clipnorm, ema, two outputs",
+        "global_clipnorm, class_weight, apply_gradients",
+        "clipvalue, schedule, sample_weight",
+    ],
 )
 def test_options_of_the_optimizer_and_of_fit_give_what_one_process_gives(outcomes, option):
     for rank in outcomes("options_of_the_optimizer_and_of_fit_match_one_process"):

@@ -53,6 +53,16 @@ def mixed_precision() -> dict:
     return {"first": history["loss"][0], "last": history["loss"][-1], "spread": spread(model)}
 
 
+@keras.utils.register_keras_serializable()
+class Clips(keras.optimizers.SGD):
+    """In an ``apply_gradients`` of its own."""
+
+    def apply_gradients(self, grads_and_vars, **options):
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.05)
+        return super().apply_gradients(zip(clipped, variables, strict=True), **options)
+
+
 def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
     x, y = data()
     _, two = data(2)
@@ -65,8 +75,8 @@ def options_of_the_optimizer_and_of_fit_match_one_process() -> dict:
         "clipnorm, ema, two outputs": (
             lambda: sgd(0.1, clipnorm=0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3), (x, two), {},
         ),
-        "global_clipnorm, class_weight": (
-            lambda: sgd(0.1, global_clipnorm=0.05), (x, labels), {"class_weight": {0: 0.3, 1: 2.0}},
+        "global_clipnorm, class_weight, apply_gradients": (
+            lambda: Clips(0.1, global_clipnorm=0.04), (x, labels), {"class_weight": {0: 0.3, 1: 2.0}},
         ),
         "clipvalue, schedule, sample_weight": (
             lambda: sgd(schedule(0.2, 3, 0.5), clipvalue=0.01), (x, y, weights), {},

@@ -129,6 +129,21 @@ def test_a_counter_that_is_told_of_goes_on_as_in_one_process():
     assert history["strength"] == pytest.approx([session.queue.rounds / 10, session.queue.rounds / 5])
 
 
+def test_an_update_in_a_branch_is_refused_and_told_how_to_accumulate():
+    class Sometimes(Stepping):
+        def train_step(self, batch):
+            def update():
+                return super(Sometimes, self).train_step(batch)["own"]
+
+            return {"own": tf.cond(tf.reduce_sum(batch[0]) > 0, update, lambda: tf.constant(0.0))}
+
+    inputs = keras.layers.Input((2,))
+    model = Sometimes(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"in a branch or a loop \(tf.cond\).*to accumulate, set max_micro_batch"):
+        fit(model)
+
+
 def test_what_spectral_normalization_advances_goes_on_and_is_refused_where_it_runs_once_per_micro_batch():
     inputs = keras.layers.Input((2,))
     layer = keras.layers.SpectralNormalization(keras.layers.Dense(1))
@@ -217,6 +232,31 @@ def test_validation_data_from_resize_batches_are_refused_and_do_not_disturb_trai
     assert balance.rounds == 2, "the epoch before it"
 
 
+def test_a_prediction_of_resized_batches_is_told_what_to_give():
+    model, balance = network(), LoadBalance("bsp", global_batch=4)
+    batches = resize_batches((X, Y), balance)
+    with pytest.raises(tf.errors.OpError, match="give predict and evaluate plain batches"):
+        model.predict(batches, verbose=0)
+    model.fit(batches, verbose=0, shuffle=False, callbacks=[balance])
+    with pytest.raises(ValueError, match=r"or predicted\) comes from resize_batches"):
+        model.predict(batches, verbose=0)
+    assert model.predict(X, verbose=0).shape == (8, 1)
+
+
+def test_a_step_that_fails_with_a_small_share_is_told_how_many_samples_it_had():
+    class Pairs(Stepping):
+        def train_step(self, batch):
+            return super().train_step((batch[0][0][None], batch[1][1][None]))
+
+    inputs = keras.layers.Input((2,))
+    model = Pairs(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    balance = LoadBalance("bsp", global_batch=1)
+    with pytest.raises(tf.errors.InvalidArgumentError) as refused:
+        model.fit(resize_batches((X, Y), balance), verbose=0, shuffle=False, callbacks=[balance])
+    assert "had 1 samples, cut along the first axis of the data" in refused.value.__notes__[-1]
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
 def test_fit_without_the_callback_is_told_so(stream):
     data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
@@ -294,11 +334,20 @@ def test_another_prefetch_after_training_began_is_refused():
             lambda m, _: setattr(m, "_distribute_strategy", SimpleNamespace(num_replicas_in_sync=2)),
             "under a tf.distribute strategy; build and compile it without",
         ),
+        (
+            lambda m, _: setattr(m, "d_optimizer", keras.optimizers.Adam()),
+            r"several optimizers \(optimizer, d_optimizer\).*update all variables in one call",
+        ),
+        (
+            lambda m, _: setattr(m, "both", [m.optimizer, keras.optimizers.Adam()]),
+            r"several optimizers \(optimizer, both\)",
+        ),
     ],
-    ids=["not compiled", "backend", "optimizers", "strategy"],
+    ids=["not compiled", "backend", "optimizers", "strategy", "as a GAN", "in a list"],
 )
 def test_models_that_could_not_be_synchronised_are_refused(break_it, message, monkeypatch):
     model = network()
+    model.kept = model.optimizer
     check_compiled(model)
     break_it(model, monkeypatch)
     with pytest.raises(ValueError, match=message):
