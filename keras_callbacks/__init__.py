@@ -2,7 +2,15 @@
 
 from keras_callbacks.custom_loop import weighted_gradients
 from keras_callbacks.data import resize_batches
+from keras_callbacks.evaluation import average_by_samples
 from keras_callbacks.learning_rates import LearningRateSchedule, LearningRateWarmup
 from keras_callbacks.load_balance import LoadBalance
 
-__all__ = ["LearningRateSchedule", "LearningRateWarmup", "LoadBalance", "resize_batches", "weighted_gradients"]
+__all__ = [
+    "LearningRateSchedule",
+    "LearningRateWarmup",
+    "LoadBalance",
+    "average_by_samples",
+    "resize_batches",
+    "weighted_gradients",
+]

@@ -19,15 +19,21 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
 
         balance.start(model, optimizer)                       # rank 0's weights, for all
         data = resize_batches((x, y), balance, shuffle=True)
+
+        @tf.function(input_signature=data.element_spec)       # one trace for batches of all sizes
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True))    # the mean over the batch
+            gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
         for epoch in range(epochs):
             for x, y in balance.batches(data):
-                with tf.GradientTape() as tape:
-                    loss = loss_of(y, model(x, training=True))    # the mean over the batch
-                gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
-                optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+                step(x, y)
 
     Call it once for every batch. All ranks run the loop's body equally often: a rank that has nothing in a round gets a
-    batch of one sample that weighs nothing. What a policy would do in micro-batches is one batch here.
+    batch of one sample that weighs nothing, and ``balance.samples`` is 0. What a policy would do in micro-batches is
+    one batch here.
     """
     gradients = tape.gradient(loss, list(variables))
     present = [g for g in gradients if g is not None]

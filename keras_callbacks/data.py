@@ -32,6 +32,7 @@ def resize_batches(
     seed: int = 0,
     prefetch: int | None = None,
     stream: Literal["whole", "shard"] | None = None,
+    padding_values: Any = None,
 ) -> BalancedDataset:
     """Batches for ``fit`` whose sizes follow the plan, with a ``(None, …)`` batch dimension, so that nothing retraces.
 
@@ -67,6 +68,9 @@ def resize_batches(
         For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order. ``"shard"``: each
         rank reads samples of its own, its shard, as of files that only it reads; an epoch ends with the last shard.
         None: ``"whole"``, but a dataset with a step ``shard(…)`` for this rank is refused.
+    padding_values
+        For a dataset whose samples differ in shape: what fills them up, one value or one for each component, as in
+        ``padded_batch``. Each rank's batch is padded by itself, to its longest sample. None: they have one shape.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -76,6 +80,11 @@ def resize_batches(
         raise ValueError(
             f"stream must be 'whole' or 'shard', and is for a dataset or a sequence; got {stream!r} with "
             f"{type(data).__name__}: leave it out for arrays"
+        )
+    if padding_values is not None and not isinstance(data, tf.data.Dataset):
+        raise ValueError(
+            f"padding_values is for a tf.data.Dataset of single samples, got {padding_values!r} with "
+            f"{type(data).__name__}; make one by from_generator, or leave it out"
         )
     if prefetch is None:
         prefetch = int(session.policy.keeps_total and not is_stream)
@@ -92,7 +101,7 @@ def resize_batches(
         )
     session.balancer.set_lead(prefetch)
     if is_stream:
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream)
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values)
     else:
         arrays, length = _tensors(data)
         known = _Known()
@@ -119,7 +128,7 @@ def resize_batches(
 
 
 def _of_stream(
-    data: Any, session: FitSession, seed: int | None, stream: str | None
+    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
     """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
@@ -129,12 +138,12 @@ def _of_stream(
         source = SequenceSource(data, seed)
     elif stream == "shard":
         # Of a shard without samples the first round tells all ranks, which then stop together.
-        source = DatasetSource(data, seed, may_be_empty=True)
+        source = DatasetSource(data, seed, may_be_empty=True, padding=padding)
     else:
         seeds = check_alike(data, rank, workers, certain=stream == "whole")
         options = tf.data.Options()
         options.deterministic = True
-        source = DatasetSource(data.with_options(options), seed)
+        source = DatasetSource(data.with_options(options), seed, padding=padding)
     reader = StreamReader(source)
     order = (
         EndingShard(reader.samples, rank, workers)

@@ -126,6 +126,11 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
         return batches(self._session, data)
 
+    @property
+    def samples(self) -> int:
+        """Samples of this rank in the latest round; 0 if its batch only stands in, and weighs nothing."""
+        return self._session.calls.samples
+
     def release(self) -> None:
         """Give the model its plain optimizer back, which then trains this rank alone."""
         self._session.release()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hvd_hetero.checks import integer
-from hvd_hetero.errors import HeteroError
-from hvd_hetero.rounds import checksum
+from hvd_hetero.averages import averages
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.wires.choice import wire_here
 
@@ -32,37 +32,19 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
 
         part = torch.utils.data.Subset(test, range(hvd.rank(), len(test), hvd.size()))
     """
-    samples = integer(
-        "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
-    )
     named = values if isinstance(values, Mapping) else {"": values}
-    tensors = [torch.as_tensor(named[name], dtype=torch.float64, device="cpu").detach() for name in sorted(named)]
-    shapes = (
-        checksum(repr([(name, tuple(t.shape)) for name, t in zip(sorted(named), tensors, strict=True)]).encode())
-        & 0xFFFFF
-    )  # squares of 20 bits add up exactly for 8,192 ranks
-    sums = (
-        torch.cat([t.reshape(-1) for t in tensors]) * samples
-        if samples
-        else torch.zeros(sum(map(torch.numel, tensors)), device="cpu")
-    )
-    # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
-    head = torch.tensor([samples, shapes, float(shapes) ** 2], dtype=torch.float64, device="cpu")
+    arrays = {k: torch.as_tensor(v, dtype=torch.float64, device="cpu").detach().numpy() for k, v in named.items()}
     wire = wire_here() if balance is None else balance._session.wire
-    found = wire.result(wire.start_sum(torch.cat([head, sums.double()]), "hetero.average_by_samples"))
-    total, *of_shapes = found[:3].tolist()
-    if of_shapes != [shapes * wire.size, float(shapes) ** 2 * wire.size]:
-        raise HeteroError(
-            f"the ranks average values of different names or shapes, here {sorted(named)}; give the same on every rank"
+
+    def add_up(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        found: NDArray[np.float64] = (
+            wire.result(wire.start_sum(torch.from_numpy(sums), "hetero.average_by_samples")).cpu().numpy()
         )
-    if not total:
-        raise ValueError("samples is 0 on every rank, so there is nothing to average; evaluate at least one sample")
-    parts = torch.split(found[3:] / total, [t.numel() for t in tensors])
-    averages = {
-        name: _like(named[name], part.view(t.shape))
-        for name, part, t in zip(sorted(named), parts, tensors, strict=True)
-    }
-    return {name: averages[name] for name in named} if isinstance(values, Mapping) else averages[""]  # type: ignore[return-value]
+        return found
+
+    means = averages(arrays, samples, add_up, wire.size)
+    found = {name: _like(value, torch.from_numpy(means[name])) for name, value in named.items()}
+    return found if isinstance(values, Mapping) else found[""]  # type: ignore[return-value]
 
 
 def _like(value: float | torch.Tensor, average: torch.Tensor) -> float | torch.Tensor:

@@ -26,6 +26,8 @@ class Source(Protocol):
     """Samples of an epoch; None where that is not known."""
     ends: bool
     """True: an epoch ends by itself."""
+    padding: dict[int, tf.Tensor]
+    """What fills up the components whose shapes differ, by their numbers; chunks end with the shapes of these."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
         """The samples of an epoch, some at a time."""
@@ -34,7 +36,9 @@ class Source(Protocol):
 class DatasetSource:
     """A ``tf.data.Dataset`` whose elements are single samples."""
 
-    def __init__(self, samples: tf.data.Dataset, seed: int | None = None, *, may_be_empty: bool = False) -> None:
+    def __init__(
+        self, samples: tf.data.Dataset, seed: int | None = None, *, may_be_empty: bool = False, padding: Any = None
+    ) -> None:
         cardinality = int(samples.cardinality())
         if cardinality == 0 and not may_be_empty:
             raise ValueError("data must hold at least one sample, and the dataset has none; check what it is read from")
@@ -42,20 +46,29 @@ class DatasetSource:
         self.ends = cardinality != tf.data.INFINITE_CARDINALITY
         self._samples = samples
         self._seed = seed
-        self._in_order = _chunked(samples)
-        self.spec = self._in_order.element_spec
-        for spec in tf.nest.flatten(self.spec):
+        for spec in tf.nest.flatten(samples.element_spec):
             if not isinstance(spec, tf.TensorSpec):
                 raise TypeError(
                     f"samples must be dense tensors, the dataset has {type(spec).__name__}; pad or densify them in a "
-                    "map before resize_batches"
+                    "map before resize_batches, with padding_values if their shapes differ"
                 )
+        self.padding = {} if padding is None else _padding(padding, samples.element_spec)
+        self._in_order = self._chunked(samples)
+        self.spec = samples.batch(_CHUNK).element_spec
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
         """The samples of an epoch, in batches that tf.data forms and fetches ahead."""
         batches = self._in_order if self._seed is None else self._shuffled(self._seed, epoch)
-        for chunk in batches:
-            yield tf.nest.flatten(chunk)
+        try:
+            for chunk in batches:
+                yield tf.nest.flatten(chunk)
+        except tf.errors.InvalidArgumentError as error:
+            if "different shapes" not in str(error):
+                raise
+            raise ValueError(
+                "samples of the dataset differ in shape, and a batch holds those of one shape; to pad each batch to "
+                f"its longest sample, give resize_batches(…, padding_values=0). TensorFlow says: {error.message}"
+            ) from error
 
     def _shuffled(self, seed: int, epoch: int) -> tf.data.Dataset:
         # Not by ``shuffle``, whose order also depends on tf.random.set_seed, which may be another one on every rank.
@@ -71,11 +84,35 @@ class DatasetSource:
             output_shapes=[spec.shape for spec in specs],
             reshuffle_each_iteration=False,
         )
-        return _chunked(tf.data.experimental.from_variant(variant, self._samples.element_spec))
+        return self._chunked(tf.data.experimental.from_variant(variant, self._samples.element_spec))
+
+    def _chunked(self, samples: tf.data.Dataset) -> tf.data.Dataset:
+        if not self.padding:
+            return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
+
+        def measured(*sample: Any) -> tuple[tf.Tensor, ...]:
+            parts = tf.nest.flatten(sample)
+            return *parts, *(tf.shape(parts[i]) for i in self.padding)
+
+        count = len(tf.nest.flatten(samples.element_spec))
+        values = [*(self.padding.get(i) for i in range(count)), *[None] * len(self.padding)]
+        return samples.map(measured).padded_batch(_CHUNK, padding_values=tuple(values)).prefetch(tf.data.AUTOTUNE)
 
 
-def _chunked(samples: tf.data.Dataset) -> tf.data.Dataset:
-    return samples.batch(_CHUNK).prefetch(tf.data.AUTOTUNE)
+def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
+    """What fills up each component whose shape is not known: one value for all, or one for each."""
+    flat = tf.nest.flatten(specs)
+    of_each = [values] * len(flat) if len(tf.nest.flatten(values)) == 1 else tf.nest.flatten(values)
+    if len(of_each) != len(flat) or any(spec.shape.rank is None for spec in flat):
+        raise ValueError(
+            f"padding_values must be one value, or one for each of the {len(flat)} components of a sample, and the "
+            f"number of their dimensions must be known; got {values!r} for samples of {specs}"
+        )
+    return {
+        i: tf.constant(value, spec.dtype)
+        for i, (value, spec) in enumerate(zip(of_each, flat, strict=True))
+        if not spec.shape.is_fully_defined()
+    }
 
 
 class SequenceSource:
@@ -93,6 +130,7 @@ class SequenceSource:
                 "tf.data.Dataset.from_generator(function, output_signature=…)"
             )
         self._seed = seed
+        self.padding: dict[int, tf.Tensor] = {}
         self._first: Any = _tensors(batches[0])
         self.spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), self._first)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from keras_callbacks.pipeline.sources import Chunk, Source
@@ -40,9 +41,9 @@ class StreamReader:
 
         Or one of zeros, where a rank's part has none at all: it takes part in the round, after which all ranks stop.
         """
-        if samples:
-            return _gather(samples)
-        return self._first or [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
+        if not samples and not self._first:
+            return [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
+        return _joined(_pieces(samples) if samples else [self._first], self._source.padding)
 
     def mapped(self, part: Callable[[int], Any]) -> Callable[[Any], Any]:
         """Return the function from a round's number to its batch, for ``map``."""
@@ -64,7 +65,7 @@ def _one_of(spec: tf.TensorSpec) -> tf.Tensor:
         return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)
 
 
-def _gather(samples: list[_Handle]) -> Chunk:
+def _pieces(samples: list[_Handle]) -> list[Chunk]:
     """The samples, component by component: as few slices as there are runs of rows."""
     # Rows of a run grow with their positions in the list.
     runs = groupby(enumerate(samples), key=lambda numbered: (id(numbered[1][0]), numbered[1][1] - numbered[0]))
@@ -74,4 +75,25 @@ def _gather(samples: list[_Handle]) -> Chunk:
             handles = [handle for _, handle in run]
             chunk, begin = handles[0]
             pieces.append([part[begin : begin + len(handles)] for part in chunk])
-        return pieces[0] if len(pieces) == 1 else [tf.concat(parts, 0) for parts in zip(*pieces, strict=True)]
+    return pieces
+
+
+def _joined(pieces: list[Chunk], padding: dict[int, tf.Tensor]) -> Chunk:
+    """The pieces, one behind the other, each component that is padded as far as the longest sample needs."""
+    parts = [list(each) for each in zip(*pieces, strict=True)]
+    shapes = dict(zip(padding, parts[len(parts) - len(padding) :], strict=True))
+    with tf.device("CPU:0"):
+        for i, each in shapes.items():
+            parts[i] = _padded(parts[i], np.max([shape.numpy().max(0) for shape in each], axis=0), padding[i])
+        return [each[0] if len(each) == 1 else tf.concat(each, 0) for each in parts[: len(parts) - len(padding)]]
+
+
+def _padded(parts: list[tf.Tensor], longest: Any, value: tf.Tensor) -> list[tf.Tensor]:
+    """The parts as one tensor. Each was padded to the longest sample of its chunk, which may not be in this batch."""
+    whole = np.full([sum(len(part) for part in parts), *longest], value.numpy(), parts[0].numpy().dtype)
+    begin = 0
+    for part in parts:
+        kept = part.numpy()[(slice(None), *map(slice, longest))]
+        whole[(slice(begin, begin + len(kept)), *map(slice, kept.shape[1:]))] = kept
+        begin += len(kept)
+    return [tf.constant(whole)]

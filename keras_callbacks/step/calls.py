@@ -188,6 +188,7 @@ class RoundCalls:
         assert queue is not None, "the batch came from it"
         with queue.lock:
             cut = queue.take()
+            self.samples = cut.samples
             work = cut.micro_batch(cut.samples)
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from every_round import EveryRoundAnother
 from keras_fits import BATCH, SAMPLES, UNEQUAL, on_rank_0, spread
 
-from keras_callbacks import LearningRateWarmup, LoadBalance, resize_batches, weighted_gradients
+from keras_callbacks import LearningRateWarmup, LoadBalance, average_by_samples, resize_batches, weighted_gradients
 
 keras = tf.keras
 PIXELS, CLASSES, EPOCHS = 6, 3, 2
@@ -276,7 +276,7 @@ def loop(policies: Any, data: Any) -> dict:
                 losses += [[len(labels), float(step(images, labels))] for images, labels in plain]
             else:
                 for images, labels in balance.batches(batches):
-                    losses.append([balance._session.balancer.work.samples, float(step(images, labels))])
+                    losses.append([balance.samples, float(step(images, labels))])
         return model, losses
 
     def alone() -> tuple[list[np.ndarray], np.ndarray]:
@@ -291,7 +291,11 @@ def loop(policies: Any, data: Any) -> dict:
         every = np.array(hvd.allgather_object(mine))  # ranks, rounds, samples and loss
         assert every[..., 0].sum(0).tolist() == plain[:, 0].tolist()
         means = (every[..., 0] * every[..., 1]).sum(0) / plain[:, 0]
-        outcome[name] = compared(shared, single, {"loss": means}, {"loss": plain[:, 1]}, balance.rounds)
+        seen, total = np.array(mine)[:, 0].sum(), np.array(mine).prod(axis=1).sum()
+        joined = average_by_samples({"mean": total / seen}, int(seen))["mean"]
+        history = {"loss": means, "mean": [joined]}
+        whole = {"loss": plain[:, 1], "mean": [np.average(plain[:, 1], weights=plain[:, 0])]}
+        outcome[name] = compared(shared, single, history, whole, balance.rounds)
     return outcome
 
 

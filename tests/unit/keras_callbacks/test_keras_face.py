@@ -28,7 +28,18 @@ def public(names):
 
 def test_load_balance_has_what_users_call_and_what_keras_calls():
     for_users = public(dir(LoadBalance)) - public(dir(Callback))
-    assert for_users == {"policy", "rounds", "plan", "batch_size", "start", "batches", "release", "on_round", "close"}
+    assert for_users == {
+        "policy",
+        "rounds",
+        "plan",
+        "batch_size",
+        "samples",
+        "start",
+        "batches",
+        "release",
+        "on_round",
+        "close",
+    }
     balance = LoadBalance("bsp", global_batch=4)
     assert public(vars(balance)) == public(vars(Callback()))
 

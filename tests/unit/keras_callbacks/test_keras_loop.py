@@ -8,7 +8,7 @@ import pytest
 hvd = pytest.importorskip("horovod.tensorflow")
 import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 
-from keras_callbacks import LoadBalance, resize_batches, weighted_gradients  # noqa: E402
+from keras_callbacks import LoadBalance, average_by_samples, resize_batches, weighted_gradients  # noqa: E402
 
 keras = tf.keras
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -41,3 +41,43 @@ def test_a_loop_that_sums_gradients_twice_in_a_round_is_told_so(graph):
 
     with pytest.raises(tf.errors.UnknownError, match=r"weighted_gradients was called twice for one batch.*sum of the"):
         (tf.function(step) if graph else step)(*next(balance.batches(resize_batches((X, Y), balance))))
+
+
+@pytest.mark.parametrize("how", ["signature", "retracing"])
+def test_a_step_is_traced_once_or_twice_for_batches_of_all_sizes(how):
+    model, balance, traces = network(), LoadBalance("bsp", global_batch=9), []
+    optimizer = keras.optimizers.SGD()
+    balance.start(model, optimizer)
+    x = np.repeat(np.arange(1, 6, dtype="float32"), 18).reshape(45, 2)  # five rounds
+    batches = resize_batches((x, x[:, :1]), balance).map(
+        lambda x, y: (x[: tf.cast(y[0, 0], tf.int32)], y[: tf.cast(y[0, 0], tf.int32)])
+    )
+    options = {"input_signature": batches.element_spec} if how == "signature" else {"reduce_retracing": True}
+
+    @tf.function(**options)
+    def step(x, y):
+        traces.append(x.shape)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        gradients = weighted_gradients(tape, loss, model.trainable_variables, balance)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    sizes = []
+    for x, y in balance.batches(batches):
+        step(x, y)
+        sizes.append(len(x))
+        assert balance.samples == 9
+    assert sizes == [1, 2, 3, 4, 5]
+    assert len(traces) == (1 if how == "signature" else 2)
+
+
+def test_figures_are_averaged_in_the_form_that_was_given():
+    found = average_by_samples({"a": 2.0, "b": tf.constant([1.0, 3.0]), "c": np.ones(2)}, 3)
+    assert list(found) == ["a", "b", "c"]
+    assert (type(found["a"]), found["a"]) == (float, 2.0)
+    assert found["b"].dtype == tf.float32
+    assert found["b"].numpy().tolist() == [1.0, 3.0]
+    assert found["c"].tolist() == [1.0, 1.0]
+    assert average_by_samples(keras.metrics.Mean()(4.0), 1) == 4.0
+    with pytest.raises(ValueError, match="samples is 0 on every rank"):
+        average_by_samples(float("nan"), 0)

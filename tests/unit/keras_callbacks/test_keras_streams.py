@@ -300,3 +300,71 @@ def test_stream_is_for_streams():
         resize_batches(generated(), balance, stream="all")
     with pytest.raises(ValueError, match="got 'whole' with ndarray: leave it out for arrays"):
         resize_batches(np.ones((8, 1)), balance, stream="whole")
+
+
+LENGTHS = [*range(1, 6), 70, *range(2, 90, 3), 4, 4]
+
+
+def sentences():
+    """Words and a label for each of these lengths, and a picture of two sides that are not known."""
+
+    def samples():
+        for i, length in enumerate(LENGTHS):
+            yield np.arange(length) + 1, ["a"] * length, np.full((length, i % 3 + 1), 2.0), i
+
+    parts = [((None,), tf.int64), ((None,), tf.string), ((None, None), tf.float32), ((), tf.int32)]
+    return tf.data.Dataset.from_generator(samples, output_signature=tuple(tf.TensorSpec(*part) for part in parts))
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["in order", "shuffled"])
+def test_a_ranks_batch_is_padded_by_itself_as_padded_batch_would(seed):
+    whole = Whole(DatasetSource(sentences(), seed, padding=(-1, "", 0.5, 0)))
+    whole.order.start(0)
+    seen = []
+    while whole.order.holds(1):
+        handles = whole.order.take(RoundPlan.of([3, 2]), 0).part
+        words, letters, pictures, numbers_ = (part.numpy() for part in whole.reader.batch_of(handles))
+        lengths = [LENGTHS[i] for i in numbers_]
+        assert words.shape == letters.shape == pictures.shape[:2] == (len(lengths), max(lengths))
+        assert pictures.shape[2] == max(i % 3 + 1 for i in numbers_)
+        for row, (i, length) in enumerate(zip(numbers_, lengths, strict=True)):
+            assert words[row].tolist() == [*range(1, length + 1), *[-1] * (max(lengths) - length)]
+            assert letters[row].tolist() == [b"a"] * length + [b""] * (max(lengths) - length)
+            assert pictures[row].sum() == 2 * length * (i % 3 + 1) + 0.5 * (pictures[row].size - length * (i % 3 + 1))
+        seen += numbers_.tolist()
+        whole.order.finish((3, 2))
+    assert len(set(seen)) == len(seen) > len(LENGTHS) // 2
+    assert [len(part) for part in whole.reader.batch_of([])] == [1] * 4, "one stands in"
+
+
+def test_fit_takes_samples_of_any_length_in_buckets_and_is_traced_once():
+    traces = []
+
+    class Counted(keras.layers.Layer):
+        def call(self, x, training=None):
+            if training:
+                traces.append(tuple(x.shape))
+            return x
+
+    inputs = keras.layers.Input((None,), dtype="int64")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(100, 3)(Counted()(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    samples = sentences().map(lambda words, letters, pictures, i: (words, tf.cast(i, tf.float32)))
+    buckets = samples.group_by_window(lambda x, y: tf.size(x, tf.int64) // 16, lambda _, window: window, window_size=8)
+    balance = LoadBalance("bsp", global_batch=8)
+    model.fit(resize_batches(buckets, balance, padding_values=0), verbose=0, shuffle=False, callbacks=[balance])
+    assert traces == [(None, None)]
+    assert balance.rounds == -(-len(LENGTHS) // 8)
+    first = next(iter(resize_batches(buckets, LoadBalance("bsp", global_batch=8), padding_values=0)))[0].numpy()
+    assert first.shape[1] - min((row > 0).sum() for row in first) < 16
+
+
+def test_samples_that_differ_in_shape_are_told_of_padding():
+    with pytest.raises(ValueError, match=r"differ in shape.*give resize_batches\(…, padding_values=0\)"):
+        list(DatasetSource(sentences()).chunks(0))
+    balance = LoadBalance("bsp", global_batch=8)
+    with pytest.raises(ValueError, match=r"padding_values is for a tf.data.Dataset of single samples, got 0 with tup"):
+        resize_batches((np.ones((3, 1)), np.ones(3)), balance, padding_values=0)
+    with pytest.raises(ValueError, match=r"one value, or one for each of the 4 components of a sample"):
+        resize_batches(sentences(), balance, padding_values=(0, 0))
