@@ -12,33 +12,36 @@ from hvd_hetero.checks import integer
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.rounds import checksum
 
-__all__ = ["averages"]
+__all__ = ["Numbers", "averages"]
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 def averages(
-    values: Mapping[str, Any], samples: int, add_up: Callable[[Numbers], Numbers], ranks: int
-) -> dict[str, Numbers]:
-    """Return ``sum_i n_i v_i / sum_i n_i`` by name, for values v_i over n_i samples of rank i.
+    values: Any, samples: int, add_up: Callable[[Numbers], Numbers], ranks: int, *,
+    numbers: Callable[[Any], Numbers], like: Callable[[Any, Numbers], Any],
+) -> Any:  # fmt: skip
+    """Return ``sum_i n_i v_i / sum_i n_i`` for values v_i over n_i samples of rank i, one or several by name.
 
-    ``add_up`` sums over the ranks. Values over no samples stay out, NaN included.
+    ``add_up`` sums over the ranks. ``numbers`` makes an array of a value, ``like`` one in the form of a value of an
+    array. Values over no samples stay out, NaN included.
     """
-    samples = integer("samples", samples, 0, way_out="give the number of this rank's samples, 0 for none")
-    arrays = {name: np.asarray(values[name], dtype=np.float64) for name in sorted(values)}
+    samples = integer(
+        "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
+    )
+    named = values if isinstance(values, Mapping) else {"": values}
+    arrays = {name: numbers(named[name]) for name in sorted(named)}
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
     # Squares of 20 bits add up exactly for 8,192 ranks.
     shapes = checksum(repr([(name, array.shape) for name, array in arrays.items()]).encode()) & 0xFFFFF
     sums = [array.ravel() * samples if samples else np.zeros(array.size) for array in arrays.values()]
-    total, *of_shapes, found = np.split(
-        add_up(np.concatenate([[samples, shapes, float(shapes) ** 2], *sums])), [1, 2, 3]
-    )
-    if [float(each[0]) for each in of_shapes] != [shapes * ranks, float(shapes) ** 2 * ranks]:
+    found = add_up(np.concatenate([[samples, shapes, float(shapes) ** 2], *sums]))
+    if found[1:3].tolist() != [shapes * ranks, float(shapes) ** 2 * ranks]:
         raise HeteroError(
             f"the ranks average values of different names or shapes, here {list(arrays)}; give the same on every rank"
         )
-    if not total[0]:
+    if not found[0]:
         raise ValueError("samples is 0 on every rank, so there is nothing to average; evaluate at least one sample")
-    parts = np.split(found / total[0], np.cumsum([array.size for array in arrays.values()])[:-1])
-    means = {name: part.reshape(arrays[name].shape) for name, part in zip(arrays, parts, strict=True)}
-    return {name: means[name] for name in values}
+    parts = np.split(found[3:] / found[0], np.cumsum([array.size for array in arrays.values()])[:-1])
+    means = {k: like(named[k], part.reshape(arrays[k].shape)) for k, part in zip(arrays, parts, strict=True)}
+    return {name: means[name] for name in named} if isinstance(values, Mapping) else means[""]

@@ -7,10 +7,6 @@ from keras_callbacks.learning_rates import LearningRateSchedule, LearningRateWar
 from keras_callbacks.load_balance import LoadBalance
 
 __all__ = [
-    "LearningRateSchedule",
-    "LearningRateWarmup",
-    "LoadBalance",
-    "average_by_samples",
-    "resize_batches",
+    "LearningRateSchedule", "LearningRateWarmup", "LoadBalance", "average_by_samples", "resize_batches",
     "weighted_gradients",
-]
+]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,10 @@ def average_by_samples(values: Any, samples: int) -> Any:
         loss = average_by_samples(total / max(seen, 1), seen)
     """
     wire = TensorFlowWire()
-
-    def add_up(sums: Any) -> Any:
-        return wire.sum(sums, "hetero.average_by_samples").numpy()
-
-    named = values if isinstance(values, Mapping) else {"": values}
-    means = averages(named, samples, add_up, wire.size)
-    found = {name: _like(value, means[name]) for name, value in named.items()}
-    return found if isinstance(values, Mapping) else found[""]
+    return averages(
+        values, samples, lambda sums: wire.sum(sums, "hetero.average_by_samples").numpy(), wire.size,
+        numbers=lambda value: np.asarray(value, dtype=np.float64), like=_like,
+    )  # fmt: skip
 
 
 def _like(value: Any, average: Any) -> Any:

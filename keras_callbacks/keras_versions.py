@@ -273,50 +273,37 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:
     """Have every gradient of this optimizer go through ``receive`` before it is applied; returns how to end that.
 
-    Attributes of the object, not another class: what is saved, and how it is called there, stays what it was. It is
+    An attribute of the object, not another class: what is saved, and how it is called there, stays what it was. It is
     the outermost optimizer that is changed: a loss scale must see the sum over the ranks, so that all skip a step
-    alike. So must an ``apply_gradients`` of the user's own, which may clip, and calls Keras 3's ``apply`` in turn.
+    alike. So must an ``apply_gradients`` of the user's own, which may clip before it calls Keras 3's ``apply``.
     """
-    keras_3, entered = hasattr(optimizer, "apply"), False
-    kept = {name: optimizer.__dict__[name] for name in ("apply", "apply_gradients") if name in optimizer.__dict__}
-    updates = {name: getattr(optimizer, name) for name in ("apply", "apply_gradients") if hasattr(optimizer, name)}
-    base = tf.keras.optimizers.Optimizer.apply_gradients
+    plain = vars(optimizer).get("apply_gradients", type(optimizer).apply_gradients)
+    by_apply = hasattr(optimizer, "apply") and plain is tf.keras.optimizers.Optimizer.apply_gradients
+    name = "apply" if by_apply else "apply_gradients"
+    update = getattr(optimizer, name)
 
     def apply(grads: Iterable[Any], trainable_variables: Any = None) -> Any:
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
-        own = as_keras_would(updates["apply"])
-        if entered:
-            return own(grads, variables)
+        own = as_keras_would(update)
         return receive(list(grads), variables, lambda reduced: own(reduced, variables))
 
     def apply_gradients(grads_and_vars: Iterable[Any], *args: Any, **options: Any) -> Any:
-        pairs, own = list(grads_and_vars), as_keras_would(updates["apply_gradients"])
+        pairs, own = list(grads_and_vars), as_keras_would(update)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-
-        def update(reduced: list[Any]) -> Any:
-            nonlocal entered
-            entered = True
-            try:
-                return own(list(zip(reduced, variables, strict=True)), *args, **options)
-            finally:
-                entered = False
-
-        return receive(gradients, variables, update)
-
-    # A step of the user's own is converted by tf_keras, and so would be all of this package that it calls: 2 s a rank.
-    mine: dict[str, Any] = {"apply": as_it_is(apply)} if keras_3 else {}
-    if not keras_3 or "apply_gradients" in kept or type(optimizer).apply_gradients is not base:
-        mine["apply_gradients"] = as_it_is(apply_gradients)
+        return receive(
+            gradients, variables, lambda reduced: own(list(zip(reduced, variables, strict=True)), *args, **options)
+        )
 
     def undo() -> None:
-        for name, function in mine.items():
-            if optimizer.__dict__.get(name) is function:
-                del optimizer.__dict__[name]
-                optimizer.__dict__.update({name: kept[name]} if name in kept else {})
+        if optimizer.__dict__.get(name) is mine:
+            del optimizer.__dict__[name]
+            optimizer.__dict__.update(former)
 
-    for name, function in mine.items():
-        function.wrapped_by = wrapped_by
-        object.__setattr__(optimizer, name, function)
+    former = {name: optimizer.__dict__[name]} if name in optimizer.__dict__ else {}
+    # A step of the user's own is converted by tf_keras, and so would be all of this package that it calls: 2 s a rank.
+    mine: Any = as_it_is(apply if by_apply else apply_gradients)
+    mine.wrapped_by = wrapped_by
+    object.__setattr__(optimizer, name, mine)
     return undo
 
 

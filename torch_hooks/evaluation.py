@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from hvd_hetero.averages import averages
+from hvd_hetero.averages import Numbers, averages
 from torch_hooks.load_balance import LoadBalance
 from torch_hooks.wires.choice import wire_here
 
@@ -32,22 +30,20 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
 
         part = torch.utils.data.Subset(test, range(hvd.rank(), len(test), hvd.size()))
     """
-    named = values if isinstance(values, Mapping) else {"": values}
-    arrays = {k: torch.as_tensor(v, dtype=torch.float64, device="cpu").detach().numpy() for k, v in named.items()}
     wire = wire_here() if balance is None else balance._session.wire
 
-    def add_up(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = (
-            wire.result(wire.start_sum(torch.from_numpy(sums), "hetero.average_by_samples")).cpu().numpy()
-        )
+    def add_up(sums: Numbers) -> Numbers:
+        found: Numbers = wire.result(wire.start_sum(torch.from_numpy(sums), "hetero.average_by_samples")).cpu().numpy()
         return found
 
-    means = averages(arrays, samples, add_up, wire.size)
-    found = {name: _like(value, torch.from_numpy(means[name])) for name, value in named.items()}
-    return found if isinstance(values, Mapping) else found[""]  # type: ignore[return-value]
+    def numbers(value: float | torch.Tensor) -> Numbers:
+        found: Numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().numpy()
+        return found
+
+    return averages(values, samples, add_up, wire.size, numbers=numbers, like=_like)  # type: ignore[no-any-return]
 
 
-def _like(value: float | torch.Tensor, average: torch.Tensor) -> float | torch.Tensor:
+def _like(value: float | torch.Tensor, average: Numbers) -> float | torch.Tensor:
     if not isinstance(value, torch.Tensor):
         return float(average)
-    return average.to(value.device, value.dtype if value.is_floating_point() else torch.float64)
+    return torch.from_numpy(average).to(value.device, value.dtype if value.is_floating_point() else torch.float64)
