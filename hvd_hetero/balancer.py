@@ -274,6 +274,7 @@ class Balancer:
             witness=witness,
             bits=bits,
             broken=float(broken),
+            contents=work.contents,
             ended=float(ended),
             **self.meter.row(),
         ).vector(self.rank, self.workers, dtype)

@@ -27,6 +27,7 @@ class WaysOut:
     """What to do about ranks that went their own ways. An adapter has its own, in the words of its framework."""
 
     fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, lead and parameters to train"
+    contents: str = "Give all ranks the same samples in the same order, and seed what is drawn at random"
     settings: str = "Change them on all ranks alike, between the same two rounds"
     witness: str = "Change parameters on all ranks alike, and gradients only once they are summed over the ranks"
     unused: str = "Finish every micro-batch before the next one; to accumulate, set max_micro_batch of the policy"
@@ -34,9 +35,11 @@ class WaysOut:
     memory: str = "use a smaller model"
 
 
-# To what relative tolerance.
+# To what relative tolerance. All but the first have one because unlike processors round unlike; what they are to find,
+# other samples and settings, is far larger.
 _MUST_AGREE = (
     ("fingerprint", 0.0, "follow another plan or another order of the data than rank 0, or train other parameters"),
+    ("contents", 1e-4, "cut the round from other samples than rank 0"),
     ("settings", 1e-5, "have other hyper-parameters (learning rate, momentum, …) than rank 0"),
 )
 _SURE = 8  # rounds with the same bits, after which like processors are known to round alike (arbitrary)

@@ -210,6 +210,8 @@ class MicroBatch:
     """A checksum of the order of the data and the place in it."""
     round: int = -1
     """The number of its round, where the data side runs ahead."""
+    contents: float = 0.0
+    """One number for the samples that all ranks cut the round from; 0: not compared."""
 
 
 @dataclass(slots=True)  # one is made in every round, and freezing it took half of that time
@@ -246,6 +248,8 @@ class RoundReport:
     checksum of the processor."""
     broken: float = 0.0
     """1: this rank's gradient of the round holds NaN or an infinity."""
+    contents: float = 0.0
+    """One number for the samples that the round was cut from: the same everywhere, if ranks hold the same data."""
     slope_s: float = 0.0
     """Seconds per sample of this rank's device beyond saturation (``allocation.Gamma``); 0: not profiled."""
     intercept_s: float = 0.0
@@ -296,7 +300,7 @@ class RoundReport:
 
 
 _COLUMNS = {field.name: i for i, field in enumerate(fields(RoundReport))}
-_COMMON = slice(_COLUMNS["fingerprint"], _COLUMNS["settings"] + 1)
+_COMMON = [_COLUMNS[name] for name in ("fingerprint", "contents", "settings")]
 _ROW = attrgetter(*_COLUMNS)
 
 
@@ -359,7 +363,7 @@ class RoundTable:
 
     @property
     def unanimous(self) -> bool:
-        """True: all ranks have the very same bits of plan, place in the data and settings."""
+        """True: all ranks have the very same bits of plan, place in the data, contents and settings."""
         common = self._rows[:, _COMMON].tobytes()
         return common == common[: len(common) // self.workers] * self.workers
 

@@ -10,11 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.checks import integer
+from hvd_hetero.data.contents import marks_of
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import SharedStream
 from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.pipeline.alike import check_alike
+from keras_callbacks.pipeline.alike import check_alike, compared
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, Source, is_sequence
@@ -33,6 +34,7 @@ def resize_batches(
     prefetch: int | None = None,
     stream: Literal["whole", "shard"] | None = None,
     padding_values: Any = None,
+    check_data: bool = True,
 ) -> BalancedDataset:
     """Batches for ``fit`` whose sizes follow the plan, with a ``(None, …)`` batch dimension, so that nothing retraces.
 
@@ -71,6 +73,9 @@ def resize_batches(
     padding_values
         For a dataset whose samples differ in shape: what fills them up, one value or one for each component, as in
         ``padded_batch``. Each rank's batch is padded by itself, to its longest sample. None: they have one shape.
+    check_data
+        Whether ranks compare a few numbers of each sample of a round, to stop if their data differ. Of a stream whose
+        functions draw random numbers or run Python, only targets are compared, because augmentation may differ.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -101,11 +106,14 @@ def resize_batches(
         )
     session.balancer.set_lead(prefetch)
     if is_stream:
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values)
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, check_data)
     else:
         arrays, length = _tensors(data)
         known = _Known()
         order = SharedPermutation(length, shuffle=shuffle, seed=seed)
+        if check_data and session.balancer.workers > 1:
+            columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
+            order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
         queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
         batch = _gather(arrays, known)
     session.queue = queue
@@ -128,7 +136,7 @@ def resize_batches(
 
 
 def _of_stream(
-    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any
+    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, check_data: bool
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
     """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
@@ -144,12 +152,14 @@ def _of_stream(
         options = tf.data.Options()
         options.deterministic = True
         source = DatasetSource(data.with_options(options), seed, padding=padding)
-    reader = StreamReader(source)
-    order = (
-        EndingShard(reader.samples, rank, workers)
-        if stream == "shard"
-        else SharedStream(reader.samples, size=source.length, seeds=seeds)
-    )
+    compares = check_data and workers > 1 and stream != "shard"
+    reader = StreamReader(source, compared(data, source.spec) if compares else ())
+    order: EndingShard | SharedStream
+    if stream == "shard":
+        order = EndingShard(reader.samples, rank, workers)
+    else:
+        order = SharedStream(reader.samples, size=source.length, seeds=seeds)
+        order.marks = (lambda samples: [marks for *_, marks in samples]) if compares else None
     queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends)
     return queue, reader.mapped(session.calls.guard(queue.part))
 

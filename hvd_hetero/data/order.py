@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from hvd_hetero.data.contents import contents_of
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, MicroBatch, RoundPlan
 
@@ -34,6 +35,8 @@ class Cut:
     """A checksum of what ranks must have in common to take the same round."""
     round: int = -1
     """The number of the round, counted from the rounds agreed when it was cut."""
+    contents: float = 0.0
+    """One number for the samples of all ranks in this round; 0: not compared."""
 
     @property
     def samples(self) -> int:
@@ -42,7 +45,7 @@ class Cut:
 
     def micro_batch(self, samples: int, *, last: bool = True) -> MicroBatch:
         """Return one micro-batch of this round with so many samples."""
-        return MicroBatch(self.plan, samples, last, self.epoch, self.fingerprint, self.round)
+        return MicroBatch(self.plan, samples, last, self.epoch, self.fingerprint, self.round, self.contents)
 
     def micro_batches(self, most: int = 0) -> list[MicroBatch]:
         """Return what the rank does, one after the other; without samples, one empty micro-batch.
@@ -106,6 +109,8 @@ class Order(ABC):
     """How the last rounds of an epoch are planned."""
     survives_resets: ClassVar[bool] = True
     """True: other ranks can go on where these have stopped in an epoch."""
+    marks: Callable[[Part], npt.ArrayLike] | None = None
+    """A function from samples to a row of numbers for each, by which ranks compare what they cut; None: they do not."""
     _open: deque[Any]
     """Rounds that were taken and are not finished, the oldest first."""
 
@@ -137,6 +142,10 @@ class Order(ABC):
 
         The table tells what each rank has done of its samples, and whose data have ended.
         """
+
+    def contents(self, samples: Part) -> float:
+        """Return one number for these samples in this order; 0 if ranks do not compare them."""
+        return 0.0 if self.marks is None else contents_of(self.marks(samples))
 
     def ends_after(self, done: int) -> bool:
         """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""

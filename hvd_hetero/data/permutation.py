@@ -135,7 +135,8 @@ class SharedPermutation(Order):
         self._open.append(_Taken(self._next, indices, plan, exhausted))
         self._next += 1
         begin = plan.start(rank)
-        return Cut(plan, rank, indices[begin : begin + plan.samples[rank]], self.epoch, fingerprint)
+        mine = indices[begin : begin + plan.samples[rank]]
+        return Cut(plan, rank, mine, self.epoch, fingerprint, contents=self.contents(indices))
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Note what the oldest round in flight left undone, which comes back when its turn is."""

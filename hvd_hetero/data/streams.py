@@ -15,8 +15,8 @@ Two ways, and only who made the stream knows which is right:
     front.
 
 A third, for shards that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
-``SharedPermutation`` gives indices, and look one round ahead at most. The samples of ranks are not compared; where
-they are in their streams, is.
+``SharedPermutation`` gives indices, and look one round ahead at most. Ranks compare where they are in their streams,
+and the samples of a ``SharedStream`` that has ``marks``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class SharedStream(Order):
         here = np.array([self.epoch, self._taken, follow, self._readers], dtype="<i8")
         begin = plan.start(rank)
         mine = [sample for _, sample in part[begin : begin + plan.samples[rank]]]
-        return Cut(plan, rank, mine, self.epoch, zlib.crc32(here.tobytes()) ^ self._seeds)
+        contents = self.contents([sample for _, sample in part])
+        return Cut(plan, rank, mine, self.epoch, zlib.crc32(here.tobytes()) ^ self._seeds, contents=contents)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what the round left undone, before what is read next."""

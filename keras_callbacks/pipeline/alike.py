@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["check_alike"]
+__all__ = ["check_alike", "compared"]
+
+_MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|SampleDistorted|PyFunc")  # operations
 
 
 def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
@@ -43,6 +46,22 @@ def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: b
             )
         found += seeds
     return zlib.crc32(np.array(found, dtype="<i8").tobytes())
+
+
+def compared(data: Any, spec: Any) -> list[int]:
+    """Return which components of a sample must be alike on all ranks.
+
+    All, but only the targets where functions draw random numbers or run Python: augmentation may differ rightly.
+    """
+    numbers = tf.nest.pack_sequence_as(spec, list(range(len(tf.nest.flatten(spec)))))
+    augments = not isinstance(data, tf.data.Dataset) or any(
+        _MAY_DIFFER.search(function.function.graph.as_graph_def().SerializeToString())
+        for step in _steps(data)
+        for function in step._functions()
+    )
+    if augments and isinstance(numbers, tuple) and len(numbers) > 1:
+        numbers = numbers[1]
+    return list(tf.nest.flatten(numbers))
 
 
 def _numbers(step: Any, *names: str) -> list[int]:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
+from hvd_hetero.data.contents import marks_of
 from keras_callbacks.pipeline.sources import Chunk, Source
 
 __all__ = ["StreamReader"]
 
-_Handle = tuple[Chunk, int]  # a sample: the chunk that it is in, and its row there
+_Handle = tuple[Chunk, int, Any]  # a sample: the chunk that it is in, its row there, and its marks
 
 
 class StreamReader:
-    """The samples of a source, of which only chunks and rows are handed about, and batches made of them."""
+    """The samples of a source, of which only chunks and rows are handed about, and batches made of them.
 
-    def __init__(self, source: Source) -> None:
+    Of the components in ``compared``, a sample has marks, by which ranks compare what they read.
+    """
+
+    def __init__(self, source: Source, compared: Sequence[int] = ()) -> None:
         self._source = source
+        self._compared = compared
         self._first: Chunk = []  # the very first sample, as a batch
 
     def samples(self, epoch: int) -> Iterator[_Handle]:
@@ -33,8 +38,10 @@ class StreamReader:
                 return
             if not self._first:
                 self._first = [part[:1] for part in chunk]
-            for row in range(int(chunk[0].shape[0])):
-                yield chunk, row
+            rows = np.arange(int(chunk[0].shape[0]))
+            columns = [marks_of(np.asarray(chunk[i]), rows) for i in self._compared]
+            marks = np.stack(columns, axis=1) if columns else rows
+            yield from ((chunk, row, marks[row]) for row in rows.tolist())
 
     def batch_of(self, samples: Any) -> Chunk:
         """Return a batch, component by component. To stand in for none, there is the very first sample of the stream.
@@ -73,7 +80,7 @@ def _pieces(samples: list[_Handle]) -> list[Chunk]:
     with tf.device("CPU:0"):
         for _, run in runs:
             handles = [handle for _, handle in run]
-            chunk, begin = handles[0]
+            chunk, begin, _ = handles[0]
             pieces.append([part[begin : begin + len(handles)] for part in chunk])
     return pieces
 

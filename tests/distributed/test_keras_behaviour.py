@@ -299,6 +299,31 @@ def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, messa
 
 
 @pytest.mark.parametrize(
+    ("samples", "found_in"),
+    [
+        ("interleave", 0),
+        ("flat_map", 0),
+        ("cut", 0),
+        ("drawn", 0),
+        ("sequence", 6),  # it shuffles itself after the first epoch
+        ("augmented all", 0),
+        ("augmented", None),
+        ("not compared", None),
+        ("alike", None),
+    ],
+)
+def test_ranks_that_hold_other_samples_are_told_so_in_the_round_that_has_them(outcomes, samples, found_in):
+    for rank in outcomes("ranks_with_other_samples_are_found_out"):
+        if found_in is None:
+            assert rank[samples] == ""
+        else:
+            message = (
+                rf"PlanMismatchError: round {found_in}: ranks \[1\] cut the round from other samples.*check_data=F"
+            )
+            assert re.match(message, rank[samples]), rank[samples]
+
+
+@pytest.mark.parametrize(
     ("attempt", "message"),
     [
         ("forgotten resize_batches", r"ValueError: fit was given data that .*model.fit\(resize_batches\(\(x, y\), bal"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -257,6 +258,23 @@ def test_ranks_that_update_unlike_are_told_so(own, message):
         balancer.begin(MicroBatch(balancer.plan(), 2))
         vectors.append(balancer.report(**({"settings": 0.2, "witness": 1.0} | (own if rank == 1 else {}))))
     with pytest.raises(PlanMismatchError, match=message):
+        balancers[0].agree(sum(vectors))
+
+
+@pytest.mark.parametrize(("contents", "alike"), [((7.0, 7.0001), True), ((7.0, 7.1), False), ((0.0, 0.0), True)])
+def test_ranks_that_cut_a_round_from_other_samples_are_told_so(contents, alike):
+    balancers = [Balancer(BSP(), rank, 2, 4, clock=Clock()) for rank in range(2)]
+    vectors = []
+    for balancer, number in zip(balancers, contents, strict=True):
+        balancer.begin(MicroBatch(balancer.plan(), 2, contents=number))
+        vectors.append(balancer.report())
+    with (
+        contextlib.nullcontext()
+        if alike
+        else pytest.raises(
+            PlanMismatchError, match=r"round 0: ranks \[1\] cut the round from other samples than rank 0"
+        )
+    ):
         balancers[0].agree(sum(vectors))
 
 

@@ -134,6 +134,63 @@ def _without_samples(known: bool) -> str:
     return ""
 
 
+class ShufflesItself(keras.utils.Sequence):
+    """Batches that it shuffles at the end of an epoch, on each rank by a seed of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(12)
+        self.rng = np.random.default_rng(hvd.rank())
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = data()
+        rows = slice(4 * self.order[index], 4 * self.order[index] + 4)
+        return x[rows], y[rows]
+
+    def on_epoch_end(self) -> None:
+        self.rng.shuffle(self.order)
+
+
+def ranks_with_other_samples_are_found_out() -> dict:
+    """What a fit of two epochs says, and after how many rounds of six or seven."""
+    x, y = data()
+    rank = hvd.rank()
+    np.random.seed(rank)
+    tf.random.set_seed(None)
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    parts = tf.data.Dataset.range(5)
+    given: dict[str, Any] = {
+        "interleave": parts.interleave(lambda part: samples.skip(10 * part).take(10).shuffle(10)),
+        "flat_map": parts.flat_map(lambda part: samples.skip(10 * part).take(10).shuffle(10)),
+        "cut": (x[rank::2], y[rank::2]),
+        "drawn": (np.random.normal(size=x.shape), y),
+        "sequence": ShufflesItself(),
+        "augmented": samples.map(lambda one, target: (one + tf.random.normal([FEATURES]), target)),
+        "augmented all": samples.map(lambda one, target: (one, target + tf.random.normal([1]))),
+        "not compared": (np.random.normal(size=x.shape), y),
+        "alike": (x.copy(), y.copy()),
+    }
+    outcome = {}
+    for name, of_rank in given.items():
+        model = network()
+        model.compile("sgd", "mse")
+        balance = LoadBalance("bsp", global_batch=BATCH)
+        batches = resize_batches(of_rank, balance, **({"check_data": False} if name == "not compared" else {}))
+        outcome[name] = _said(lambda: model.fit(batches, epochs=2, verbose=0, shuffle=False, callbacks=[balance]))  # noqa: B023
+    return outcome
+
+
+def _said(fit: Callable[[], Any]) -> str:
+    try:
+        fit()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def what_cannot_work() -> dict:
     """Attempt and refusal, before the first round."""
     x, y = data()
