@@ -177,6 +177,11 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         if session.mixing is not None:
             average(trained_variables(self.model), session.wire, session.prefix)
 
+    def on_test_end(self, logs: Any = None) -> None:
+        """An evaluation is over, which may have had no batch on this rank."""
+        if self._session.evaluation is not None:
+            self._session.evaluation.ends()
+
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """An evaluation begins, or goes on, and its figures are not complete."""
         if self._session.evaluation is not None:

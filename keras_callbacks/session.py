@@ -146,7 +146,20 @@ class FitSession:
                 f"{len(made)} variables were made in the course of training, first {made[0].name!r}, so each rank has "
                 "values of its own; make all layers in the model's constructor, or build them before fit"
             )
-        model.stop_training = int(self.wire.sum(int(self.wants_to_stop), f"{self.prefix}.stop")) > 0
+        model.stop_training = self.evaluated(False, stops=self.wants_to_stop)
+
+    def evaluated(self, batches: bool, *, stops: bool = False) -> bool:
+        """Meet the other ranks at the end of an evaluation, which had batches here, or of an epoch.
+
+        Return whether one of them stops.
+        """
+        stopping, having = self.wire.sum([int(stops), int(batches)], f"{self.prefix}.stop").numpy()
+        if 0 < having < self.wire.size:
+            raise HeteroError(
+                f"{self.wire.size - having} of {self.wire.size} ranks have no batch to validate on, and figures are "
+                "joined over all ranks. Give every rank validation_data of a batch at least, or all ranks the same"
+            )
+        return bool(stopping > 0)
 
     def train_ends(self) -> None:
         """Training is over, on all ranks."""

@@ -59,7 +59,7 @@ def wrap(session: FitSession, model: Any) -> None:
     session.on_release(_set(model, "test_step", _observed(model.test_step, of_tests)))
     model.make_train_function(force=True)
     model.train_function = function = RoundFunction(session, model, model.train_function, of_steps)
-    session.evaluation = evaluation = Evaluation(of_tests)
+    session.evaluation = evaluation = Evaluation(of_tests, session.evaluated)
     results = global_results(model.get_metrics_result, evaluation.close, function.close_epoch)
     session.on_release(_set(model, "get_metrics_result", results))
     model.test_function = None  # it may be that of the plain step

@@ -55,6 +55,8 @@ class Figures:
         """What the step as traced changes of neither weights nor the optimizer's state, as it was before the step."""
         self.advanced: list[tf.Variable] = []
         """What the step advances by itself, alike on all ranks: a copy that follows the weights, a count of steps."""
+        self.in_step = False
+        """True while a step runs."""
 
     def observed(
         self, step: Callable[[Any], Any], data: Any, weight: tf.Tensor | None = None, *, again: bool = False
@@ -63,7 +65,11 @@ class Figures:
 
         ``again``: the step has been traced for this round already.
         """
-        logs = step(data)
+        self.in_step = True
+        try:
+            logs = step(data)
+        finally:
+            self.in_step = False
         if tf.executing_eagerly() or not isinstance(logs, dict):
             return logs
         logs = tf.nest.map_structure(lambda value: None if value is None else tf.identity(value), logs)
@@ -234,16 +240,27 @@ class Figures:
 
 
 class Evaluation:
-    """The figures of an evaluation, which are complete when its last step has told them; of this rank alone before."""
+    """The figures of an evaluation, which are complete when its last step has told them; of this rank alone before.
 
-    def __init__(self, figures: Figures) -> None:
+    ``meet`` meets the other ranks at its end, and hears whether this one had a batch.
+    """
+
+    def __init__(self, figures: Figures, meet: Callable[[bool], object]) -> None:
         self._figures = figures
+        self._meet = meet
         self._logs: dict[str, Any] | None = None
+        self._met = False
+
+    def ends(self) -> None:
+        """It is over. If it had no step, the other ranks hear so."""
+        met, self._met = self._met, False
+        if not met:
+            self._meet(False)
 
     def step_begins(self, step: int) -> None:
-        """It goes on, or begins with step 0."""
-        self._logs = None
+        """It goes on, or begins with step 0. Data of unknown length end in a step that begins and does not end."""
         if step == 0:
+            self._logs = None
             self._figures.begin()
 
     def step_ends(self, logs: Mapping[str, Any]) -> None:
@@ -252,8 +269,14 @@ class Evaluation:
 
     def close(self) -> dict[str, Any] | None:
         """The figures of an evaluation that has ended, once; a collective call then."""
+        if self._figures.in_step:  # which asks for the figures so far
+            return None
         logs, self._logs = self._logs, None
-        return None if logs is None else self._figures.of_all_ranks(logs, 1)
+        if logs is None:
+            return None
+        self._met = True
+        self._meet(True)
+        return self._figures.of_all_ranks(logs, 1)
 
 
 def global_results(

@@ -323,6 +323,21 @@ def test_ranks_that_hold_other_samples_are_told_so_in_the_round_that_has_them(ou
             assert re.match(message, rank[samples]), rank[samples]
 
 
+@pytest.mark.parametrize("which", ["none", "one sample", "empty", "all", "all, of unknown length"])
+def test_a_rank_without_a_batch_to_validate_on_ends_the_job_with_the_reason(outcomes, which):
+    for rank in outcomes("ranks_without_validation_batches_are_told_so"):
+        if which.startswith("all"):
+            assert rank[which] == ""
+        elif which in rank:  # tf_keras refuses arrays without a row by itself
+            assert re.match(r"HeteroError: 1 of 2 ranks have no batch to validate on", rank[which]), rank[which]
+
+
+def test_validation_data_of_unknown_length_give_the_figures_of_all_ranks(outcomes):
+    first, second = (rank["val_loss"] for rank in outcomes("ranks_without_validation_batches_are_told_so"))
+    assert first == second
+    assert len(first) == 2, "of both data sets"
+
+
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [

@@ -183,6 +183,32 @@ def ranks_with_other_samples_are_found_out() -> dict:
     return outcome
 
 
+def ranks_without_validation_batches_are_told_so() -> dict:
+    x, y = data()
+    rank = hvd.rank()
+    told: list[dict[str, list[float]]] = []
+    empty = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda one, target: rank == 0).batch(4)
+    outcome = {}
+    for name, validation in {
+        "none": (x, y) if rank == 0 else None,
+        "one sample": (x[:1][rank::2], y[:1][rank::2]),
+        "empty": empty,
+        "all": (x[rank::2], y[rank::2]),
+        "all, of unknown length": tf.data.Dataset.from_tensor_slices((x[rank::2], y[rank::2]))
+        .filter(lambda one, target: True)
+        .batch(4),
+    }.items():
+        if name == "one sample" and not hasattr(keras, "ops"):
+            continue  # tf_keras itself refuses arrays without a row, on the rank that has them
+        model = network()
+        model.compile("sgd", "mse")
+        balance = LoadBalance("bsp", global_batch=BATCH)
+        batches = resize_batches((x, y), balance)
+        fit = {"validation_data": validation, "epochs": 2, "verbose": 0, "shuffle": False}
+        outcome[name] = _said(lambda: told.append(model.fit(batches, callbacks=[balance], **fit).history))  # noqa: B023
+    return outcome | {"val_loss": [history.get("val_loss") for history in told]}
+
+
 def _said(fit: Callable[[], Any]) -> str:
     try:
         fit()
