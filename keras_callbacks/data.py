@@ -15,7 +15,7 @@ from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
 from hvd_hetero.data.streams import SharedStream
 from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.pipeline.alike import check_alike, compared
+from keras_callbacks.pipeline.alike import check_alike, check_single, compared
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import NO_TRAINING, TOO_FAR_AHEAD, RoundQueue
 from keras_callbacks.pipeline.sources import DatasetSource, SequenceSource, Source, is_sequence
@@ -105,8 +105,10 @@ def resize_batches(
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
     session.balancer.set_lead(prefetch)
+    # Who resizes anew for every fit of one epoch goes on, and does not see the order of the first epoch again.
+    first = session.queue.next_epoch if session.queue is not None else 0
     if is_stream:
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, check_data)
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, check_data, first)
     else:
         arrays, length = _tensors(data)
         known = _Known()
@@ -114,7 +116,7 @@ def resize_batches(
         if check_data and session.balancer.workers > 1:
             columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
             order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
-        queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
+        queue = RoundQueue(order, session.balancer, indices_of, show=known.show, first=first)
         batch = _gather(arrays, known)
     session.queue = queue
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
@@ -136,7 +138,13 @@ def resize_batches(
 
 
 def _of_stream(
-    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, check_data: bool
+    data: Any,
+    session: FitSession,
+    seed: int | None,
+    stream: str | None,
+    padding: Any,
+    check_data: bool,
+    first: int,
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
     """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
@@ -152,6 +160,8 @@ def _of_stream(
         options = tf.data.Options()
         options.deterministic = True
         source = DatasetSource(data.with_options(options), seed, padding=padding)
+    if isinstance(data, tf.data.Dataset):
+        check_single(data)
     compares = check_data and workers > 1 and stream != "shard"
     reader = StreamReader(source, compared(data, source.spec) if compares else ())
     order: EndingShard | SharedStream
@@ -160,7 +170,7 @@ def _of_stream(
     else:
         order = SharedStream(reader.samples, size=source.length, seeds=seeds)
         order.marks = (lambda samples: [marks for *_, marks in samples]) if compares else None
-    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends)
+    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends, first=first)
     return queue, reader.mapped(session.calls.guard(queue.part))
 
 

@@ -1,7 +1,8 @@
-"""Whether a dataset can come in the same order on every rank, as far as its pipeline tells."""
+"""Whether a dataset comes as single samples in the same order on every rank, as far as its pipeline tells."""
 
 from __future__ import annotations
 
+import logging
 import re
 import zlib
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["check_alike", "compared"]
+__all__ = ["check_alike", "check_single", "compared"]
+
+logger = logging.getLogger(__name__)
 
 _MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|SampleDistorted|PyFunc")  # operations
 
@@ -46,6 +49,19 @@ def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: b
             )
         found += seeds
     return zlib.crc32(np.array(found, dtype="<i8").tobytes())
+
+
+def check_single(samples: tf.data.Dataset) -> None:
+    """Refuse a dataset that was left batched; of batches of one size, which may be meant as samples, only warn."""
+    kinds = (type(step).__name__ for step in _steps(samples))
+    last = next((kind for kind in kinds if re.search("Batch|FlatMap|Interleave|GroupBy", kind)), "")
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(samples.element_spec)}
+    if "Batch" not in last or "Unbatch" in last or 0 in sizes or len(sizes) > 1:
+        return
+    way_out = "Leave batch(…) out, or put unbatch() behind it: resize_batches takes single samples"
+    if sizes == {None}:
+        raise ValueError(f"data must be a dataset of single samples, and it ends in a step batch(…). {way_out}")
+    logger.warning("the dataset ends in batches of %s, and each is taken as one sample. %s", *sizes, way_out)
 
 
 def compared(data: Any, spec: Any) -> list[int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from hvd_hetero.errors import RoundStateError
 from keras_callbacks.pipeline.queue import RoundQueue
 
 __all__ = ["BalancedDataset", "refuses_resized"]
@@ -26,6 +28,19 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
         self._inner = batches.prefetch(prefetch) if prefetch else batches  # behind whatever was mapped
         queue.spec = self._inner.element_spec
         super().__init__(self._inner._variant_tensor)
+
+    def __iter__(self) -> Any:
+        """Iterate, but not for a ``fit`` without the callback: an epoch of one batch would train this rank alone."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "").partition(".")[0]
+            if frame.f_code.co_name == "fit" and module in ("keras", "tf_keras"):
+                callbacks = frame.f_locals.get("callbacks")
+                if not any(hasattr(c, "_session") for c in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))):
+                    raise RoundStateError(_NO_CALLBACK)
+                break
+            frame = frame.f_back
+        return super().__iter__()
 
     def _inputs(self) -> list[tf.data.Dataset]:
         return [self._inner]
@@ -54,6 +69,10 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
         return BalancedDataset(self._batches.with_options(*args, **options), self.queue, self._prefetch)
 
 
+_NO_CALLBACK = (
+    "callbacks of this fit hold no LoadBalance, so each rank would train alone: write "
+    "model.fit(batches, callbacks=[balance]) for what comes from resize_batches"
+)
 _FEWER = "to train on less of an epoch, give fit steps_per_epoch; to use fewer samples, take them before resize_batches"
 _SAMPLES = "do it to the samples, before resize_batches"
 _KEPT = "kept batches would keep the sizes of an old plan: cache the samples, before resize_batches"

@@ -257,12 +257,70 @@ def test_a_step_that_fails_with_a_small_share_is_told_how_many_samples_it_had():
     assert "had 1 samples, cut along the first axis of the data" in refused.value.__notes__[-1]
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
-def test_fit_without_the_callback_is_told_so(stream):
+def test_fit_without_the_callback_trains_nothing(stream, rounds):
     data = tf.data.Dataset.from_tensor_slices((X, Y)) if stream else (X, Y)
-    batches = resize_batches(data, LoadBalance("bsp", global_batch=4))  # two rounds
-    with pytest.raises(tf.errors.OpError, match=r"no training with its LoadBalance is on: .*callbacks=\[bal"):
-        network().fit(batches, verbose=0, shuffle=False)
+    batches, model = resize_batches(data, LoadBalance("bsp", global_batch=8 // rounds)), network()
+    before = model.get_weights()
+    with pytest.raises(RoundStateError, match=r"hold no LoadBalance, so each rank would train alone.*callbacks=\[bal"):
+        model.fit(batches, verbose=0, shuffle=False, callbacks=[keras.callbacks.History()])
+    assert [w.tolist() for w in before] == [w.tolist() for w in model.get_weights()]
+
+
+def test_batches_of_an_epoch_of_one_round_can_be_looked_at_and_no_more():
+    for data in ((X, Y), tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True)):
+        batches = resize_batches(data, LoadBalance("bsp", global_batch=8))
+        assert len(next(iter(batches))[0]) == 8
+
+
+@pytest.mark.parametrize("size", ["unknown", "fixed"])
+def test_a_dataset_that_was_left_batched_is_refused(size):
+    """It trained on eight samples as if they were one of two dimensions, which layers like Dense allow."""
+    x, y = np.ones((24, 2), "float32"), np.ones((24, 1), "float32")
+    samples = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=size == "fixed").prefetch(2)
+    balance = LoadBalance("bsp", global_batch=4)
+    with pytest.raises(ValueError, match=r"Leave batch\(…\) out, or put unbatch\(\) behind it"):
+        network().fit(resize_batches(samples, balance), verbose=0, shuffle=False, callbacks=[balance])
+    assert balance.rounds == 0
+    resize_batches(samples.unbatch(), balance)
+
+
+def test_batches_of_a_fixed_size_may_be_samples_of_a_model_without_a_known_input(caplog):
+    """Sequences that batch() has cut from a text are."""
+    sequences = (
+        tf.data.Dataset.range(64).batch(8, drop_remainder=True).map(lambda s: (tf.cast(s[:-1], "float32"), s[1:]))
+    )
+    resize_batches(sequences, LoadBalance("bsp", global_batch=4))
+    assert [r.message for r in caplog.records] == [
+        "the dataset ends in batches of 7, and each is taken as one sample. Leave batch(…) out, or put unbatch() "
+        "behind it: resize_batches takes single samples"
+    ]
+    text = tf.data.Dataset.range(64).window(9, shift=1, drop_remainder=True).flat_map(lambda w: w.batch(9))
+    resize_batches(text, LoadBalance("bsp", global_batch=4))
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["arrays", "dataset"])
+def test_data_resized_anew_for_every_fit_of_one_epoch_come_in_another_order_each_time(stream):
+    x = np.arange(8, dtype="float32")[:, None]
+    data = tf.data.Dataset.from_tensor_slices((x, x)) if stream else (x, x)
+
+    def orders(fits, epochs):
+        seen, balance = [], LoadBalance("bsp", global_batch=4)
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        plain = model.train_step
+        model.train_step = lambda batch: seen.append(batch[0].numpy().ravel().tolist()) or plain(batch)
+        for _ in range(fits):
+            batches = resize_batches(data, balance, shuffle=True)
+            resize_batches(data, balance)  # which is not trained on, and so does not count
+            model.fit(batches, epochs=epochs, verbose=0, shuffle=False, callbacks=[balance])
+        return seen
+
+    one_by_one = orders(3, 1)
+    assert one_by_one == orders(1, 3)
+    assert len({str(one_by_one[2 * epoch : 2 * epoch + 2]) for epoch in range(3)}) == 3
 
 
 def test_batches_of_another_load_balance_are_refused():
