@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from hvd_hetero.checks import require_version
 from hvd_hetero.communication.wire import Signals
-from hvd_hetero.consistency import Agreement, OnNaN, WaysOut, may_update
+from hvd_hetero.consistency import Agreement, WaysOut, require_finite
 from hvd_hetero.errors import HeteroError, RoundStateError
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
@@ -87,8 +87,10 @@ class Balancer:
         """A function to call once, when the next round is agreed."""
         self.ways_out = WaysOut()
         """What errors tell users of this framework to do."""
-        self.on_nan: OnNaN = "raise"
+        self.allow_nan = False
         self.agreement = Agreement()
+        self.kernels = 0.0
+        """What updates are computed by (``hvd_hetero.witness.kernels``)."""
         self.finished: FinishedRound | None = None
         """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size, hindrances)
@@ -248,15 +250,15 @@ class Balancer:
         settings: float = 0.0,
         witness: float = 0.0,
         bits: float = 0.0,
-        broken: bool = False,
+        broken: float = 0.0,
         trained: int = 0,
         ended: bool = False,
         dtype: npt.DTypeLike = np.float64,
     ) -> npt.NDArray[Any]:
         """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
 
-        ``broken`` says whether the gradient is not finite; ``trained`` is a checksum of which parameters are trained;
-        ``ended`` says whether data that this rank reads alone end with this round.
+        ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of which parameters are trained; ``ended``
+        says whether data that this rank reads alone end with this round.
         """
         self._expect(_State.COMPUTING)
         work = self._work
@@ -273,7 +275,8 @@ class Balancer:
             settings=settings,
             witness=witness,
             bits=bits,
-            broken=float(broken),
+            kernels=self.kernels,
+            broken=broken,
             contents=work.contents,
             ended=float(ended),
             **self.meter.row(),
@@ -325,10 +328,10 @@ class Balancer:
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0
 
-    def may_update(self) -> bool:
-        """Return False if the update of the round just agreed is to be skipped; raise if a gradient was not finite."""
+    def require_finite(self) -> None:
+        """Raise if some rank's gradient of the round just agreed is not finite: the update is about to be made."""
         assert self.finished is not None, "a round has been agreed"
-        return may_update(self.finished.round, self.finished.table, self.on_nan, warns=self.rank == 0)
+        require_finite(self.finished.round, self.finished.table.column("broken"))
 
     def applying(self) -> None:
         """The optimizer's update begins; needed where work is queued, for its time is not the caller's."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.rounds import RoundTable
-from hvd_hetero.witness import piece_of
+from hvd_hetero.witness import Watched, piece_of
 
-__all__ = ["Agreement", "OnNaN", "WaysOut", "may_update", "on_nan", "settings_of"]
-
-logger = logging.getLogger(__name__)
-
-OnNaN: TypeAlias = Literal["raise", "skip", "allow"]
-"""What becomes of a round in which some rank's gradient is not finite."""
+__all__ = ["Agreement", "WaysOut", "require_finite", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +37,9 @@ _MUST_AGREE = (
     ("contents", 1e-4, "cut the round from other samples than rank 0"),
     ("settings", 1e-5, "have other hyper-parameters (learning rate, momentum, …) than rank 0"),
 )
-_SURE = 8  # rounds with the same bits, after which like processors are known to round alike (arbitrary)
+_SURE = 8  # tables, after which like processors are known to round alike (arbitrary)
 _ROUNDING = 1e-6  # of unlike processors, in one round: some last bits of a float32
-_TOLERANCE = 1e-3  # whatever rounding may explain
-_ACCURATE = 4  # bytes of a number: of fewer, the last bit alone is as much as the tolerance
+_TOLERANCE = 1e-3  # whatever rounding may explain; numbers of less than four bytes have it from the first round
 
 
 class Agreement:
@@ -53,21 +47,17 @@ class Agreement:
 
     Ranks of one kind of processor, with the same number of threads, hold the same bits of each parameter: they sum the
     same gradient, and update alike. Once some rounds have shown so, any difference is an error. Other ranks may round
-    differently. Such differences scatter: they grow with the square root of the rounds since the bits were the same.
+    differently. Such differences scatter: they grow with the square root of the rounds.
     """
 
     def __init__(self) -> None:
-        self._alike = False
-        self.watch((), (), ())
+        self.watch(())
 
-    def watch(self, names: Sequence[str], sizes: Sequence[int], widths: Sequence[int]) -> None:
-        """Follow these parameters, in the order of their turns. All ranks have the same values of them now.
-
-        ``widths`` are the bytes of a number of each.
-        """
-        self._names, self._lengths, self._widths = names, sizes, widths
-        self._tables = self._same = 0
-        self._met: dict[tuple[int, int], int] = {}  # by piece: the table that showed the same bits
+    def watch(self, watched: Sequence[Watched]) -> None:
+        """Follow these parameters, in the order of their turns. All ranks have the same values of them now."""
+        self._watched = watched
+        self._tables = 0
+        self._to_the_bit = True
         self._largest: dict[int, float] = {}
 
     def require(self, round: int, table: RoundTable, ways_out: WaysOut) -> None:
@@ -76,70 +66,40 @@ class Agreement:
             for name, tolerance, meaning in _MUST_AGREE:
                 if ranks := table.disagreement(name, tolerance):
                     raise PlanMismatchError(f"round {round}: ranks {ranks} {meaning}. {getattr(ways_out, name)}")
-        self._require_parameters(round, table, ways_out)
-
-    def _require_parameters(self, round: int, table: RoundTable, ways_out: WaysOut) -> None:
-        shown, bits = table.column("witness"), table.column("bits")
+        shown, bits, kernels = map(table.column, ("witness", "bits", "kernels"))
         known = shown != 0.0
         self._tables += 1
-        if not known.any():
-            self._alike, self._same = bool((bits == bits[0]).all()), 0
+        if not known.any() or not self._watched:
             return
         first = int(known.argmax())
-        which, piece = piece_of(round, self._lengths) if self._lengths else (0, slice(0, 0))
+        which, _ = piece_of(round, self._watched)
         # Relative to the largest that it ever was: numbers that pass through zero are no closer together there.
-        largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.abs(shown).max()))
-        equal = (shown == shown[first]) | np.isnan(shown)  # NaN is no sign of ranks that part
-        apart = np.where(equal | ~known, 0.0, np.abs(shown - shown[first]) / largest)
-        other_bits = known & (bits != bits[first])
-        far = apart > _TOLERANCE
-        if not self._widths or self._widths[which] >= _ACCURATE:
-            far |= apart > _ROUNDING * math.sqrt(self._tables - self._met.get((which, piece.start), 0))
-        if self._alike and self._same >= _SURE:
-            far |= other_bits
+        largest = self._largest[which] = max(self._largest.get(which, 0.0), float(np.fmax.reduce(np.abs(shown))))
+        nan = np.isnan(shown)  # which has many bits
+        other = known & (bits != bits[first]) & ~(nan & nan[first])
+        if not other.any():
+            return
+        apart = np.where(other, np.abs(shown - shown[first]) / largest, 0.0)
+        strict = self._to_the_bit and self._tables > _SURE and (kernels == kernels[0]).all()
+        rounding = _ROUNDING * math.sqrt(self._tables) if self._watched[which].width >= 4 else _TOLERANCE
+        far = other if strict else ~(apart <= min(rounding, _TOLERANCE))
         if far.any():
-            name = f" (here {self._names[which]!r}, {_size(apart.max())})" if self._names else ""
+            size = f"by {apart.max():.1e} of its size" if apart.any() else "in its last bits"
             raise PlanMismatchError(
-                f"round {round}: ranks {np.flatnonzero(far).tolist()} hold other parameters than rank {first}{name}. "
-                f"{ways_out.witness}"
+                f"round {round}: ranks {np.flatnonzero(far).tolist()} hold other parameters than rank {first} (here "
+                f"{self._watched[which].name!r}, {size}). {ways_out.witness}"
             )
-        if other_bits.any():
-            self._alike = False  # they round differently after all
-        else:
-            self._same += 1
-            self._met[which, piece.start] = self._tables
+        self._to_the_bit = False  # they round differently after all
 
 
-def _size(apart: float) -> str:
-    return f"by {apart:.1e} of its size" if apart else "in its last bits"
-
-
-def on_nan(value: OnNaN, *, sums_gradients: bool) -> OnNaN:
-    """Return the argument ``nan``, if it is one that this training can do."""
-    if value not in get_args(OnNaN):
-        raise ValueError(f"nan must be 'raise', 'skip' or 'allow', got {value!r}; 'raise' is the default")
-    if value == "skip" and not sums_gradients:
-        raise ValueError(
-            "nan='skip' needs gradients that are summed over the ranks, and this training averages parameters; use "
-            "nan='raise' or 'allow', or sync='allreduce' and a policy without local updates"
-        )
-    return value
-
-
-def may_update(round: int, table: RoundTable, on_nan: OnNaN, *, warns: bool) -> bool:
-    """Return False if the update of a round is to be skipped, since a gradient is not finite; raise by default."""
-    broken = table.column("broken")
-    if on_nan == "allow" or not broken.any():
-        return True
-    what = f"round {round}: the gradient of ranks {np.flatnonzero(broken).tolist()} is not finite"
-    if on_nan == "raise":
+def require_finite(round: int, broken: npt.NDArray[np.float64]) -> None:
+    """Raise if a rank says that its gradient of the round, which is not applied yet, is not finite."""
+    if broken.any():
         raise HeteroError(
-            f"{what}, so no rank has updated its parameters. Look at the samples and the loss of these ranks, or pass "
-            "LoadBalance(…, nan='skip') to leave out such updates"
+            f"round {round}: the gradient of ranks {np.flatnonzero(broken).tolist()} is not finite, so no rank has "
+            "updated its parameters. Look at the samples and the loss of these ranks, or pass "
+            "LoadBalance(…, allow_nan=True) to go on"
         )
-    if warns:
-        logger.warning("%s, so all ranks skip the update (nan='skip')", what)
-    return False
 
 
 _SETTINGS = (("momentum", 0.7), ("weight_decay", 0.5), ("betas", 0.3))  # the weights only keep them apart

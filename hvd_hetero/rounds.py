@@ -43,7 +43,7 @@ MAX_ROUND_SAMPLES = 2**24
 """The largest round: counts travel as float32, which is exact up to here."""
 
 
-def checksum(content: bytes) -> int:
+def checksum(content: bytes | memoryview) -> int:
     """24 bits, which travel exactly as a float32."""
     return zlib.crc32(content) & 0xFFFFFF
 
@@ -244,8 +244,9 @@ class RoundReport:
     """The size of a piece of the parameters, as it was in this round or the one before: the same everywhere, if the
     ranks are together; 0: not known."""
     bits: float = 0.0
-    """A checksum of that piece's bits, which processors that round alike have in common. Where there is no witness, a
-    checksum of the processor."""
+    """A checksum of that piece's bits, which processors that round alike have in common."""
+    kernels: float = 0.0
+    """A checksum of the processor and its threads."""
     broken: float = 0.0
     """1: this rank's gradient of the round holds NaN or an infinity."""
     contents: float = 0.0

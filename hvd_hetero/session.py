@@ -13,7 +13,6 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.checks import integer
 from hvd_hetero.communication.signals import SignalChannel
 from hvd_hetero.communication.wire import SharesSignals, Signals, Wire
-from hvd_hetero.consistency import OnNaN, on_nan
 from hvd_hetero.measurement.hindrances import HindranceMeter
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
@@ -54,7 +53,7 @@ class Session:
         *,
         progress: bool = False,
         sync: str | Mixing = "allreduce",
-        nan: OnNaN = "raise",
+        allow_nan: bool = False,
         wire: Wire | None = None,
         patience: Patience | None = None,
         waits_in: Sequence[str] = ("horovod.",),
@@ -78,7 +77,7 @@ class Session:
             hindrances=HindranceMeter(clock=time.perf_counter),
         )
         mixing = resolve_mixing(sync, workers, updates_locally=self.policy.updates_locally)
-        self.balancer.on_nan = on_nan(nan, sums_gradients=mixing is None and not self.policy.updates_locally)
+        self.balancer.allow_nan = allow_nan
         self._recorder = Recorder()
         if telemetry is not None and not isinstance(telemetry, Telemetry):
             telemetry = Telemetry(telemetry)  # on every rank: what is wrong with it is to end them all

@@ -14,48 +14,48 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.rounds import checksum
 
-__all__ = ["PIECE", "kernels", "piece_of", "shown"]
+__all__ = ["PIECE", "Watched", "kernels", "piece_of", "shown"]
 
 PIECE = 2**13
 """Numbers in a piece: some ten microseconds."""
 _LEAST = 1e-6  # zero would say that a rank has nothing to show
-_WORD = np.dtype(np.int64)
-_MODULUS = 2**24 - 3  # a prime; what is smaller travels exactly as a float32
-_drawn = np.random.Generator(np.random.PCG64(20))
-_SIGNS = 2.0 * _drawn.integers(0, 2, PIECE) - 1.0
-_FACTORS = 2 * _drawn.integers(0, 2**62, PIECE) + 1  # odd: times another number, no bit of a word is lost
+_SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, PIECE) - 1.0
 _CPU = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
-def piece_of(round: int, sizes: Sequence[int]) -> tuple[int, slice]:
-    """Return which of the parameters of these sizes has its turn in a round, and which of its numbers are looked at."""
-    turn, which = divmod(round, len(sizes))
-    begin = turn % -(-sizes[which] // PIECE) * PIECE
+class Watched(NamedTuple):
+    """A parameter that has its turns."""
+
+    name: str
+    numbers: int
+    width: int
+    """Bytes of a number."""
+
+
+def piece_of(round: int, watched: Sequence[Watched]) -> tuple[int, slice]:
+    """Return which of the parameters has its turn in a round, and which of its numbers are looked at."""
+    turn, which = divmod(round, len(watched))
+    begin = turn % -(-watched[which].numbers // PIECE) * PIECE
     return which, slice(begin, begin + PIECE)
 
 
 def shown(numbers: npt.NDArray[Any], memory: npt.NDArray[np.uint8]) -> tuple[float, float]:
     """Return the size of a piece, and the checksum of its bits: ``numbers`` as they lie in ``memory``."""
-    words = len(memory) // _WORD.itemsize
-    whole = memory[: words * _WORD.itemsize].view(_WORD)
-    rest = int.from_bytes(memory[words * _WORD.itemsize :].tobytes(), "little")
-    bits = (int(whole @ _FACTORS[:words]) + rest) % _MODULUS
     exact = numbers.astype(np.float64)
-    return _LEAST + 4.0 * math.sqrt(exact @ exact) + float(exact @ _SIGNS[: len(exact)]), float(bits)
+    size = _LEAST + 4.0 * math.sqrt(exact @ exact) + float(exact @ _SIGNS[: len(exact)])
+    return size, float(checksum(memory.data))
 
 
 def kernels(*framework: object) -> float:
     """Return a checksum of the processor and of what the framework says of its kernels: alike ones round alike."""
-    processor: list[str] = []
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        first = cpuinfo.read_text(errors="replace").partition("\n\n")[0]
-        processor = [line for line in first.splitlines() if line.startswith(_CPU)]
+    first = cpuinfo.read_text(errors="replace").partition("\n\n")[0] if cpuinfo.exists() else ""
+    processor = [line for line in first.splitlines() if line.startswith(_CPU)]
     return float(checksum(repr((processor, framework)).encode()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_hetero.consistency import OnNaN, WaysOut
+from hvd_hetero.consistency import WaysOut
 from hvd_hetero.policies import Policy
 from hvd_hetero.session import Face, Session
 from hvd_hetero.telemetry import Telemetry
@@ -66,11 +66,9 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``). Under the last two ranks hold different models, and the end of ``fit`` gives
         all of them the mean.
-    nan
-        What becomes of a round in which some rank's gradient (on a CPU) holds NaN or an infinity. ``"raise"``: an
-        error on every rank, which names that rank. If the loss is not finite, no update is made. ``"skip"``: no rank
-        makes this update, in ``fit``, and the log says so. ``"allow"``: nobody looks. With a ``LossScaleOptimizer``,
-        which skips such updates by itself, nobody looks either.
+    allow_nan
+        If False, NaN or an infinity in some rank's gradient (on a CPU) stops all ranks before the update, with an error
+        that names the rank. A ``LossScaleOptimizer`` skips such updates instead.
     local_layers
         Layers that every rank trains by itself, on its own samples: neither broadcast nor synchronised.
     telemetry
@@ -93,7 +91,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         *,
         global_batch: int,
         sync: str | Mixing = "allreduce",
-        nan: OnNaN = "raise",
+        allow_nan: bool = False,
         local_layers: Sequence[Any] = (),
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
@@ -104,7 +102,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
             raise ValueError("Horovod is not initialised; call hvd.init() before LoadBalance(…)")
         super().__init__()
         core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, nan=nan,
+            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
             wire=wire, patience=patience, waits_at_the_end_in=("tensorflow.",),
         )  # fmt: skip
         core.balancer.ways_out = _WAYS_OUT

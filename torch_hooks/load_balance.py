@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from hvd_hetero.checks import integer
-from hvd_hetero.consistency import OnNaN
 from hvd_hetero.policies import BSP, Policy
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Face, Session
@@ -39,10 +38,9 @@ class LoadBalance(Face):
     sync
         ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
         (``hvd_hetero.topology.mixing``).
-    nan
-        What becomes of a round in which some rank's gradient (on a CPU) holds NaN or an infinity. ``"raise"``: an error
-        on every rank, which names that rank, with the parameters as before the round. ``"skip"``: no rank makes this
-        update, and the log says so. ``"allow"``: nobody looks. Updates that a gradient scaler skips are no error.
+    allow_nan
+        If False, NaN or an infinity in some rank's gradient (on a CPU) stops all ranks before the update, with an error
+        that names the rank. Updates that a gradient scaler skips are no error.
     telemetry
         Where rank 0 writes one JSON line per round (``docs/telemetry.md``): a path, or
         ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
@@ -71,7 +69,7 @@ class LoadBalance(Face):
         *,
         global_batch: int | None = None,
         sync: str | Mixing = "allreduce",
-        nan: OnNaN = "raise",
+        allow_nan: bool = False,
         telemetry: str | os.PathLike[str] | Telemetry | None = None,
         progress: bool = False,
         patience: Patience | None = None,
@@ -87,7 +85,7 @@ class LoadBalance(Face):
             )
         wire = wire_here() if wire is None else wire
         core = Session(
-            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, nan=nan,
+            policy, wire.rank, wire.size, global_batch, telemetry, progress=progress, sync=sync, allow_nan=allow_nan,
             wire=wire, patience=patience, waits_in=wire.waits_in, gives_up_s=wire.gives_up_s, crew=wire.crew,
         )  # fmt: skip
         self._session = TorchSession(core, wire, check_body=check_body)
@@ -112,8 +110,8 @@ class LoadBalance(Face):
         """
         self._session.require_leadable()
         batch, wire = self._session.balancer.global_batch, self._session.wire
-        nan = self._session.balancer.on_nan
-        other = LoadBalance(BSP(), global_batch=batch, nan=nan, patience=self._patience, wire=wire)
+        allow_nan = self._session.balancer.allow_nan
+        other = LoadBalance(BSP(), global_batch=batch, allow_nan=allow_nan, patience=self._patience, wire=wire)
         self._session.lead(other._session)
         return other
 

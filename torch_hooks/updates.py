@@ -301,8 +301,7 @@ class Updates:
             balancer.pause()
             return
         self._synchronised = False
-        if not balancer.may_update():
-            return
+        balancer.require_finite()
         start = time.perf_counter()
         balancer.applying()
         self._inner.step()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_hetero.consistency import settings_of
+from hvd_hetero.consistency import require_finite, settings_of
 from hvd_hetero.data.order import Cut
-from hvd_hetero.errors import HeteroError, RoundStateError
+from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from hvd_hetero.witness import kernels, piece_of, shown
+from hvd_hetero.witness import Watched, kernels, piece_of, shown
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
@@ -35,7 +34,6 @@ SHARE = 4
 of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
 weighs in the mean over the rank's own samples."""
 
-_AGREED_S = 10.0  # until when the table is there that says whose gradient is not finite (arbitrary)
 _TWICE = (
     "weighted_gradients was called twice for one batch, and a round sums gradients once. Call it once for every batch, "
     "with all variables and the sum of the losses; torch_hooks takes several losses, with an optimizer each"
@@ -88,24 +86,25 @@ class RoundCalls:
         self._offset = 0
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
-        self._lengths: list[int] = []
+        self._watched: list[Watched] = []
         self._shown = 0.0, 0.0
-        self.looks_for_nan = core.balancer.on_nan != "allow"
-        """Whether gradients are to be finite. A loss scale looks for itself, and skips."""
-        self.on_device = device is not None
-        self._correction: float | None = None
-        self._agreed = threading.Event()
+        self.looks = False
+        """Whether gradients are looked at, for NaN. Not on a device, for which the host would have to wait."""
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+        own = None if device is None else core.balancer.rank  # some kernels of a device add in any order
+        core.balancer.kernels = kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), own)
 
     def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
         """Rounds of this optimizer follow, whatever was before; ``witnesses`` are the same on all ranks after each."""
         self._optimizer = optimizer
         self._witnesses = witnesses
-        self._lengths = [int(v.shape.num_elements()) for v in witnesses]
+        self._watched = [
+            Watched(v.name.removesuffix(":0"), int(v.shape.num_elements()), v.dtype.size) for v in witnesses
+        ]
         self._shown = 0.0, 0.0
-        names, widths = [v.name.removesuffix(":0") for v in witnesses], [v.dtype.size for v in witnesses]
-        self.balancer.agreement.watch(names, self._lengths, widths)
-        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)
-        self.looks_for_nan = self.balancer.on_nan != "allow" and not scales
+        self.balancer.agreement.watch(self._watched)
+        scales = isinstance(optimizer, tf.keras.mixed_precision.LossScaleOptimizer)  # which looks by itself, and skips
+        self.looks = not (self.balancer.allow_nan or scales or self._device is not None)
         self._pending.clear()
         self.balancer.abandon()
         self._most = 0
@@ -116,19 +115,8 @@ class RoundCalls:
         """The optimizer is the user's again."""
         self._optimizer = None
 
-    @property
-    def skips(self) -> bool:
-        """Whether updates are made only once the table says that all gradients are finite."""
-        return self.looks_for_nan and self.balancer.on_nan == "skip"
-
     def ask(
-        self,
-        function: Callable[..., Any],
-        numbers: int,
-        *inputs: Any,
-        after: Sequence[Any] = (),
-        timed: bool = False,
-        stateful: bool = True,
+        self, function: Callable[..., Any], numbers: int, *inputs: Any, after: Sequence[Any] = (), timed: bool = False
     ) -> tf.Tensor:
         """Call Python from the graph, after the tensors in ``after`` are there; the answer is so many float64.
 
@@ -141,7 +129,7 @@ class RoundCalls:
             return np.asarray(function(*arguments[: len(inputs)]), dtype=np.float64).reshape(numbers)
 
         with tf.device("CPU:0"), tf.control_dependencies(tensors):
-            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64, stateful=stateful)
+            answer = tf.numpy_function(self.guard(plainly), [*inputs, *passed], tf.float64)
         answer.set_shape([numbers])
         return answer
 
@@ -156,7 +144,7 @@ class RoundCalls:
             try:
                 return function(*arguments)
             except Exception as error:
-                self.failure = self.failure or error
+                self.failure = error
                 raise
 
         return guarded
@@ -169,11 +157,8 @@ class RoundCalls:
         all else here together.
         """
         self._begun = False
-        self._agreed.clear()
-        if self.balancer.finished is None:
-            self._shown = 0.0, self._kernels()
-        elif self._witnesses:
-            which, part = piece_of(self.balancer.rounds, self._lengths)
+        if self._witnesses:
+            which, part = piece_of(self.balancer.rounds, self._watched)
             variable = self._witnesses[which]
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
             if self._device is not None:  # what is not looked at stays there
@@ -262,7 +247,7 @@ class RoundCalls:
         apart = self.policy.updates_locally and follows_schedule(optimizer)
         return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
-    def report(self, learning_rate: float, broken: bool = False) -> npt.NDArray[np.float64]:
+    def report(self, learning_rate: float, broken: float = 0.0) -> npt.NDArray[np.float64]:
         """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
         if not self.balancer.computing:
             raise RoundStateError(_TWICE)
@@ -271,28 +256,11 @@ class RoundCalls:
         queue = self._fit.queue
         ended = queue is not None and queue.ends_after(self.balancer.samples_so_far)
         witness, bits = self._shown
-        row = self.balancer.report(settings=settings, witness=witness, bits=bits, broken=bool(broken), ended=ended)
+        row = self.balancer.report(settings=settings, witness=witness, bits=bits, broken=broken, ended=ended)
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """The sum is there: what to multiply the gradients by, where they have waited for it; 0 to skip the update."""
-        self._correction = None
-        try:
-            self._correction = self._agree(summed)
-        finally:
-            self._agreed.set()
-        return self._correction
-
-    def agreed(self) -> float:
-        """Return what ``agree`` has returned, or returns soon: updates wait for it if a gradient is not finite."""
-        if not self._agreed.wait(_AGREED_S) or self._correction is None:
-            raise HeteroError(
-                f"round {self.balancer.rounds}: the gradient of some rank is not finite, so no rank has updated its "
-                "variables. Look at the samples and the loss of each rank"
-            )
-        return self._correction
-
-    def _agree(self, summed: npt.NDArray[np.float64]) -> float:
+        """The sum is there: what to multiply the gradients by, where they have waited for it."""
         queue = self._fit.queue
         assert queue is not None, "the round came from it"
         # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
@@ -303,13 +271,12 @@ class RoundCalls:
             queue.finish(self.balancer.finished.table)
         self.stop_agreed = bool(summed[-1] > 0)
         self._agreed_at = time.perf_counter()
-        return correction if self.balancer.may_update() else 0.0
+        self.balancer.require_finite()
+        return correction
 
-    def _kernels(self) -> float:
-        threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
-        # Of a device, some kernels add in any order.
-        apart = None if self._device is None else self.balancer.rank
-        return kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), apart)
+    def refuse(self, broken: npt.NDArray[np.float64]) -> None:
+        """Raise before the update, which does not wait for the table: these ranks' gradients are not finite."""
+        require_finite(self.balancer.rounds - (not self.balancer.in_round), broken)
 
     def applied(self) -> None:
         """The update of the round has been made, or is queued."""

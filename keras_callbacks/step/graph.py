@@ -96,7 +96,7 @@ class GraphRound:
         weighed, self._weighed = self._weighed, False
         if state is None:
             raise RoundStateError(_OUTSIDE)
-        return self._update(update, self._synchronised(gradients, variables, state[_SHARE], weighed))
+        return update(self._synchronised(gradients, variables, state[_SHARE], weighed))
 
     def _look_at(self, gradients: list[Any], variables: list[Any]) -> None:
         """Refuse an update that only some rounds make; warn, once, of gradients that are changed before the sum."""
@@ -153,7 +153,7 @@ class GraphRound:
         self._state = None
         reduced = iter(self._synchronised(gradients, [v for v in variables if v is not None], state[_SHARE]))
         if not self._calls.policy.updates_locally:
-            self._update(update, [None if v is None else next(reduced) for v in variables])
+            update([None if v is None else next(reduced) for v in variables])
         return logs
 
     def _proceed(self, gradients: list[Gradient]) -> tf.Tensor:
@@ -197,18 +197,16 @@ class GraphRound:
         reached = [None if g is None else v for g, v in zip(gradients, variables, strict=True)]
         return [g for g in gradients if g is not None], (reached, update), logs
 
-    def _update(self, update: Update, gradients: list[Any]) -> Any:
-        if not self._calls.skips:
-            return update(gradients)
-        after = tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True)
-        _update_if(self._calls.ask(self._calls.agreed, 1, after=after)[0] > 0, gradients, update)
-        return None
-
     def _update_locally(self, gradients: list[Any], update: Update) -> None:
         if self._state is None:
             update(gradients)
             return
-        _update_if(self._state[_WEIGHT] > 0, gradients, update)  # a stand-in must leave no trace
+
+        def updated() -> tf.Tensor:
+            update(gradients)
+            return tf.constant(0)
+
+        tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))  # a stand-in must leave no trace
 
     def _begin(self, data: Any) -> tuple[tf.Tensor, Any]:
         """The clock starts once the batch is there, and nothing is computed before it has."""
@@ -243,14 +241,6 @@ class GraphRound:
         return [
             None if g is None else next(reduced if here else kept) for g, here in zip(gradients, shared, strict=True)
         ]
-
-
-def _update_if(wanted: tf.Tensor, gradients: list[Any], update: Update) -> None:
-    def updated() -> tf.Tensor:
-        update(gradients)
-        return tf.constant(0)
-
-    tf.cond(wanted, updated, lambda: tf.constant(0))
 
 
 def _has_custom_gradients(graph: Any) -> bool:

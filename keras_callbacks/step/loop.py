@@ -19,11 +19,6 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
             f"policy {session.policy.name!r} with this sync does not end a round by averaging gradients alone, which "
             "only model.fit does; use fit, or for a loop of your own another policy and sync='allreduce'"
         )
-    if calls.skips:
-        raise ValueError(
-            "nan='skip' leaves out updates of model.fit, and in a loop of your own the update is yours; use "
-            "nan='raise' or 'allow', or fit"
-        )
     if not isinstance(data, BalancedDataset):
         raise ValueError(
             f"data must come from resize_batches, whose batches follow the plan, got {type(data).__name__}; write "

@@ -23,7 +23,7 @@ from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_by
 
 __all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
 
-_MOST = 1 << 12  # numbers of a gradient that are looked at: NaN of a loss reaches them all (arbitrary)
+_LOOKED_AT = 1 << 12  # numbers of a gradient: NaN of a loss reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """Of a variable as a whole, or of some of its rows, as that of an embedding is."""
@@ -64,28 +64,25 @@ class Synchroniser(ABC):
         The correction is the balancer's answer to the table, which comes last: updates would wait for it, all of them,
         and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
         bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So those of a rank
-        that is early fall into its wait, and in a round that is refused some may have been made.)
+        that is early fall into its wait, and in a round that is refused some may have been made. Not for NaN: with the
+        samples ride the ranks that have some in that bucket, which NaN of a loss reaches.)
 
         Where the clock is that of a device (``calls.apart``), the table comes some time after the last gradient. So it
         travels by itself and on the host, and samples along with the last bucket, too.
         """
         calls = self._calls
         length = RoundTable.length(calls.balancer.workers) + 1
-        looks = share is not None and calls.looks_for_nan
-        # Of the variables, the last and the first: what goes wrong in a backward pass reaches the first.
-        broken = [self._broken([_numbers(g) for g in (after[-1], after[0])], share)] if looks and after else []
-        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         backwards = tensors[::-1]
         buckets = division.divide([size_in_bytes(t) for t in backwards], [t.dtype for t in backwards])
         parcels = [of([backwards[i] for i in bucket]) for bucket in buckets]
         takes_more = [_takes_more(parcel) for parcel in parcels]
         counts = takes_more if calls.apart else takes_more[:-1]
-        counted = None if share is None or calls.skips or True not in counts else counts.index(True)
+        counted = None if share is None or True not in counts else counts.index(True)
+        broken = [_broken(parcels[counted or 0][0])] if share is not None and parcels and calls.looks else []
+        row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         if share is not None and counted is not None:
-            counts_too = [share[1]]
-            if looks:
-                counts_too.append(tf.cast(self._broken([backwards[buckets[counted][0]]], share), tf.float64))
-            parcels[counted].append(tf.cast(tf.stack(counts_too), parcels[counted][0].dtype))
+            ranks = [tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=flag.dtype) for flag in broken]
+            parcels[counted].append(tf.cast(tf.concat([share[1:2], *ranks], 0), parcels[counted][0].dtype))
         if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:
@@ -98,25 +95,14 @@ class Synchroniser(ABC):
         answer = calls.ask(calls.agree, 1, table, after=list(itertools.chain(*sums)) if calls.apart else ())[0]
         correction = answer
         if share is not None and counted is not None:
-            counted_too = sums[counted].pop()
-            correction = correction_of(share[2], counted_too[0])
-            if looks and not calls.on_device:
-                correction = tf.cond(
-                    counted_too[1] > 0, lambda: calls.ask(calls.agreed, 1, stateful=False)[0], lambda: correction
-                )
+            counted_too = tf.cast(sums[counted].pop(), tf.float64)
+            correction, ranks = correction_of(share[2], counted_too[0]), counted_too[1:]
+            if broken:
+                found = tf.reduce_any(ranks > 0)
+                correction = tf.cond(found, lambda: calls.ask(calls.refuse, 1, ranks)[0], lambda: correction)
         corrected = itertools.chain.from_iterable(scaled(bucket, correction) for bucket in sums if bucket)
         by_index = dict(zip(itertools.chain.from_iterable(buckets), corrected, strict=True))
         return [by_index[i] for i in reversed(range(len(tensors)))], correction
-
-    def _broken(self, tensors: list[tf.Tensor], share: tf.Tensor) -> tf.Tensor:
-        """Whether NaN or an infinity is among some of their numbers. Not of a stand-in, which weighs nothing.
-
-        Nor on a device, for which the host would have to wait.
-        """
-        if self._calls.on_device:
-            return tf.constant(False)
-        some = [tf.reshape(t, [-1])[:: (t.shape.num_elements() or 0) // _MOST + 1][:_MOST] for t in tensors]
-        return (share[0] > 0) & ~tf.reduce_all([tf.reduce_all(tf.math.is_finite(numbers)) for numbers in some])
 
     def _sum(self, parcel: list[tf.Tensor], number: int) -> list[tf.Tensor]:
         name = f"HorovodAllreduce_{self._calls.prefix}_{number}"
@@ -245,6 +231,12 @@ def correction_of(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
     """What a sum that was weighted by plans is to be multiplied by, when ranks together have done so many samples."""
     done = tf.cast(samples, tf.float64)
     return tf.where((planned > 0) & (done > 0), planned / tf.maximum(done, 1.0), 1.0)
+
+
+def _broken(tensor: tf.Tensor) -> tf.Tensor:
+    """1 if NaN or an infinity is among some of its numbers, else 0."""
+    some = tf.reshape(tensor, [-1])[:: (tensor.shape.num_elements() or 0) // _LOOKED_AT + 1]
+    return tf.cast(~tf.reduce_all(tf.math.is_finite(some)), tf.float64)
 
 
 def _takes_more(parcel: list[tf.Tensor]) -> bool:

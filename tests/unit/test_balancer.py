@@ -12,6 +12,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan
+from hvd_hetero.witness import Watched
 
 
 class Clock:
@@ -248,13 +249,14 @@ def test_ranks_with_another_order_of_the_data_stop_with_an_error_that_names_them
             {"settings": 0.1},
             r"ranks \[1\] have other hyper-parameters.*on all ranks alike, between the same two rounds",
         ),
-        ({"witness": 1.01}, r"ranks \[1\] hold other parameters than rank 0.*on all ranks alike"),
+        ({"witness": 1.01, "bits": 3}, r"ranks \[1\] hold other parameters than rank 0.*on all ranks alike"),
     ],
 )
 def test_ranks_that_update_unlike_are_told_so(own, message):
     balancers = [Balancer(BSP(), rank, 2, 4, clock=Clock()) for rank in range(2)]
     vectors = []
     for rank, balancer in enumerate(balancers):
+        balancer.agreement.watch([Watched("w", 1, 4)])
         balancer.begin(MicroBatch(balancer.plan(), 2))
         vectors.append(balancer.report(**({"settings": 0.2, "witness": 1.0} | (own if rank == 1 else {}))))
     with pytest.raises(PlanMismatchError, match=message):

@@ -10,16 +10,18 @@ import pytest
 from hvd_hetero.consistency import Agreement, WaysOut
 from hvd_hetero.errors import PlanMismatchError
 from hvd_hetero.rounds import RoundReport, RoundTable
-from hvd_hetero.witness import PIECE, kernels, shown
+from hvd_hetero.witness import PIECE, Watched, kernels, shown
 
 NAMES = ["first", "second", "third"]
 
 
-def table(witness, bits):
+def table(witness, bits, kernels):
     rows = []
-    for size, check in zip(witness, bits, strict=True):
+    for size, check, kind in zip(witness, bits, kernels, strict=True):
         known = dict.fromkeys(("samples", "micro_batches", "compute_s", "input_s", "wait_s", "samples_per_s"), 1.0)
-        rows.append(RoundReport(**known, cpu=1, memory=1, fingerprint=1, settings=1, witness=size, bits=check))
+        rows.append(
+            RoundReport(**known, cpu=1, memory=1, fingerprint=1, settings=1, witness=size, bits=check, kernels=kind)
+        )
     return RoundTable(sum(row.vector(rank, len(rows), np.float32) for rank, row in enumerate(rows)), len(rows))
 
 
@@ -27,12 +29,12 @@ class Ranks:
     """Three ranks' tables of three parameters, one after the other."""
 
     def __init__(self, *kernels, names=NAMES, width=4):
-        self.agreement, self.round = Agreement(), 0
-        self.agreement.watch(names, [5] * len(names), [width] * len(names))
-        self.show([0.0] * 3, kernels)
+        self.agreement, self.round, self.kernels = Agreement(), 0, kernels
+        self.agreement.watch([Watched(name, 5, width) for name in names])
+        self.show([0.0] * 3, [0.0] * 3)
 
     def show(self, witness, bits):
-        self.agreement.require(self.round, table(witness, bits), WaysOut())
+        self.agreement.require(self.round, table(witness, bits, self.kernels), WaysOut())
         self.round += 1
 
     def alike(self, rounds):
@@ -103,10 +105,13 @@ def test_a_rank_that_shows_nothing_agrees_with_all():
         ranks.show([0.0, 2.0, 3.0], [7, 5, 6])
 
 
-def test_parameters_that_are_not_finite_on_all_ranks_are_no_sign_of_ranks_that_part():
-    ranks = Ranks(7, 7, 8)
+@pytest.mark.parametrize("kernels", [(7, 7, 7), (7, 7, 8)])
+def test_parameters_that_are_not_finite_on_all_ranks_are_no_sign_of_ranks_that_part(kernels):
+    ranks = Ranks(*kernels)
     for _ in range(20):
         ranks.show([math.nan] * 3, [5, 5, 6])
+    with pytest.raises(PlanMismatchError, match=r"ranks \[2\] hold other parameters"):
+        ranks.show([2.0, 2.0, math.nan], [5, 5, 6])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

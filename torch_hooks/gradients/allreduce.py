@@ -16,7 +16,8 @@ Carrier and table have a line of their own on the wire, and the buckets another,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -25,12 +26,11 @@ from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.arrangement import Arrangement
 from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
-from torch_hooks.gradients.finite import looks_finite
 from torch_hooks.gradients.memory_in_use import MemoryInUse
 from torch_hooks.gradients.order import Order
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
-from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.parameters.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.wires.choice import TorchLine
 
 __all__ = ["Allreduce"]
@@ -41,6 +41,7 @@ _CHANGED = (
     "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at "
     "max_grad_norm=0, and DistributedDataParallel averages: docs/porting.md says how to leave that out"
 )
+_LOOKED_AT = 2**12  # numbers of a bucket, some microseconds: NaN of a loss reaches all of them (arbitrary)
 
 
 class Allreduce(Synchroniser):
@@ -63,9 +64,8 @@ class Allreduce(Synchroniser):
         names, prefix = self._names, self._prefix
         self._table_wire: TorchLine = trained.wire.line()
         self._bucket_wire: TorchLine = trained.wire.line()
-        self._norm: ParameterNorm = ParameterNorm(names)
-        self._balancer.agreement.watch(self._norm.names, self._norm.sizes, self._norm.widths)
-        self._show_kernels()
+        self._balancer.kernels = kernels_here()
+        self._watch()
         self._compression = compression
         self._layouts = Layouts(names, prefix, self._optimizer, self._wire, as_dense=sparse_as_dense)
         able = self._table_type if compression is None else None
@@ -84,8 +84,6 @@ class Allreduce(Synchroniser):
         self._some_arrived = False
         self._some_wait = False
         """True: some gradients wait for the rest of their bucket."""
-        self._all_finite = True
-        """Whether all gradients are, as far as they have left."""
         self._altered: list[Gradient] = []
         """Gradients that the user has modified while they waited in a bucket."""
         self._first_batch = True
@@ -108,12 +106,16 @@ class Allreduce(Synchroniser):
         """The record of its gradient."""
         return self._arrangement.of(parameter)
 
-    def extend(self, names: Mapping[torch.Tensor, str]) -> None:
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:
         """These are trained, too."""
-        self._arrangement.extend(names)
-        self._layouts.extend(names)
-        self._norm.extend(names)
-        self._show_kernels()
+        self._arrangement.extend(parameters)
+        self._layouts.extend(parameters)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._norm = ParameterNorm(self._names)
+        self._balancer.agreement.watch(self._norm.watched)
+        self._shown = 0.0, 0.0  # what was next to be shown may have another turn now
 
     def arrived(self, note: Gradient) -> None:
         """Note it; the last one of a bucket sends it."""
@@ -175,8 +177,7 @@ class Allreduce(Synchroniser):
 
     def forget(self) -> None:
         """The round is abandoned, and nothing of it has left."""
-        self._all_finite = True
-        self._some_arrived = self._some_wait = self._all_apart = False
+        self._broken = self._some_arrived = self._some_wait = self._all_apart = False
         self._altered.clear()
         self._aside.clear()
         for gradient in self._arrangement.gradients:
@@ -241,7 +242,7 @@ class Allreduce(Synchroniser):
             self._await_table(self._last_but_one_has_come)
         changed += self._collect([bucket for bucket in self._under_way if bucket.under_way is not None])
         summed, self._under_way = self._under_way, []
-        self._some_arrived = self._all_apart = False
+        self._some_arrived = self._all_apart = self._broken = False
         self._in_use.round_over()
         self._order.next_round(renewed=heard)
         correction = self._agree()
@@ -293,25 +294,21 @@ class Allreduce(Synchroniser):
     def _trained(self) -> int:
         return self._arrangement.tell()
 
-    def _finite(self) -> bool:
-        """Return whether all gradients are; those that leave later show it in the next row."""
-        arrangement = self._arrangement
-        if self._balancer.weight:  # else they leave as zeros
-            unsent = (b for b in arrangement.buckets if b.under_way is None and b is not arrangement.carrier)
-            for note in arrangement.gradients if arrangement.told else (m for b in unsent for m in b.members):
-                if note.sent is None and note.parameter.grad is not None:
-                    self._look(note.parameter.grad)
-        finite, self._all_finite = self._all_finite, True
-        return finite
-
     def _look(self, gradient: torch.Tensor) -> None:
-        if self._all_finite and self._balancer.on_nan != "allow":
-            numbers = gradient if gradient.layout is torch.strided else gradient._values()
-            self._all_finite = looks_finite(numbers.reshape(-1))
+        """Note whether it is finite. Not on an accelerator, for which the host would have to wait."""
+        if self._broken or self._balancer.allow_nan or not self._balancer.weight or gradient.device.type != "cpu":
+            return
+        numbers = (gradient if gradient.layout is torch.strided else gradient._values()).detach().reshape(-1)
+        some = numbers[:: len(numbers) // _LOOKED_AT + 1]
+        self._broken = not (math.isfinite(some.sum()) or bool(some.isfinite().all()))  # a sum may overflow
 
     def _post_table(self) -> None:
         """By itself, or with the former carrier: before buckets are formed again, or where none can carry it."""
         carrier = self._arrangement.carrier
+        for note in self._arrangement.gradients:
+            if note.sent is None and note.parameter.grad is not None:
+                self._look(note.parameter.grad)
+                break
         if carrier is None:
             super()._post_table()
         elif self._arrangement.carrier_is_whole:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import settings_of
 from torch_hooks.gradients.arrangement import Arrangement
-from torch_hooks.parameters.parameter_norm import ParameterNorm, kernels_here
+from torch_hooks.parameters.parameter_norm import ParameterNorm
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Synchroniser", "Trained"]
@@ -64,6 +64,8 @@ class Synchroniser(ABC):
         self._norm: ParameterNorm | None = None
         self._shown = 0.0, 0.0
         """Witness and bits of the next round, taken while this rank waited in the last one."""
+        self._broken = False
+        """True: NaN or an infinity is in what has left of this round's gradient."""
         self.rearranged = False
         """True: parameters may be trained now that were not before."""
         self.scale = 0.0
@@ -74,8 +76,8 @@ class Synchroniser(ABC):
         """Whether something of this round is on its way."""
         return self._table is not None
 
-    def extend(self, names: Mapping[torch.Tensor, str]) -> None:  # noqa: B027 - most have nothing to note
-        """These parameters are trained, too; they are in all names already."""
+    def extend(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - most have nothing to note
+        """These parameters are trained, too; they are in the names already."""
 
     def note_of(self, parameter: torch.Tensor) -> Any:
         """What ``arrived`` is to be called with for this parameter: found once, not in every round."""
@@ -113,20 +115,11 @@ class Synchroniser(ABC):
         # After local steps, of which ranks do different numbers, a schedule per step has come to different places.
         settings = 0.0 if self.updates_locally else settings_of(self._optimizer.param_groups) + self.scale
         witness, bits = self._shown
-        trained = self._trained()
         report = self._balancer.report(
-            settings=settings, witness=witness, bits=bits, broken=not self._finite(), trained=trained,
+            settings=settings, witness=witness, bits=bits, broken=self._broken, trained=self._trained(),
             dtype=_IN_NUMPY[self._table_type],
         )  # fmt: skip
         return torch.from_numpy(report)
-
-    def _finite(self) -> bool:
-        """Return whether this rank's gradients of the round are, where they are summed over the ranks."""
-        return True
-
-    def _show_kernels(self) -> None:
-        """In the next row; parameters have their turns from the one after it on."""
-        self._shown = 0.0, kernels_here()
 
     def _post_table(self) -> None:
         """By itself, as a collective of its own."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_hetero.witness import kernels, piece_of, shown
+from hvd_hetero.witness import Watched, kernels, piece_of, shown
 
 __all__ = ["ParameterNorm", "kernels_here"]
 
@@ -19,27 +19,15 @@ class ParameterNorm:
     def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
         # Not of an accelerator's: to read them would wait for the device. They keep their turn, since other ranks may
         # have theirs on the CPU.
-        self._watched: list[torch.Tensor] = []
-        self.names: list[str] = []
-        self.sizes: list[int] = []
-        self.widths: list[int] = []
-        self.extend(names)
-
-    def extend(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Watch these, too."""
-        for parameter, name in names.items():
-            if parameter.is_floating_point() and parameter.numel():
-                self._watched.append(parameter)
-                self.names.append(name)
-                self.sizes.append(parameter.numel())
-                self.widths.append(parameter.element_size())
+        self._parameters = [p for p in names if p.is_floating_point() and p.numel()]
+        self.watched = [Watched(names[p], p.numel(), p.element_size()) for p in self._parameters]
 
     def at(self, round: int) -> tuple[float, float]:
         """Return what is shown in this round; zeros where there is nothing to show."""
-        if not self._watched:
+        if not self._parameters:
             return 0.0, 0.0
-        which, part = piece_of(round, self.sizes)
-        parameter = self._watched[which]
+        which, part = piece_of(round, self.watched)
+        parameter = self._parameters[which]
         if parameter.device.type != "cpu":
             return 0.0, 0.0
         piece = _in_memory(parameter)[part]
@@ -49,12 +37,8 @@ class ParameterNorm:
 
 def kernels_here() -> float:
     """Return a checksum of what decides how updates are rounded."""
-    return kernels(
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-    )
+    capability = torch.backends.cpu.get_cpu_capability()
+    return kernels(torch.__version__, capability, torch.get_num_threads(), torch.get_float32_matmul_precision())
 
 
 def _in_memory(parameter: torch.Tensor) -> torch.Tensor:
