@@ -78,7 +78,9 @@ class Synchroniser(ABC):
         takes_more = [_takes_more(parcel) for parcel in parcels]
         counts = takes_more if calls.apart else takes_more[:-1]
         counted = None if share is None or True not in counts else counts.index(True)
-        broken = [_broken(parcels[counted or 0][0])] if share is not None and parcels and calls.looks else []
+        broken = []
+        if share is not None and calls.looks:  # and not a stand-in, which weighs nothing
+            broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
         row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         if share is not None and counted is not None:
             ranks = [tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=flag.dtype) for flag in broken]
