@@ -83,8 +83,9 @@ class Synchroniser(ABC):
             broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
         row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         if share is not None and counted is not None:
-            ranks = [tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=flag.dtype) for flag in broken]
-            parcels[counted].append(tf.cast(tf.concat([share[1:2], *ranks], 0), parcels[counted][0].dtype))
+            flag = broken[0] if broken else 0.0
+            ranks = tf.one_hot(calls.balancer.rank, calls.balancer.workers, flag, dtype=tf.float64)
+            parcels[counted].append(tf.cast(tf.concat([share[1:2], ranks], 0), parcels[counted][0].dtype))
         if takes_more and takes_more[-1] and not calls.apart:
             parcels[-1].append(tf.cast(row, parcels[-1][0].dtype))
         else:

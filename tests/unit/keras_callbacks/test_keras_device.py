@@ -96,10 +96,10 @@ def test_a_round_that_the_first_rank_ends_is_not_over_when_its_work_is_queued(mo
     assert not any(queued), "each micro-batch began on an empty queue"
 
 
-def graph_of(device, lengths, *, apart=False):
+def graph_of(device, lengths, *, apart=False, looks=False):
     balance = LoadBalance("lb-bsp", global_batch=4)
     calls = balance._session.calls
-    calls._timed, calls.apart = device, apart
+    calls._timed, calls.apart, calls.looks = device, apart, looks
     synchroniser = AllReduce(calls)
     specs = [tf.TensorSpec((length,), tf.float32) for length in lengths]
     traced = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64)))
@@ -145,6 +145,15 @@ def test_no_gradient_waits_for_the_devices_clock_nor_its_update_for_the_table(le
     assert ([t.dtype for t in table.inputs], "CPU:0" in table.device) == ([tf.float64], True)
     for output in graph.outputs:  # what a graph gives back waits for all that it has to do
         assert report not in ancestors(output.op.inputs[0].op)
+
+
+def test_ranks_that_look_for_nan_and_those_on_a_device_that_do_not_send_as_many_numbers():
+    sent = [
+        [t.shape for o in graph_of(None, [8, 3], apart=True, looks=looks).get_operations()
+         if o.type.startswith("HorovodGrouped") for t in o.inputs]
+        for looks in (True, False)
+    ]  # fmt: skip
+    assert sent[0] == sent[1]
 
 
 def test_a_processors_graph_is_what_it_was():
