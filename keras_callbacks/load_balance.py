@@ -16,7 +16,7 @@ from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
-from keras_callbacks.refusals import check_compiled, check_samples
+from keras_callbacks.refusals import check_compiled
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
 from keras_callbacks.step.device import device_here
@@ -148,7 +148,6 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         release_from_others(model)
         check_compiled(model)
         if session.queue is not None:
-            check_samples(model, session.queue.spec)
             build_model(model, model.train_step, session.queue.spec)
             build_metrics(model, session.queue.spec)
         wrap(session, model)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import horovod.tensorflow as hvd
-import tensorflow as tf
 
 from keras_callbacks.keras_versions import backend_of, compiles_by_itself, steps_per_execution
 
-__all__ = ["check_compiled", "check_layers", "check_samples", "layers_that_wait"]
+__all__ = ["check_compiled", "check_layers", "layers_that_wait"]
 
 
 def check_compiled(model: Any) -> None:
@@ -55,19 +54,6 @@ def check_compiled(model: Any) -> None:
 def _is_another(value: Any, *known: Any) -> bool:
     values = value if isinstance(value, list | tuple) else [value]
     return any(hasattr(type(v), "apply_gradients") and all(v is not one for one in known) for v in values)
-
-
-def check_samples(model: Any, spec: Any) -> None:
-    """Refuse samples that have one dimension more than the model's inputs: batches that were left together."""
-    inputs = [tf.TensorShape(i.shape) for i in getattr(model, "inputs", None) or ()]
-    samples = [part.shape for part in tf.nest.flatten(spec[0] if isinstance(spec, tuple) else spec)]
-    pairs = list(zip(samples, inputs, strict=False))
-    # A last dimension of 1 Keras takes off by itself.
-    if pairs and all(s.rank is not None and s.rank - 1 == i.rank and s[-1] != 1 for s, i in pairs):
-        raise ValueError(
-            f"a sample has the shape {samples[0][1:]}, and the model's input {inputs[0][1:]}: the dataset holds "
-            "batches. Leave batch(…) out, or put unbatch() behind it: resize_batches takes single samples"
-        )
 
 
 def layers_that_wait(model: Any) -> list[str]:

@@ -15,7 +15,7 @@ __all__ = ["check_alike", "check_single", "compared"]
 
 logger = logging.getLogger(__name__)
 
-_MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|SampleDistorted|PyFunc")  # operations
+_MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|Sample|PyFunc")  # operations
 
 
 def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
@@ -54,9 +54,9 @@ def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: b
 def check_single(samples: tf.data.Dataset) -> None:
     """Refuse a dataset that was left batched; of batches of one size, which may be meant as samples, only warn."""
     kinds = (type(step).__name__ for step in _steps(samples))
-    last = next((kind for kind in kinds if re.search("Batch|FlatMap|Interleave|GroupBy", kind)), "")
+    last = next((kind for kind in kinds if re.search("[Bb]atch|FlatMap|Interleave|GroupBy", kind)), "")
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(samples.element_spec)}
-    if "Batch" not in last or "Unbatch" in last or 0 in sizes or len(sizes) > 1:
+    if "Batch" not in last or 0 in sizes or len(sizes) > 1:
         return
     way_out = "Leave batch(…) out, or put unbatch() behind it: resize_batches takes single samples"
     if sizes == {None}:
@@ -67,17 +67,19 @@ def check_single(samples: tf.data.Dataset) -> None:
 def compared(data: Any, spec: Any) -> list[int]:
     """Return which components of a sample must be alike on all ranks.
 
-    All, but only the targets where functions draw random numbers or run Python: augmentation may differ rightly.
+    All. But where functions draw random numbers or run Python, augmentation may differ rightly, in pictures, masks and
+    mixed targets; then only labels: one whole number or string a sample.
     """
-    numbers = tf.nest.pack_sequence_as(spec, list(range(len(tf.nest.flatten(spec)))))
     augments = not isinstance(data, tf.data.Dataset) or any(
         _MAY_DIFFER.search(function.function.graph.as_graph_def().SerializeToString())
         for step in _steps(data)
         for function in step._functions()
     )
-    if augments and isinstance(numbers, tuple) and len(numbers) > 1:
-        numbers = numbers[1]
-    return list(tf.nest.flatten(numbers))
+    return [
+        i
+        for i, part in enumerate(tf.nest.flatten(spec))
+        if not augments or (part.shape[1:].num_elements() == 1 and not part.dtype.is_floating)
+    ]
 
 
 def _numbers(step: Any, *names: str) -> list[int]:

@@ -301,7 +301,8 @@ def test_ranks_that_differ_are_told_in_what_and_what_to_do(outcomes, what, messa
         ("cut", 0),
         ("drawn", 0),
         ("sequence", 6),  # it shuffles itself after the first epoch
-        ("augmented all", 0),
+        ("augmented, other labels", 0),
+        ("augmented all", None),
         ("augmented", None),
         ("not compared", None),
         ("alike", None),
