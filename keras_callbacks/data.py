@@ -75,7 +75,7 @@ def resize_batches(
         ``padded_batch``. Each rank's batch is padded by itself, to its longest sample. None: they have one shape.
     check_data
         Whether ranks compare a few numbers of each sample of a round, to stop if their data differ. Of a stream whose
-        functions draw random numbers or run Python, only targets are compared, because augmentation may differ.
+        functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
     """
     if not isinstance(balance, LoadBalance):
         raise TypeError(f"balance must be a LoadBalance, got {balance!r}; write resize_batches((x, y), balance)")
@@ -105,18 +105,17 @@ def resize_batches(
             "batches; put what is slow into a map of the dataset, with num_parallel_calls"
         )
     session.balancer.set_lead(prefetch)
-    # Who resizes anew for every fit of one epoch goes on, and does not see the order of the first epoch again.
-    first = session.queue.next_epoch if session.queue is not None else 0
+    compares = check_data and session.balancer.workers > 1
     if is_stream:
-        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, check_data, first)
+        queue, batch = _of_stream(data, session, seed if shuffle else None, stream, padding_values, compares)
     else:
         arrays, length = _tensors(data)
         known = _Known()
         order = SharedPermutation(length, shuffle=shuffle, seed=seed)
-        if check_data and session.balancer.workers > 1:
+        if compares:
             columns = [np.asarray(array) for array in tf.nest.flatten(arrays)]
             order.marks = lambda indices: np.stack([marks_of(column, indices) for column in columns], axis=1)
-        queue = RoundQueue(order, session.balancer, indices_of, show=known.show, first=first)
+        queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
         batch = _gather(arrays, known)
     session.queue = queue
     # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
@@ -138,13 +137,7 @@ def resize_batches(
 
 
 def _of_stream(
-    data: Any,
-    session: FitSession,
-    seed: int | None,
-    stream: str | None,
-    padding: Any,
-    check_data: bool,
-    first: int,
+    data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, compares: bool
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
     """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
@@ -162,15 +155,15 @@ def _of_stream(
         source = DatasetSource(data.with_options(options), seed, padding=padding)
     if isinstance(data, tf.data.Dataset):
         check_single(data)
-    compares = check_data and workers > 1 and stream != "shard"
+    compares = compares and stream != "shard"
     reader = StreamReader(source, compared(data, source.spec) if compares else ())
-    order: EndingShard | SharedStream
-    if stream == "shard":
-        order = EndingShard(reader.samples, rank, workers)
-    else:
-        order = SharedStream(reader.samples, size=source.length, seeds=seeds)
-        order.marks = (lambda samples: [marks for *_, marks in samples]) if compares else None
-    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends, first=first)
+    order = (
+        EndingShard(reader.samples, rank, workers)
+        if stream == "shard"
+        else SharedStream(reader.samples, size=source.length, seeds=seeds)
+    )
+    order.marks = (lambda samples: [marks for *_, marks in samples]) if compares else None
+    queue = RoundQueue(order, session.balancer, reader.batch_of, ends=source.ends)
     return queue, reader.mapped(session.calls.guard(queue.part))
 
 

@@ -80,6 +80,7 @@ class FitSession:
         self._core = core
         self._callback = callback
         self._undo: list[Callable[[], None]] = []
+        self._epochs = 0
 
     @property
     def sums_gradients(self) -> bool:
@@ -130,7 +131,9 @@ class FitSession:
     def epoch_begins(self, epoch: int) -> None:
         """All ranks begin it, or none."""
         assert self.queue is not None, "train_begins has checked it"
-        self.queue.want_epoch(epoch)
+        self._epochs = max(epoch, self._epochs)  # data resized anew for every fit go on with the next order
+        self.queue.want_epoch(self._epochs)
+        self._epochs += 1
         self._meet(leaving=False)
 
     def step_begins(self, step: int) -> None:

@@ -31,15 +31,14 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         """Iterate, but not for a ``fit`` without the callback: an epoch of one batch would train this rank alone."""
+        # Keras takes a first look before it tells any callback, so only the arguments of fit say who is there.
         frame = inspect.currentframe()
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "").partition(".")[0]
-            if frame.f_code.co_name == "fit" and module in ("keras", "tf_keras"):
-                callbacks = frame.f_locals.get("callbacks")
-                if not any(hasattr(c, "_session") for c in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))):
-                    raise RoundStateError(_NO_CALLBACK)
-                break
+        while frame is not None and not (frame.f_code.co_name == "fit" and "callbacks" in frame.f_locals):
             frame = frame.f_back
+        if frame is not None and frame.f_globals.get("__name__", "").startswith(("keras.src.", "tf_keras.src.")):
+            given = frame.f_locals["callbacks"]
+            if not any(hasattr(each, "_session") for each in tf.nest.flatten(getattr(given, "callbacks", given))):
+                raise RoundStateError(_NO_CALLBACK)
         return super().__iter__()
 
     def _inputs(self) -> list[tf.data.Dataset]:

@@ -41,7 +41,6 @@ class RoundQueue:
 
     ``batch_of`` makes a batch of this rank's samples, and one to stand in where it has none. ``ends``: whether an epoch
     ends by itself. ``show`` is told what is known before every round: the number of the first batch, and the batches.
-    ``first`` is the first epoch, whatever lower number fit gives it.
     """
 
     def __init__(
@@ -52,16 +51,14 @@ class RoundQueue:
         *,
         ends: bool = True,
         show: Callable[[int, list[Any]], None] = lambda first, batches: None,
-        first: int = 0,
     ) -> None:
         self.ends = ends
         """True: an epoch ends by itself, and fit need not be told how long it is."""
         self._cutter = Cutter(order, balancer)
-        self._cutter.want(first)
         self._balancer = balancer
         self._batch_of = batch_of
         self._show = show
-        self._first = self._wanted_epoch = first
+        self._wanted_epoch = 0
         self._fresh = True
         self._begun = False
         self._known: deque[tuple[Cut, Any]] = deque()  # rounds that are cut and not used yet, and their batches
@@ -83,11 +80,6 @@ class RoundQueue:
     def wanted_epoch(self) -> int:
         """The number of the epoch that the next iteration is, if that is not past already; counted up otherwise."""
         return self._wanted_epoch
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch after the last one that was trained on."""
-        return self._cutter.order.epoch + (not self._fresh)
 
     @property
     def rounds(self) -> int | None:
@@ -112,7 +104,7 @@ class RoundQueue:
 
     def want_epoch(self, epoch: int) -> None:
         """Have the next iteration be the epoch of that number."""
-        self._wanted_epoch = max(epoch, self._first)
+        self._wanted_epoch = epoch
 
     def place(self) -> dict[str, Any] | None:
         """Between rounds: where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
