@@ -17,20 +17,16 @@ __all__ = ["Numbers", "averages"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
-def averages(
-    values: Any, samples: int, add_up: Callable[[Numbers], Numbers], ranks: int, *,
-    numbers: Callable[[Any], Numbers], like: Callable[[Any, Numbers], Any],
-) -> Any:  # fmt: skip
+def averages(values: Any, samples: int, add_up: Callable[[Numbers], Numbers], ranks: int) -> Any:
     """Return ``sum_i n_i v_i / sum_i n_i`` for values v_i over n_i samples of rank i, one or several by name.
 
-    ``add_up`` sums over the ranks. ``numbers`` makes an array of a value, ``like`` one in the form of a value of an
-    array. Values over no samples stay out, NaN included.
+    ``add_up`` sums over the ranks. Values over no samples stay out, NaN included.
     """
     samples = integer(
         "samples", samples, 0, way_out="give the number of samples that this rank has evaluated, 0 for none"
     )
     named = values if isinstance(values, Mapping) else {"": values}
-    arrays = {name: numbers(named[name]) for name in sorted(named)}
+    arrays = {name: np.asarray(named[name], dtype=np.float64) for name in sorted(named)}
     # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
     # Squares of 20 bits add up exactly for 8,192 ranks.
     shapes = checksum(repr([(name, array.shape) for name, array in arrays.items()]).encode()) & 0xFFFFF
@@ -43,5 +39,5 @@ def averages(
     if not found[0]:
         raise ValueError("samples is 0 on every rank, so there is nothing to average; evaluate at least one sample")
     parts = np.split(found[3:] / found[0], np.cumsum([array.size for array in arrays.values()])[:-1])
-    means = {k: like(named[k], part.reshape(arrays[k].shape)) for k, part in zip(arrays, parts, strict=True)}
+    means = {name: part.reshape(arrays[name].shape)[()] for name, part in zip(arrays, parts, strict=True)}
     return {name: means[name] for name in named} if isinstance(values, Mapping) else means[""]

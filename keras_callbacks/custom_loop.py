@@ -1,4 +1,4 @@
-"""Training loops of the user's own, around a GradientTape."""
+"""Training loops of the user's own: their gradients, and figures of all ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvd_hetero.averages import averages
 from keras_callbacks.load_balance import LoadBalance
+from keras_callbacks.wire import TensorFlowWire
 
-__all__ = ["weighted_gradients"]
+__all__ = ["average_by_samples", "weighted_gradients"]
 
 
 # It branches on nothing that a graph holds, and converting it with all that it calls took over a second of each rank.
@@ -51,3 +53,18 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
         )
     reduced = iter(session.mean_gradients(present))
     return [None if g is None else next(reduced) for g in gradients]
+
+
+def average_by_samples(values: Any, samples: int) -> Any:
+    """Return ``sum_i n_i v_i / sum_i n_i`` over the ranks, where rank i has found the means v_i over its n_i samples.
+
+    One collective, so call it on every rank, with a number or an array, or with a dict of the same names. A rank
+    without samples gives ``samples=0``, and whatever values. The result has the same bits on every rank.
+
+        for x, y in balance.batches(data):
+            total += balance.samples * float(step(x, y))          # 0 for a batch that only stands in
+            seen += balance.samples
+        loss = average_by_samples(total / max(seen, 1), seen)
+    """
+    wire = TensorFlowWire()
+    return averages(values, samples, lambda sums: wire.sum(sums, "hetero.average_by_samples").numpy(), wire.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,14 +36,15 @@ def average_by_samples(values: Values, samples: int, balance: LoadBalance | None
         found: Numbers = wire.result(wire.start_sum(torch.from_numpy(sums), "hetero.average_by_samples")).cpu().numpy()
         return found
 
-    def numbers(value: float | torch.Tensor) -> Numbers:
-        found: Numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().numpy()
-        return found
+    named = values if isinstance(values, Mapping) else {"": values}
+    plain = {k: v.detach().cpu().double() if isinstance(v, torch.Tensor) else float(v) for k, v in named.items()}
+    means = averages(plain, samples, add_up, wire.size)
+    found = {name: _like(value, means[name]) for name, value in named.items()}
+    return found if isinstance(values, Mapping) else found[""]  # type: ignore[return-value]
 
-    return averages(values, samples, add_up, wire.size, numbers=numbers, like=_like)  # type: ignore[no-any-return]
 
-
-def _like(value: float | torch.Tensor, average: Numbers) -> float | torch.Tensor:
+def _like(value: float | torch.Tensor, average: Any) -> float | torch.Tensor:
     if not isinstance(value, torch.Tensor):
         return float(average)
-    return torch.from_numpy(average).to(value.device, value.dtype if value.is_floating_point() else torch.float64)
+    dtype = value.dtype if value.is_floating_point() else torch.float64
+    return torch.tensor(average, dtype=dtype, device=value.device)

@@ -29,21 +29,19 @@ def changed_by(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None
     if tf.executing_eagerly() or not tensors:
         return None
     graph = tensors[0].graph
+    operations = graph.get_operations()  # in the order of tracing
     of_gradients: set[str] = set()
-    for operation in graph.get_operations():
+    for operation in operations:
         if operation.name.startswith(_TAPE) or any(t.op.name in of_gradients for t in operation.inputs):
             of_gradients.add(operation.name)
-    open_, seen = [t.op for t in tensors], set()
-    while open_:
-        operation = open_.pop()
-        if operation.name in seen or operation.name.startswith(_TAPE) or operation.name not in of_gradients:
-            continue
-        seen.add(operation.name)
-        inputs = [t.op for t in operation.inputs]
-        decides = inputs[:1] if operation.type in _CHOICES else inputs
-        if operation.type in _NOT_LINEAR and any(o.name in of_gradients for o in decides):
-            return str(operation.name)
-        open_ += inputs
+    needed = {t.op.name for t in tensors}
+    for operation in reversed(operations):
+        if operation.name in needed and not operation.name.startswith(_TAPE):
+            inputs = [t.op.name for t in operation.inputs]
+            needed.update(inputs)
+            decides = inputs[:1] if operation.type in _CHOICES else inputs
+            if operation.type in _NOT_LINEAR and of_gradients.intersection(decides):
+                return str(operation.name)
     trained = set(names_of(known := tf_variables(variables)))
     handles = {name: v for name, v in variables_of(graph, known).items() if v._unique_id in trained}
     assigned = [value.op.name for update in updates_in(graph, handles).values() for value in update.values]

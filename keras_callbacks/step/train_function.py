@@ -90,11 +90,8 @@ class RoundFunction:
             if failure is None:
                 failure = told(error, elastic=session.elastic)
             if failure is None:
-                if isinstance(error, tf.errors.InvalidArgumentError):
-                    error.add_note(
-                        f"The batch of this rank had {max(samples, 1)} samples, cut along the first axis of the data. "
-                        "A step must work with any number of them; LBBSP(minimum=…) keeps shares larger"
-                    )
+                if samples <= 1 and isinstance(error, tf.errors.InvalidArgumentError):
+                    error.add_note("This rank's batch had one sample, of the first axis; LBBSP(minimum=2) avoids it")
                 raise
             raise failure from None
         calls.applied()

