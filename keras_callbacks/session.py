@@ -131,10 +131,13 @@ class FitSession:
     def epoch_begins(self, epoch: int) -> None:
         """All ranks begin it, or none."""
         assert self.queue is not None, "train_begins has checked it"
-        self._epochs = max(epoch, self._epochs)  # data resized anew for every fit go on with the next order
-        self.queue.want_epoch(self._epochs)
-        self._epochs += 1
+        self.want_epoch(self.queue, epoch)
         self._meet(leaving=False)
+
+    def want_epoch(self, queue: RoundQueue, epoch: int = 0) -> None:
+        """Have data come in the order of this epoch, or of the next: data resized anew for each epoch do not repeat."""
+        queue.want_epoch(max(epoch, self._epochs))
+        self._epochs = max(epoch, self._epochs) + 1
 
     def step_begins(self, step: int) -> None:
         """Note whether it is the last of its epoch."""

@@ -66,10 +66,8 @@ class Figures:
         ``again``: the step has been traced for this round already.
         """
         self.in_step = True
-        try:
-            logs = step(data)
-        finally:
-            self.in_step = False
+        logs = step(data)
+        self.in_step = False
         if tf.executing_eagerly() or not isinstance(logs, dict):
             return logs
         logs = tf.nest.map_structure(lambda value: None if value is None else tf.identity(value), logs)

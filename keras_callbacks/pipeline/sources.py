@@ -101,12 +101,11 @@ class DatasetSource:
 
 def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
     """What fills up each component whose shape is not known: one value for all, or one for each."""
-    flat = tf.nest.flatten(specs)
-    of_each = [values] * len(flat) if len(tf.nest.flatten(values)) == 1 else tf.nest.flatten(values)
-    if len(of_each) != len(flat) or any(spec.shape.rank is None for spec in flat):
+    flat, given = tf.nest.flatten(specs), tf.nest.flatten(values)
+    of_each = given * len(flat) if len(given) == 1 else given
+    if len(of_each) != len(flat):
         raise ValueError(
-            f"padding_values must be one value, or one for each of the {len(flat)} components of a sample, and the "
-            f"number of their dimensions must be known; got {values!r} for samples of {specs}"
+            f"padding_values must be one value, or one for each of the {len(flat)} components, got {values!r}"
         )
     return {
         i: tf.constant(value, spec.dtype)

@@ -28,6 +28,7 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
         session.start(model, optimizer)
     session.trains_here()
     session.queue = queue = data.queue
+    session.want_epoch(queue)
     balancer.abandon()  # of a loop that was left before its last batch was used
     iterator = iter(data)
     number = 0

@@ -81,3 +81,16 @@ def test_figures_are_averaged_by_name():
     assert average_by_samples(keras.metrics.Mean()(4.0), 1) == 4.0
     with pytest.raises(ValueError, match="samples is 0 on every rank"):
         average_by_samples(float("nan"), 0)
+
+
+def test_data_resized_anew_for_every_epoch_of_a_loop_come_in_another_order_each_time():
+    model, balance, x = network(), LoadBalance("bsp", global_batch=8), np.arange(16, dtype="float32").reshape(8, 2)
+    balance.start(model, model.optimizer)
+    orders = []
+    for _ in range(3):
+        for inputs, y in balance.batches(resize_batches((x, Y), balance, shuffle=True)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(inputs) - y) ** 2)
+            weighted_gradients(tape, loss, model.trainable_variables, balance)
+            orders.append(str(inputs.numpy()))
+    assert len(set(orders)) == 3
