@@ -88,14 +88,14 @@ def _pieces(samples: list[_Handle]) -> list[Chunk]:
 def _joined(pieces: list[Chunk], padding: dict[int, tf.Tensor]) -> Chunk:
     """The pieces, one behind the other, each component that is padded as far as the longest sample needs."""
     parts = [list(each) for each in zip(*pieces, strict=True)]
-    shapes = dict(zip(padding, parts[len(parts) - len(padding) :], strict=True))
+    count = len(parts) - len(padding)
     with tf.device("CPU:0"):
-        for i, each in shapes.items():
-            parts[i] = _padded(parts[i], np.max([shape.numpy().max(0) for shape in each], axis=0), padding[i])
-        return [each[0] if len(each) == 1 else tf.concat(each, 0) for each in parts[: len(parts) - len(padding)]]
+        for (i, value), shapes in zip(padding.items(), parts[count:], strict=True):
+            parts[i] = [_padded(parts[i], np.concatenate(shapes).max(0), value)]
+        return [each[0] if len(each) == 1 else tf.concat(each, 0) for each in parts[:count]]
 
 
-def _padded(parts: list[tf.Tensor], longest: Any, value: tf.Tensor) -> list[tf.Tensor]:
+def _padded(parts: list[tf.Tensor], longest: Any, value: tf.Tensor) -> tf.Tensor:
     """The parts as one tensor. Each was padded to the longest sample of its chunk, which may not be in this batch."""
     whole = np.full([sum(len(part) for part in parts), *longest], value.numpy(), parts[0].numpy().dtype)
     begin = 0
@@ -103,4 +103,4 @@ def _padded(parts: list[tf.Tensor], longest: Any, value: tf.Tensor) -> list[tf.T
         kept = part.numpy()[(slice(None), *map(slice, longest))]
         whole[(slice(begin, begin + len(kept)), *map(slice, kept.shape[1:]))] = kept
         begin += len(kept)
-    return [tf.constant(whole)]
+    return tf.constant(whole)

@@ -139,7 +139,7 @@ class ShufflesItself(keras.utils.Sequence):
         return 12
 
     def __getitem__(self, index: int) -> Any:
-        x, y = data()
+        x, _ = data()
         rows = slice(4 * self.order[index], 4 * self.order[index] + 4)
         return x[rows], np.arange(48)[rows]
 

@@ -366,5 +366,5 @@ def test_samples_that_differ_in_shape_are_told_of_padding():
     balance = LoadBalance("bsp", global_batch=8)
     with pytest.raises(ValueError, match=r"padding_values is for a tf.data.Dataset of single samples, got 0 with tup"):
         resize_batches((np.ones((3, 1)), np.ones(3)), balance, padding_values=0)
-    with pytest.raises(ValueError, match=r"one value, or one for each of the 4 components of a sample"):
+    with pytest.raises(ValueError, match=r"one value, or one for each of the 4 components, got"):
         resize_batches(sentences(), balance, padding_values=(0, 0))
