@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -54,15 +55,29 @@ def _command() -> str:
     return shlex.join(["python", str(shown), *sys.argv[1:]])
 
 
+def _commit() -> str:
+    """Return the commit that is measured, with a + if other files than results have changed since."""
+    root = Path(__file__).resolve().parents[1]
+    changed = ["status", "--porcelain", "--", ".", ":!benchmarks/results"]
+    try:
+        shown, status = (
+            subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+            for arguments in (["rev-parse", "--short", "HEAD"], changed)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "an unknown commit"  # measured without git, or in a copy
+    return f"commit {shown}{'+' if status else ''}"
+
+
 def write_result(name: str, text: str) -> Path:
-    """Store `text` as benchmarks/results/<name>.md, with machine, versions, date and command; return the path."""
+    """Store `text` as benchmarks/results/<name>.md, with its circumstances; return the path."""
     path = Path(__file__).resolve().parent / "results" / f"{name}.md"
     path.parent.mkdir(exist_ok=True)
     versions = filter(None, map(_version, ("numpy", "scipy", "torch", "tensorflow", "horovod")))
     path.write_text(
         f"# {name}\n\n{text.strip()}\n\n"
         f"{_cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, "
-        f"{', '.join(versions)}; {date.today().isoformat()}. "
+        f"{', '.join(versions)}; {_commit()}; {date.today().isoformat()}. "
         f"`{_command()}`\n"
     )
     return path
