@@ -125,30 +125,21 @@ class RoundPlan:
         """Where this rank's samples begin in the slice of the permutation that the round takes."""
         return sum(self.samples[:rank])
 
-    def shrink(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
-        """The plan for a short round of ``total`` samples: same proportions, micro-batches no larger than they were.
+    def resize(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
+        """The plan for a last round of ``total`` samples: same proportions, and no more micro-batches than there were.
 
         Every rank that had samples keeps at least ``minimum``, and multiples of ``multiple_of`` but for one rank, while
-        there are enough; if not, at least one, so that as few as possible sit idle.
-        The round that takes the last samples of an epoch ends when all are done, because no later round could do what
-        is left.
+        there are enough; if not, at least one, so that as few as possible sit idle. In a shorter round micro-batches
+        are no larger than they were. The round ends when all are done, because no later round could do what is left.
         """
-        if total > self.total:
-            return self
         if total == self.total:
             return replace(self, ends="all")
         samples = self._divide(total, minimum, multiple_of)
         micro_batches = tuple(
-            -(-x // -(-full // k)) if x else 0
+            min(k, -(-x // -(-full // k))) if x else 0
             for x, full, k in zip(samples, self.samples, self.micro_batches, strict=True)
         )
         return RoundPlan(samples, micro_batches, "all", self.local)
-
-    def enlarge(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
-        """Return the plan for a round with some samples more: same proportions, and as many micro-batches."""
-        samples = self._divide(total, minimum, multiple_of)
-        micro_batches = tuple(min(k, x) for k, x in zip(self.micro_batches, samples, strict=True))
-        return RoundPlan(samples, micro_batches, self.ends, self.local)
 
     def _divide(self, total: int, minimum: int, multiple_of: int) -> tuple[int, ...]:
         busy = np.minimum(self.shares, 1)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hvd_hetero.data.contents import contents_of
 from hvd_hetero.policies import Policy
-from hvd_hetero.rounds import MAX_ROUND_SAMPLES, MicroBatch, RoundPlan
+from hvd_hetero.rounds import MicroBatch, RoundPlan
 
 __all__ = ["Cut", "EpochEnd", "Order", "Part", "undone"]
 
@@ -87,10 +87,9 @@ class EpochEnd:
 
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
         """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
-        if plan.total < left <= MAX_ROUND_SAMPLES and left < plan.total + self.apart(plan):
-            longer = plan.enlarge(left, self.minimum, self.multiple_of)
-            return longer.within(np.full(plan.workers, self.largest))
-        return plan.shrink(left, self.minimum, self.multiple_of)
+        if left >= plan.total + self.apart(plan):
+            return plan
+        return plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
 
 
 class Order(ABC):

@@ -37,8 +37,8 @@ def test_micro_batches_add_up_to_the_samples_and_differ_by_one_at_most_the_small
 def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan, total):
     if plan.total == 0:
         return
-    short = plan.shrink(total)
-    assert short.total == min(total, plan.total)
+    short = plan.resize(total := min(total, plan.total))
+    assert short.total == total
     for rank in range(plan.workers):
         assert max(short.sizes(rank), default=0) <= max(plan.sizes(rank), default=0)
         if plan.samples[rank] == 0:
@@ -54,9 +54,7 @@ def test_a_shrunk_plan_has_the_total_asked_for_and_no_larger_micro_batches(plan,
 def test_shares_keep_their_minimum_and_multiple_in_short_and_in_longer_rounds(units, minimum, multiple_of, total):
     share = -(-minimum // multiple_of) * multiple_of
     plan = RoundPlan.of([share + multiple_of * unit for unit in units])
-    changed = plan.shrink(total, minimum, multiple_of) if total < plan.total else plan.enlarge(
-        total, minimum, multiple_of
-    )  # fmt: skip
+    changed = plan.resize(total, minimum, multiple_of)
     assert changed.total == total
     if total >= minimum * plan.workers:
         assert min(changed.samples) >= minimum

@@ -35,9 +35,8 @@ class SharedList:
         minimum, multiple_of = self._shares
         share = next(x for x in itertools.count(minimum) if x % multiple_of == 0)
         too_few = range(1, share * len(plan.samples))
-        if plan.ends == "all" and self._least == 1 and left - plan.total in too_few:
-            return plan.enlarge(left, *self._shares)
-        return plan.shrink(left, *self._shares)
+        joins = plan.ends == "all" and self._least == 1 and left - plan.total in too_few
+        return plan.resize(left, *self._shares) if joins or left <= plan.total else plan
 
     def finish(self, parts, done):
         """So many of each part are done."""

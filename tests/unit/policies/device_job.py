@@ -68,7 +68,7 @@ class DeviceJob:
     def round(self, short: int | None = None) -> None:
         vectors = []
         for rank, balancer in enumerate(self.balancers):
-            plan = balancer.plan() if short is None else balancer.plan().shrink(short)
+            plan = balancer.plan() if short is None else balancer.plan().resize(short)
             waiting = list(plan.sizes(rank)) or [0]
             while waiting:
                 size = waiting.pop(0)

@@ -247,9 +247,8 @@ def test_non_blocking_rounds_end_with_the_first_rank_and_are_equal_for_all():
 
 def test_the_last_round_of_an_epoch_ends_when_all_are_done():
     plan = NonBlocking(4).first(2, 64)
-    assert plan.shrink(65) == plan
-    assert plan.shrink(64).ends == "all"
-    assert plan.shrink(10).ends == "all"
+    assert plan.resize(64).ends == "all"
+    assert plan.resize(10).ends == "all"
 
 
 def test_supersteps_bring_unequal_ranks_to_the_barrier_together():
@@ -319,7 +318,7 @@ def test_a_rank_without_a_usable_speed_leaves_the_superstep_as_it_was(unknown):
 def test_local_updates_are_in_the_plan():
     assert ElasticBSP(updates="local").first(2, 8).local
     assert not ElasticBSP().first(2, 8).local
-    assert ElasticBSP(updates="local").first(2, 8).shrink(3).local
+    assert ElasticBSP(updates="local").first(2, 8).resize(3).local
 
 
 @pytest.mark.parametrize(
