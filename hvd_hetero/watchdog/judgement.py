@@ -64,13 +64,7 @@ def judge(
     if busy:
         ends = mine.for_s >= patience.busy
         named = _named([f"rank {other.rank}, which is at {other.where}" for other in busy])
-        text = f"{waited}for {named}, and does not wait there."
-        if asleep := [other.rank for other in busy if other.sleeps]:
-            ranks = ", ".join(map(str, asleep))
-            text = (
-                f"{waited}for {named}. Rank {ranks} sleeps there: it reads, or it waits for others in a way that its "
-                f"stack does not show, such as Work.wait(). If it waits: {way_out}."
-            )
+        text = f"{waited}for {named}, and works or reads there, as far as its stack shows. If it waits for others: {way_out}."
         return Finding(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
     if unheard:
         named = _named([_at(rank, hosts) for rank in unheard])

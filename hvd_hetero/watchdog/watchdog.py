@@ -20,7 +20,7 @@ from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.roll import Kind, RollCall
-from hvd_hetero.watchdog.whereabouts import Whereabouts, locate, wanted_s
+from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
 
 __all__ = ["EXIT_CODE", "Watchdog"]
 
@@ -35,7 +35,6 @@ _IN_TIME = 1 / 3  # of the time after which collectives give up; questions take 
 _ANSWER_S = 1.0  # a rank that has not answered by then is asked again
 _ASKED = 3  # questions before a rank counts as silent
 _STOPPED_S = 2 * _ASKED * _ANSWER_S  # with some looks, longer than this thread takes if it gets to run
-_SLEEPS = 0.05  # of the time: a thread that wants a processor for less sleeps (arbitrary)
 _MANY = 32  # with more ranks than this, each asks less often
 _FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whether packets pass
 _ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
@@ -102,8 +101,7 @@ class Watchdog:
         self._waits_at_the_end_in = (*self._waits_in, *waits_at_the_end_in)
         self._last_words = last_words
         self._end = end
-        self.trains_here()
-        self._wanted_s = math.nan  # by the training thread, when it was seen to make progress
+        self._trains = threading.get_ident()
         self._thread: threading.Thread | None = None
         self._rank = balancer.rank
         self._mark: tuple[object, ...] = ()  # how far training had come at the last look
@@ -147,7 +145,7 @@ class Watchdog:
 
     def trains_here(self) -> None:
         """Note that the thread that calls is the one that trains. Until then, it is the one that made this."""
-        self._trains, self._native = threading.get_ident(), threading.get_native_id()
+        self._trains = threading.get_ident()
 
     def where(self) -> Whereabouts:
         """Return where this rank is now, and note since when."""
@@ -166,9 +164,7 @@ class Watchdog:
         if self._found not in (None, found):
             self._begin_to_wait()
         self._found = found
-        for_s = time.monotonic() - self._since
-        sleeps = wanted_s(self._native) - self._wanted_s < _SLEEPS * for_s
-        return Whereabouts(self._rank, rounds, stage, waits, where, for_s, sleeps)
+        return Whereabouts(self._rank, rounds, stage, waits, where, time.monotonic() - self._since)
 
     def _look(self, balancer: Balancer) -> Whereabouts | None:
         """Return where this rank is, if it stands still in a round; None if there is nothing to wait for."""
@@ -189,7 +185,6 @@ class Watchdog:
 
     def _begin_to_wait(self) -> None:
         self._since = time.monotonic()
-        self._wanted_s = wanted_s(self._native)
         self._says_at = self.patience.warn
         self._told_of_silence = False
         self._silent_since.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import sys
 import threading
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from types import FrameType
 from typing import NamedTuple
 
-__all__ = ["Position", "Whereabouts", "locate", "wanted_s"]
+__all__ = ["Position", "Whereabouts", "locate"]
 
 _OURS = ("hvd_hetero", "torch_hooks", "keras_callbacks")
 _LIBRARIES = frozenset({*_OURS, "horovod", "torch", "tensorflow", "keras", "tf_keras", *sys.stdlib_module_names})
@@ -39,8 +38,6 @@ class Whereabouts:
     """Line of the user's program, for people."""
     for_s: float
     """Seconds here without progress."""
-    sleeps: bool = False
-    """True if its thread has wanted hardly any processor time in these seconds."""
 
     def encode(self) -> bytes:
         """Return it as one short packet."""
@@ -53,7 +50,7 @@ class Whereabouts:
             values = json.loads(packet)
         except ValueError:
             return None
-        kinds = {"rank": int, "round": int, "stage": str, "waits": bool, "where": str, "for_s": float, "sleeps": bool}
+        kinds = {"rank": int, "round": int, "stage": str, "waits": bool, "where": str, "for_s": float}
         assert set(kinds) == {field.name for field in fields(cls)}
         if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
             return None
@@ -99,15 +96,6 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
     finally:
         del frame  # a kept frame would keep its variables alive
     return Position(waits, False, package or innermost or "no line of Python")
-
-
-def wanted_s(thread: int) -> float:
-    """Return the seconds for which a thread, by its native number, has run or was ready to; NaN: unknown."""
-    try:
-        with open(f"/proc/self/task/{thread}/schedstat") as file:
-            return sum(map(int, file.read().split()[:2])) / 1e9
-    except OSError:  # the thread has ended, or this kernel does not tell
-        return math.nan
 
 
 def _known(module: str) -> str | None:
