@@ -48,19 +48,12 @@ def refuse_synchronised(optimizer: torch.optim.Optimizer) -> None:
                 f"the optimizer's parameters are sharded by {kind}, and DistributedOptimizer sums whole gradients; "
                 "give it a plain model that each rank holds whole, or train with FSDP alone"
             )
-    if _have_ddp(parameters):
-        gc.collect()  # one that nobody uses any more does no harm
-        if _have_ddp(parameters):
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # a wrapper that nobody uses any more does no harm
+        mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
+        wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))  # it leaves no mark on a parameter
+        if any(id(p) in mine for each in wrapped for p in each.parameters()):
             raise TypeError(
                 "the optimizer's model is wrapped by DistributedDataParallel, and both would sum its gradients; leave "
                 "DistributedDataParallel out, since DistributedOptimizer sums them"
             )
-
-
-def _have_ddp(parameters: list[torch.Tensor]) -> bool:
-    """Whether a DistributedDataParallel holds one of them. It leaves no mark on a parameter, so look for it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
-    wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))
-    return any(id(p) in mine for each in wrapped for p in each.parameters())

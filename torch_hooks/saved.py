@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import io
 import logging
 import os
 import secrets
@@ -54,7 +53,7 @@ from torch_hooks.parameters.broadcast import broadcast_state
 __all__ = ["SavedTraining"]
 
 _VERSION = 2
-_SEAL = b"hvd-hetero saved\n"  # before the checksum, at the end of the file
+_MARK = b"hvd-hetero saved\n"  # before the checksum, at the end of the file
 _CHECKSUM_BYTES = 32
 _AT_ONCE = 1 << 20  # bytes read at once (arbitrary)
 
@@ -173,9 +172,13 @@ class SavedTraining:
         content = {"version": _VERSION, "progress": progress, "parts": parts}
         partial = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.partial")  # another job writes its own
         try:
-            with _Sealed(partial) as file:
+            with open(partial, "x+b") as file:
+                with suppress(OSError):  # some file systems know no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
                 torch.save(content, file)
-                file.seal()
+                file.write(_seal(file, file.tell()))
+                file.flush()
+                os.fsync(file.fileno())
             if not _plain(content):
                 self._require_readable(partial, parts)
             partial.replace(self.path)
@@ -240,45 +243,28 @@ class SavedTraining:
                 "the global batch was %s and is %d now; learning rates stay as they are",
                 survival.rates_for, session.balancer.global_batch,
             )  # fmt: skip
-        try:
-            survival.take_up(session.balancer, wire, session.prefix)
-            if survival.place is not None:
-                self._batches.cutter.load_state_dict(survival.place)
-        except (KeyError, TypeError, ValueError) as error:
-            raise HeteroError(
-                f"{self.path} does not fit this training ({type(error).__name__}: {error}); train as when it was "
-                "saved, or give another path"
-            ) from error
+        survival.take_up(session.balancer, wire, session.prefix)
+        if survival.place is not None:
+            self._batches.cutter.load_state_dict(survival.place)
         self._saved_at = session.balancer.rounds
 
     def _read(self) -> dict[str, Any]:
         with open(self.path, "rb") as file:
-            if not _is_whole(file):
-                raise self._damaged("its checksum is missing or wrong")
+            length = file.seek(0, os.SEEK_END) - len(_MARK) - _CHECKSUM_BYTES
+            if length < 0 or _seal(file, length) != file.read():
+                raise HeteroError(
+                    f"{self.path} is no saved training, or is damaged: its checksum is missing or wrong. Remove it to "
+                    "begin again, or give another path"
+                )
             file.seek(0)
-            try:
-                content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-                version, names = content["version"], set(content["parts"])
-                progress = content["progress"]
-                if not (
-                    {"common", "place", "rates_for"} <= set(progress)
-                    and all(len(own) == 2 for own in progress["own"])
-                    and progress["common"]["rounds"] >= 0
-                ):
-                    raise ValueError
-            except Exception as error:  # noqa: BLE001 - raised below, without PyTorch's advice to unpickle
-                raise self._damaged(f"{type(error).__name__} while it was read") from None
+            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        version, names = content["version"], set(content["parts"])
         if version != _VERSION or names != set(self._parts):
             raise HeteroError(
                 f"{self.path} holds {', '.join(sorted(names))} in version {version}, and this training saves "
                 f"{', '.join(sorted(self._parts))} in version {_VERSION}; give the same parts, or another path"
             )
         return content
-
-    def _damaged(self, why: str) -> HeteroError:
-        return HeteroError(
-            f"{self.path} is no saved training, or is damaged: {why}. Remove it to begin again, or give another path"
-        )
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -313,35 +299,11 @@ class _NotWrittenError(HeteroError):
     """The disk is full, or gone."""
 
 
-class _Sealed(io.BufferedWriter):
-    """A new file whose last bytes are a checksum of all that was written before; locked while it is open."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(io.FileIO(path, "xb"))
-        self._checksum = blake2b(digest_size=_CHECKSUM_BYTES)
-        with suppress(OSError):  # some file systems know no locks
-            fcntl.flock(self, fcntl.LOCK_EX)
-
-    def write(self, data: Any, /) -> int:
-        """Write them, and add them to the checksum."""
-        self._checksum.update(data)
-        return super().write(data)
-
-    def seal(self) -> None:
-        """Write the checksum, and have the disk hold it all."""
-        super().write(_SEAL + self._checksum.digest())
-        self.flush()
-        os.fsync(self.fileno())
-
-
-def _is_whole(file: BinaryIO) -> bool:
-    """Whether the last bytes of a file are the checksum of all others."""
-    left = file.seek(0, os.SEEK_END) - len(_SEAL) - _CHECKSUM_BYTES
-    if left < 0:
-        return False
-    file.seek(0)
+def _seal(file: BinaryIO, length: int) -> bytes:
+    """Return what ends a file whose first bytes are so many: their checksum."""
     checksum = blake2b(digest_size=_CHECKSUM_BYTES)
-    while left and (data := file.read(min(left, _AT_ONCE))):
+    file.seek(0)
+    while length > 0 and (data := file.read(min(length, _AT_ONCE))):
         checksum.update(data)
-        left -= len(data)
-    return file.read() == _SEAL + checksum.digest()
+        length -= len(data)
+    return _MARK + checksum.digest()

@@ -113,12 +113,9 @@ class RunFile:
     def _open(self) -> str:
         """Begin a file and return the name that a former one has now; another job may do so at the same moment."""
         kept = ""
-        with contextlib.suppress(FileNotFoundError):
-            if self._path.is_file() and self._path.stat().st_size:
-                kept = _keep_former(self._path)
         while not _taken(file := self._path.open("a", encoding="utf-8"), self._path):
             file.close()
-            kept = _keep_former(self._path)  # of the other job, which goes on writing to it
+            kept = _keep_former(self._path) or kept  # a job that still writes to it goes on
         self._file, self._bytes = file, 0
         return kept
 
@@ -217,19 +214,14 @@ def _keep_former(path: Path) -> str:
     One file cannot hold two runs, because the number of ranks may differ. The name is created first, so no two jobs
     take the same one.
     """
-    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
-    kept = next(name for name in names if _created(name))
+    for number in itertools.count(1):
+        kept = path.with_name(f"{path.stem}.{number}{path.suffix}")
+        with contextlib.suppress(FileExistsError):
+            kept.touch(exist_ok=False)
+            break
     try:
         path.rename(kept)
     except FileNotFoundError:
         kept.unlink()
         return ""
     return kept.name
-
-
-def _created(path: Path) -> bool:
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True

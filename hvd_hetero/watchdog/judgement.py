@@ -64,7 +64,7 @@ def judge(
     if busy:
         ends = mine.for_s >= patience.busy
         named = _named([f"rank {other.rank}, which is at {other.where}" for other in busy])
-        text = f"{waited}for {named}, and works or reads there, as far as its stack shows. If it waits for others: {way_out}."
+        text = f"{waited}for {named}, at work as far as its stack shows. If it waits for others: {way_out}."
         return Finding(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
     if unheard:
         named = _named([_at(rank, hosts) for rank in unheard])

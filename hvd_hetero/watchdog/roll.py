@@ -57,8 +57,7 @@ class Kind(IntEnum):
 class RollCall:
     """One rank's end of the questions and answers.
 
-    ``answer()`` returns this rank's answer. ``ended(rank, text)`` is called when another rank ends the job, and
-    ``failed(rank, text)`` when an exception ends another rank.
+    ``answer()`` returns this rank's answer. ``hears(kind, rank, text)`` is called when another rank announces an end.
     """
 
     def __init__(
@@ -68,8 +67,7 @@ class RollCall:
         directory: Directory,
         sockets: Sequence[socket.socket],
         answer: Callable[[], bytes],
-        ended: Callable[[int, str], None],
-        failed: Callable[[int, str], None] = lambda rank, text: None,
+        hears: Callable[[Kind, int, str], None],
     ) -> None:
         self.answers: dict[int, bytes] = {}
         """Answers to the latest question, by rank."""
@@ -81,8 +79,7 @@ class RollCall:
         self._addresses = directory.addresses
         self._sockets = list(sockets)
         self._answer = answer
-        self._ended = ended
-        self._failed = failed
+        self._hears = hears
         self._nonce = secrets.token_bytes(16)
         self._mark = blake2b(_VERSION, key=self._key, digest_size=_MARK_BYTES, person=_PERSON).digest()
         for sock in self._sockets:
@@ -102,7 +99,7 @@ class RollCall:
                 self._tell(rank, Kind.WHERE, b"")
 
     def announce(self, kind: Kind, text: str) -> None:
-        """Tell all others that the job ends, or that this rank has failed, and why."""
+        """Tell all others that the job ends, or that this rank does, and why."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
                 self._tell(rank, kind, text.encode()[:MOST_BYTES])
@@ -138,10 +135,8 @@ class RollCall:
         elif kind == Kind.HERE and nonce == self._nonce:
             self.answers[sender] = body
             self.heard.add(sender)
-        elif kind == Kind.END:
-            self._ended(sender, body.decode(errors="replace"))
-        elif kind == Kind.FAILED:
-            self._failed(sender, body.decode(errors="replace"))
+        elif kind in (Kind.END, Kind.FAILED):
+            self._hears(Kind(kind), sender, body.decode(errors="replace"))
 
     def _tell(self, rank: int, kind: Kind, body: bytes) -> None:
         packet = self._seal(rank, kind, self._nonce, body)

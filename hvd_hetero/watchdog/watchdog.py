@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
-from hvd_hetero.errors import HeteroError, PlanMismatchError
+from hvd_hetero.errors import HeteroError
 from hvd_hetero.watchdog.judgement import Finding, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.roll import Kind, RollCall
@@ -39,7 +39,8 @@ _MANY = 32  # with more ranks than this, each asks less often
 _FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whether packets pass
 _ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
 _SAID = 3  # times the end is announced, because packets may be lost
-_FOLLOWS = ("HorovodInternalError", "PeerLostError", "Horovod has been shut down")  # from what another rank did
+_SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovod has been shut down")
+"""Errors that other ranks have, too, or that follow from what another rank did."""
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
 _CLOSE_S = 1.0  # for a look or an answer under way (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
@@ -127,9 +128,7 @@ class Watchdog:
             logger.warning("ranks that wait for one another will not be reported: %s", error)
             return
         self._hosts = directory.hosts
-        self._roll = RollCall(
-            balancer.rank, generation, directory, sockets, self._answer, self._ended, self._other_failed
-        )
+        self._roll = RollCall(balancer.rank, generation, directory, sockets, self._answer, self._hear)
         atexit.register(self._tell_if_failed)  # runs before Horovod's, which is older and ends the others' collectives
         name = f"hvd-hetero-watchdog-{balancer.rank}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -279,27 +278,22 @@ class Watchdog:
     def _answer(self) -> bytes:
         return self.where().encode()
 
-    def _ended(self, rank: int, text: str) -> None:
-        mine = self.where()
-        self._end_here(f"rank {rank} ends the job: {text} (Rank {self._rank} was at {mine.where}.)")
+    def _hear(self, kind: Kind, rank: int, text: str) -> None:
+        if kind == Kind.END:
+            self._end_here(f"rank {rank} ends the job: {text} (Rank {self._rank} was at {self.where().where}.)")
+        elif not self._heard_of_failure:
+            self._heard_of_failure = True
+            logger.error("rank %d has failed: %s. Errors of collectives follow from that.", rank, text.rstrip("."))
 
     def _tell_if_failed(self) -> None:
-        """Tell the others which exception ends this process, unless they have it, too, or it follows from another."""
+        """Tell the others which exception ends this process."""
         error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
         if error is None or self._roll is None or self._closed or self._heard_of_failure:
             return
         text = f"{type(error).__name__}: {error}"
-        if not isinstance(error, PlanMismatchError) and not any(name in text for name in _FOLLOWS):
+        if not any(name in text for name in _SHARED):
             for _ in range(_SAID):
                 self._roll.announce(Kind.FAILED, text)
-
-    def _other_failed(self, rank: int, text: str) -> None:
-        if not self._heard_of_failure:
-            logger.error(
-                "rank %d has failed: %s. Errors of collectives here, such as Horovod's \"has been shut down\", follow "
-                "from that.", rank, text.rstrip("."),
-            )  # fmt: skip
-        self._heard_of_failure = True
 
     def _end_here(self, text: str) -> None:
         """End this rank with a message, whatever its main thread does."""

@@ -39,7 +39,7 @@ _CHANGED = (
     "was changed between backward() and step(), while it was on its way to the other ranks. Clip or unscale in "
     "optimizer.register_step_pre_hook(…), or write: if optimizer.synchronize(): clip; with "
     "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at "
-    "max_grad_norm=0, and DistributedDataParallel averages: docs/porting.md says how to leave that out"
+    "max_grad_norm=0 (docs/porting.md)"
 )
 _LOOKED_AT = 2**12  # numbers of a bucket, some microseconds: NaN of a loss reaches all of them (arbitrary)
 

@@ -30,11 +30,10 @@ def forget_former_ranks() -> None:
     rank, port, done = os.environ["RANK"], int(os.environ["MASTER_PORT"]), f"hvd-hetero/cleared/{start}"
     comes = timedelta(seconds=_COMES_S)
     store = dist.TCPStore(os.environ["MASTER_ADDR"], port, timeout=comes)  # type: ignore[attr-defined]
-    if rank == "0" and hasattr(store, "list_keys") and not store.check([done]):
-        for key in store.list_keys():
+    if rank == "0" and not store.check([done]):
+        for key in store.list_keys() if hasattr(store, "list_keys") else ():
             if key.startswith("default_pg/"):  # of all groups that belong to the default one
                 store.delete_key(key)
-    if rank == "0":
         store.set(done, "")
     try:
         store.wait([done])
