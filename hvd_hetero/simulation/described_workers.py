@@ -33,6 +33,7 @@ _SHARE = Range(
 )
 _KNOWN_SHARE = Range(0, 1, "a share")
 _FACTOR = Range(1 / limits.MOST_RATIO, limits.MOST_RATIO, "a factor; 2 is twice")
+_LEAST_LEFT = 0.01  # of a machine that others use: a share of 0 never ends (arbitrary)
 _OF_WORKERS = f"the workers of this kind; a cluster may have {limits.MOST_WORKERS}"
 
 
@@ -112,9 +113,8 @@ def _availability(settings: Settings | None, series: Series) -> Availability | N
         if "file" in settings:
             scale = settings.number("scale", _FACTOR, 1.0)
             if settings.take("used", bool, False):
-                least = settings.number("least", Range(_SHARE.least, 1, "what is left on a busy machine"), 0.01)
                 used = series.column(settings, Range(0, 1 / scale, "the share that others use, times 1 / scale"))
-                shares = [max(1.0 - scale * v, least) for v in used]
+                shares = [max(1.0 - scale * v, _LEAST_LEFT) for v in used]
             else:
                 within = Range(_SHARE.least / scale, _SHARE.most / scale, _SHARE.of)
                 shares = [scale * v for v in series.column(settings, within)]

@@ -26,7 +26,7 @@ from hvd_hetero.telemetry.files import check_output, named, write_whole
 __all__ = ["export"]
 
 _MARK = "# Written by hvd-hetero simulate --export"
-_SERIES = re.compile(rb"(rest_s|(factor|cpu|memory) \d+)[,\n]")  # how a table of ours begins
+_OURS = re.compile(_MARK.encode() + rb"|(rest_s|(factor|cpu|memory) \d+)[,\n]")  # how a description or a table begins
 
 
 def export(described: Description, path: Path) -> list[Path]:
@@ -41,10 +41,7 @@ def export(described: Description, path: Path) -> list[Path]:
     for other, cluster in zip(others, described.between if ends else (), strict=True):
         contents |= _contents(other, cluster, described, [])
     for file in contents:
-        if file.suffix == ".csv":
-            check_output(file, "--export", "table of an earlier --export", lambda begin: bool(_SERIES.match(begin)))
-        else:
-            check_output(file, "--export", "earlier --export", lambda begin: begin.startswith(_MARK.encode()))
+        check_output(file, "--export", "file of an earlier --export", lambda begin: bool(_OURS.match(begin)))
     for file, content in contents.items():
         with write_whole(file) as written:
             written.write(content)
@@ -52,7 +49,7 @@ def export(described: Description, path: Path) -> list[Path]:
 
 
 def _contents(path: Path, cluster: Cluster, described: Description, between: list[str]) -> dict[Path, str]:
-    """The files of one cluster."""
+    """Return the files of one cluster, with their paths."""
     table = path.with_suffix(".csv")
     columns: dict[str, list[str]] = {}
     lines = [_MARK, *_training(cluster, described, between), "", "[network]"]

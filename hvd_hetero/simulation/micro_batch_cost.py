@@ -161,19 +161,11 @@ def if_it_waits_once(
     ``found`` comes from computing and the wait for the first micro-batch, ``alone`` from computing only, and
     ``waiting`` is the share of the wait.
     """
-    size, count, computing = float(np.median(samples / micro_batches)), float(np.median(micro_batches)), 1.0 - waiting
-
-    def moved(fixed: Fixed, less: Fixed, part: float) -> Fixed:
-        share = computing * less.micro_batch / (size + less.micro_batch)
-        once = part * max(fixed.micro_batch - size * share / (1.0 - share), 0.0)
-        return Fixed(fixed.micro_batch - once, fixed.round + count * once)
-
-    if (micro_batches == count).all():  # it may be either, and the mean of both is as likely
-        return replace(found, least=moved(found.least, alone.least, 1.0), likely=moved(found.likely, alone.likely, 0.5))
-    least = alone.least
-    whole = count * (size + least.micro_batch) + least.round
-    constant = Fixed(least.micro_batch, least.round + whole * waiting / computing)
-    return replace(found, least=min(found.least, constant, key=lambda fixed: fixed.micro_batch))
+    size, count = float(np.median(samples / micro_batches)), float(np.median(micro_batches))
+    fixed = alone.least.micro_batch
+    share = (1.0 - waiting) * fixed / (size + fixed)
+    least = min(size * share / (1.0 - share), found.least.micro_batch)
+    return replace(found, least=Fixed(least, found.least.round + count * (found.least.micro_batch - least)))
 
 
 def _recent(figures: Floats, goes_on: NDArray[np.bool_]) -> Floats:

@@ -39,9 +39,7 @@ def told(outcomes: Sequence[Outcome]) -> str:
     judged = _by_time_to_loss(outcomes)
     gain = "" if best.scheme == "bsp" else f"{best.times_bsp:.2f} of bsp, ± {_error(best):.2f}; "
     if judged:
-        never = "; bsp does not reach it" if bsp.time_to_loss_s == math.inf else ""
-        gain = "" if best.scheme == "bsp" else f" ({best.times_bsp:.2f} times as soon as bsp, ± {_error(best):.2f})"
-        gain = f"{best.time_to_loss_s:.1f} s to the target loss{never or gain}; "
+        gain = f"{best.time_to_loss_s:.1f} s to the target loss; "
     text = f"{best.scheme}: {gain}nothing else is {'sooner' if judged else 'better'} by more than its error"
     if not judged and best.round_s > _LONGER * bsp.round_s:
         text += f". Its updates take {best.round_s / bsp.round_s:.1f} times as long as those of bsp, so there are fewer"
@@ -59,11 +57,14 @@ def told(outcomes: Sequence[Outcome]) -> str:
 
 def _by_time_to_loss(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return those that reach the loss that was asked for, with gains in time to it; none if no usable one does."""
-    reach = [o for o in outcomes if o.usable and o.time_to_loss_s is not None and math.isfinite(o.time_to_loss_s)]
-    seconds = {o.scheme: o.time_to_loss_s or math.inf for o in reach}
-    reference = seconds.get("bsp", max(seconds.values(), default=math.nan))
-    sooner = {scheme: reference / each for scheme, each in seconds.items()}
-    return [replace(o, times_bsp=sooner[o.scheme], error=_error(o) / o.times_bsp * sooner[o.scheme]) for o in reach]
+    reach = {
+        o.scheme: o.time_to_loss_s
+        for o in outcomes
+        if o.usable and o.time_to_loss_s is not None and math.isfinite(o.time_to_loss_s)
+    }
+    reference = reach.get("bsp", max(reach.values(), default=math.nan))
+    sooner = [(o, reference / reach[o.scheme]) for o in outcomes if o.scheme in reach]
+    return [replace(o, times_bsp=gain, error=_error(o) / o.times_bsp * gain) for o, gain in sooner]
 
 
 def _error(outcome: Outcome) -> float:

@@ -52,9 +52,8 @@ def require_alike(dataset: Any, gather: Callable[[Told], Sequence[Told]]) -> Non
     for name in attributes[0][1]:
         if ranks := ranks_apart([(n, {name: rows[name]} if name in rows else {}) for n, rows in attributes]):
             logger.warning(
-                "%r of the dataset is another on ranks %s than on rank 0. If each rank holds a part, samples are left "
-                "out, because BalancedLoader cuts it again: give every rank the whole dataset. If that is meant, "
-                "check_data=False does not compare",
+                "%r of the dataset differs between rank 0 and ranks %s. If each rank holds a part, give every rank the "
+                "whole dataset: BalancedLoader cuts it. If the difference is meant, check_data=False does not compare",
                 name, ranks,
             )  # fmt: skip
             return

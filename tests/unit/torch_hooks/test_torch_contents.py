@@ -119,7 +119,7 @@ def told_to_all(of_rank):
 def test_own_data_sets_that_hold_parts_are_told_by_the_attribute_that_differs(name, caplog):
     told_to_all(OWN_PARTS[name])
     (record,) = caplog.records
-    assert f"'{name}' of the dataset is another on ranks [2] than on rank 0" in record.getMessage()
+    assert f"'{name}' of the dataset differs between rank 0 and ranks [2]" in record.getMessage()
 
 
 @pytest.mark.parametrize("name", OWN_ALIKE)
