@@ -67,12 +67,14 @@ def attributes_of(dataset: Any, deepest: int = _DEEPEST) -> dict[str, Row]:
         if isinstance(value, Dataset) and isinstance(value, Sized) and deepest:
             inner = attributes_of(value, deepest - 1).items()
             rows |= {f"{name}.{of}": _again(row, len(value)) for of, row in inner}
-        elif isinstance(value, int) and not isinstance(value, bool):
+        elif isinstance(value, int) and not isinstance(value, bool) and "seed" not in name:  # of augmentation
             rows[name] = _again(_plain([value]), 1)
         elif _holds_samples(value, dataset):
             rows[name] = _row_of(value)
-        elif isinstance(value, list | tuple) and len(value) == len(dataset):
-            rows[name] = _plain(value)
+        elif isinstance(value, list | tuple | np.ndarray) or hasattr(value, "iloc"):
+            values = getattr(value, "iloc", value)  # rows of a table of pandas
+            if getattr(value, "ndim", 1) and len(value) == len(dataset):
+                rows[name] = _plain(values)
     return rows
 
 
@@ -80,12 +82,14 @@ def _again(row: Row, length: int) -> Row:
     return lambda i: row(i % max(length, 1))
 
 
-def _plain(values: Sequence[Any]) -> Row:
-    """Checksums of file names without folders, of numbers and of what is made of them; 0 for anything else."""
+def _plain(values: Any) -> Row:
+    """Return checksums of file names without folders, of numbers and of what is made of them; 0 for anything else."""
 
     def row(i: int) -> int:
         try:
-            text = json.dumps(values[i], default=os.fspath)
+            text = json.dumps(
+                values[i], default=lambda each: each.tolist() if hasattr(each, "tolist") else os.fspath(each)
+            )
         except (TypeError, ValueError):
             return 0
         return zlib.crc32(_FOLDERS.sub('"', text).encode())

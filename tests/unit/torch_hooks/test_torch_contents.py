@@ -91,6 +91,10 @@ OWN_PARTS = {
     "x": lambda rank: Own(x=X[rank::2], y=LABELS[:100]),
     "files": lambda rank: Own(files=FILES[rank::2], transform=lambda x: x),
     "samples": lambda rank: Own(samples=list(zip(FILES, range(SAMPLES), strict=True))[rank::2]),
+    "names": lambda rank: Own(names=np.array(FILES)[rank::2], none=np.array(3)),
+    "table": lambda rank: Own(
+        table=pytest.importorskip("pandas").DataFrame({"file": FILES, "label": range(SAMPLES)})[rank::2]
+    ),
     "paths": lambda rank: Own(paths=tuple(map(Path, FILES[rank * 100 : rank * 100 + 100]))),
     "rank": lambda rank: Own(rank=rank, files=FILES),
     "dataset.records": lambda rank: Subset(
@@ -99,7 +103,8 @@ OWN_PARTS = {
     "inner.files": lambda rank: Own(50, inner=Own(files=FILES[rank::2])),
 }
 OWN_ALIKE = {
-    "the same": lambda rank: Own(files=list(FILES[:100]), x=X[:100], seed=3),
+    "the same": lambda rank: Own(files=list(FILES[:100]), x=X[:100], epoch=3),
+    "augmented by seeds of their own": lambda rank: Own(files=list(FILES[:100]), seed=3 + rank),
     "folders of their own": lambda rank: Own(files=[f"/scratch/{rank}/{i}.png" for i in range(100)]),
     "a few that were added": lambda rank: Own(labels=[i if i < 90 else rank for i in range(100)]),
     "objects": lambda rank: Own(objects=[object() for _ in range(100)], cache={rank: rank}, device=f"cuda:{rank}"),
