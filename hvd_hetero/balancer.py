@@ -50,7 +50,7 @@ __all__ = ["Balancer"]
 
 logger = logging.getLogger(__name__)
 
-_STATE_VERSION = 4
+_STATE_VERSION = 5
 
 
 class _State(enum.Enum):
@@ -324,6 +324,8 @@ class Balancer:
         self._agreed_at = now
         planned, used = self._work.plan.total, table.total
         self.meter.end_round(now)
+        if self.meter.pace is not None and self._planner.fixed_costs is not None:
+            self.meter.pace.know(float(self._planner.fixed_costs.samples[self.rank]))
         self._state = _State.AGREED
         self._rescale = 1.0
         return planned / used if used and not self.policy.weighs_twice else 1.0
@@ -386,7 +388,7 @@ class Balancer:
             else:
                 return True
         speeds, limits = zip(*prospects, strict=True)
-        self._planner.renegotiate(common["rounds"], speeds, limits)
+        self._planner.renegotiate(common, speeds, limits)
         return False
 
     def _expect(self, state: _State) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.anticipation import Anticipation
+from hvd_hetero.measurement.fixed_cost import FixedCosts
 from hvd_hetero.measurement.plausibility import Plausibility
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
@@ -47,6 +48,7 @@ class Planner:
         self._plans = deque([first])
         self.typical_size = first.typical_size
         self.anticipation = Anticipation() if policy.anticipates else None
+        self.fixed_costs = FixedCosts(first.typical_size, workers) if policy.weighs_fixed_cost else None
         self._changes = ChangeLog() if logs else None
         self._plausibility = Plausibility(workers, first.typical_size, logs=logs) if policy.measures else None
 
@@ -84,6 +86,8 @@ class Planner:
             short = self.is_short(finished.plan)
             table = self._plausibility(self.rounds, finished.table, short=short)
             believed = finished if table is finished.table else replace(finished, table=table)
+        if self.fixed_costs is not None:
+            self.fixed_costs.learn(finished.table, short=self.is_short(finished.plan))
         plan = self.policy.next(self._plans[-1], believed)
         plan = plan.within(finished.table.column("limit"))
         if self._changes is not None:
@@ -94,15 +98,17 @@ class Planner:
             self.anticipation.learn(finished)
         self.rounds += 1
 
-    def renegotiate(self, rounds: int, speeds: Sequence[float], limits: Sequence[int]) -> None:
-        """Go on where another membership left off after so many rounds: shares by what its ranks know of themselves.
+    def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:
+        """Go on where another membership left off, with its state: shares by what its ranks know of themselves.
 
         Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
         largest micro-batch that fits its memory (0: none has failed).
         """
         plan = self.policy.renegotiate(self._plans[0], speeds).within(limits)
         self._plans = deque([plan] * len(self._plans))
-        self.rounds = rounds
+        self.rounds = state["rounds"]
+        if self.fixed_costs is not None and state["costs"] is not None:
+            self.fixed_costs.restore(state["costs"])
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether the plans of that state can go on as they are."""
@@ -135,6 +141,7 @@ class Planner:
             ],
             "kept": self.policy.state_dict(),
             "expects": None if self.anticipation is None else self.anticipation.state(),
+            "costs": None if self.fixed_costs is None else self.fixed_costs.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,6 +150,8 @@ class Planner:
         self.policy.load_state_dict(state["kept"])
         if self.anticipation is not None:
             self.anticipation.restore(state["expects"])
+        if self.fixed_costs is not None:
+            self.fixed_costs.restore(state["costs"])
         self._plans = deque(
             RoundPlan(tuple(p["samples"]), tuple(p["micro_batches"]), p["ends"], p["local"]) for p in state["plans"]
         )

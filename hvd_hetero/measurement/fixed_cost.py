@@ -1,203 +1,213 @@
-r"""What a micro-batch costs besides its samples, found while training goes on.
+r"""What a micro-batch costs besides its samples, learned from the table that all ranks share.
 
 A micro-batch of x samples takes ``t = s (x + β)`` seconds: s is a sample's, and β the fixed part, in samples that
 would take as long. Most real steps have such a part: kernels to launch, layers that do not care for the batch, the
-update. The speed x / t then tells as much of the batch as of the rank, and where β outweighs x any split seems as good
-as any other. (x + β) / t tells what the rank does, whatever its batch.
+update. The speed x / t then depends on the batch as much as on the rank. The pace (x + β) / t does not.
 
-s moves, as other programs come and go; β belongs to model and processor. It shows where the batch changes and the rank
-does not: in the short last round of an epoch, and wherever a plan moves samples. Let y be the mean of log t over up to
-M rounds with micro-batches of x samples, and y', x' those of the rounds before, which had another size. For n and n'
-rounds,
+s moves, as other programs come and go. β belongs to the step, which all ranks share: a rank at half the speed needs
+twice as long for both parts. It shows where the batch changes and the rank does not: wherever a plan moves samples, and
+in the short last round of an epoch. Each φ of a grid in [0, 1), the fixed share of a micro-batch of the reference size
+r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size by the mean level ℓ of those before:
 
-    e(β) = (y - y') - log((x + β) / (x' + β))        is noise, of variance σ² (1/n + 1/n') + σ_0²
+    e(φ) = log t - log(x + β),     ν(φ) = e(φ) - ℓ(φ),     ℓ(φ) <- ℓ(φ) + ν(φ) / min(n + 1, M)
+    L(φ) <- L(φ) + (τ + 1) log(1 + ν(φ)² / (τ v)),         v = σ² (1 + 1 / n) + σ_0²
 
-Each φ of a grid in [0, 1), the fixed share of a micro-batch of the reference size r, with ``β = r φ / (1 - φ)``, keeps
+with n the rounds in ℓ. L is twice the negative logarithm of a Student likelihood, in which one strange round does not
+outweigh two good ones. While the size stays, all φ forecast alike. A round that every φ misses by more than five
+deviations is of a rank that has become slower or faster, and so is one before which its CPU or memory has changed: ℓ
+begins again, and nothing is learned. σ is 1.48 medians of what rounds differ from their level, found by steps of a
+tenth.
 
-    L(φ) <- λ L(φ) + (ν + 1) log(1 + e(β)² / (ν var e)),       λ = 1 - Λ min(1, (log(x / x'))² / (25 var e))
+Rank i's evidence is its own L_i and that of the others, which counts for C at most: enough to decide where the rank's
+own says little, and less than what a rank of another kind finds out for itself. A priori all φ of the grid are alike.
+β is that of the mean of φ. So a split that is made before much is known does not count on the time to follow it.
 
-twice the negative logarithm of a Student likelihood, in which one strange pair of stretches does not outweigh two good
-ones. A pair that tells nothing makes nothing forgotten. A priori φ = 0 is as likely as ten times all others together,
-since small parts are not worth their error. Where 0 is not the likelier, the estimate is the mean of φ less its
-variance over C, and at least 0: of what is not known well little is counted. (A limit on the deviation, below which the
-mean counted, left a rank without samples whose φ was 0.76 with a deviation of 0.17.)
+M = 8, τ = 4, σ_0 = 0.01, C = 9 and the limit of L, by which old evidence is forgotten, are arbitrary.
 
-Four changes are told from a change of the batch. A rank that drifts makes the plan drift with it, so that its time
-stays: twice what the last two rounds of a stretch differ from all of it goes to the variance, and a change of size that
-is below two deviations tells nothing. A level that jumps while the batch stays (by five deviations) begins
-a new stretch: the rank has become slower or faster. A change beyond what any β explains is of rank and batch together,
-and tells nothing. Nor do rounds with other drivers, of ranks that foresee their pace by them: their plans change the
-batch just as the pace changes, and the time stays. σ is 1.48 medians of what a round differs from its stretch, found by
-steps of a tenth up or down.
+Rejected: each rank learns its β alone. Noise made the β of two equal ranks differ by a factor of 20, and a split that
+was made by them confirmed itself, down to a share of one sample. Rejected, too: to let speeds that drift count less.
+It gains as much on the walks and traces of ``benchmarks/`` as it loses where noise is all there is.
 
-M = 8, ν = 4, Λ = 0.1, σ_0 = 0.01, C = 0.15 are arbitrary, and so are 5 and 25. Cost: a logarithm a round; some
-operations on the grid of 40 in the M rounds after a change of size.
+Shapes: n ranks, a grid of G shares φ. Cost: O(n) a round, O(nG) in the M rounds after a change of size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FixedCost"]
+from hvd_hetero.rounds import RoundTable
+
+__all__ = ["FixedCosts", "Pace"]
+
+Floats = npt.NDArray[np.float64]
+Ranks = npt.NDArray[np.intp]
 
 _LONGEST = 8  # M
-_TAILS = 4.0  # ν
-_FORGETS = 0.1  # Λ
-_INFORMED = 25.0  # deviations², at which a pair of stretches makes the most forgotten
-_MODEL = 0.01  # σ_0: what a line does not say of a real step
-_LEAST_NOISE = 1e-4
-_FIRST_NOISE, _STEP, _NORMAL = 0.02, 1.1, 0.6745
+_TAILS = 4.0  # τ
+_MODEL = 0.01  # σ_0: what a line leaves out of a real step
+_FIRST_NOISE, _LEAST_NOISE, _STEP, _NORMAL = 0.05, 1e-4, 1.1, 0.6745
 _JUMP, _LEAST_JUMP = 5.0, 0.05
 _SAME_DRIVER = 0.05
-_TELLS = 4.0  # deviations², which a change of size must come to
-_BEYOND = 4.0  # deviations from what any β explains
-_CAUTION = 0.15  # C
+_OTHERS = 9.0  # C: three deviations
+_MOST = 60.0  # of L
 
-_SHARES = np.concatenate([np.linspace(0.0, 0.9, 31), np.linspace(0.92, 0.98, 7), [0.99, 0.995]])  # φ
+_SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])  # φ
 _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
-_UNLIKELY = np.where(_SHARES > 0.0, 2.0 * math.log(10.0 * len(_SHARES)), 0.0)
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Rounds in which micro-batches had one size."""
+class FixedCosts:
+    """The β of n ranks.
 
-    size: float
-    level: float
-    """The mean of log t, with weights that fall exponentially over M rounds."""
-    latest: float
-    """The same, of about the last two rounds."""
-    drivers: tuple[float, ...]
-    """Those of its first round."""
-    rounds: int = 1
+    Every rank computes it from the same tables, and reports its own: policies go by what was reported, since two
+    processors may round logarithms differently.
+    """
 
-    @property
-    def counted(self) -> int:
-        """Rounds in the level."""
-        return min(self.rounds, _LONGEST)
+    def __init__(self, reference: float, workers: int) -> None:
+        self.samples = np.zeros(workers)
+        """β of each rank; 0 before there is evidence."""
+        self._reference = reference
+        self._betas = reference * _ODDS
+        self._against = np.zeros((workers, len(_SHARES)))  # L
+        self._before = np.zeros(len(_SHARES))  # L of a former membership
+        self._noise = np.full(workers, _FIRST_NOISE)  # σ
+        # Of the rounds since the size changed: the size, the mean of log t, and how many there are.
+        self._size, self._level, self._rounds = np.zeros((3, workers))
+        # ℓ and n, in the rounds after a change.
+        self._forecast, self._counted = np.zeros((workers, len(_SHARES))), np.zeros(workers)
+        self._open = np.zeros(workers, dtype=np.bool_)
+        self._cuts = np.zeros(workers)  # micro-batches of the round before
+        self._drivers = np.full((2, workers), np.nan)
+        self._moved = np.zeros(workers, dtype=np.bool_)  # whether these had changed in the round before
 
+    def learn(self, table: RoundTable, *, short: bool = False) -> None:
+        """Learn from a round; ``short``: the round that ends an epoch, of which ranks do not report a speed."""
+        late = table.column("lap_s") != 0.0  # a device, whose times are those of the round before
+        samples, cuts = table.column("timed_samples"), table.column("micro_batches")
+        if short:
+            samples = np.where(late, 0.0, table.column("samples"))
+        each, self._cuts = np.where(late, self._cuts, cuts), cuts
+        self._begin_again(np.stack([table.column("cpu"), table.column("memory")]))
+        busy_s = table.busy_s
+        at = np.flatnonzero((samples > 0.0) & (each > 0.0) & (busy_s > 0.0) & (busy_s < math.inf))
+        if len(at):
+            self._observe(samples[at] / each[at], np.log(busy_s[at] / each[at]), at)
 
-class FixedCost:
-    """One rank's β. ``reference`` is the size of micro-batch for which speeds are told."""
+    def _begin_again(self, drivers: Floats) -> None:
+        """Forget the level of ranks whose CPU or memory has changed, which a plan may have foreseen."""
+        moved = (np.abs(drivers - self._drivers) >= _SAME_DRIVER).any(axis=0)  # False where one is NaN
+        if (either := moved | self._moved).any():
+            self._rounds[either], self._open[either] = 0.0, False
+        self._drivers, self._moved = drivers, moved
 
-    def __init__(self, reference: float) -> None:
-        self.reference = reference
-        self.samples = 0.0
-        """β; 0 where it is not known"""
-        self._unit = reference  # r, as it was when this began
-        self._size = reference  # of the latest round that teaches
-        self._factor = 1.0  # c
-        self._against = np.zeros(len(_SHARES))  # L
-        self._judged: npt.NDArray[np.float64] | None = None  # L and what the last two stretches say: β is by that
-        self._noise = _FIRST_NOISE  # σ
-        self._now: _Stretch | None = None
-        self._before: _Stretch | None = None
+    def _observe(self, size: Floats, level: Floats, at: Ranks) -> None:
+        known, resized = self._rounds[at] > 0.0, size != self._size[at]
+        if np.count_nonzero(begins := known & resized & ~self._open[at]):
+            self._open_up(at[begins])
+        if np.count_nonzero(learns := self._open[at]):
+            self._learn(size[learns], level[learns], at[learns])
 
-    def learn(self, size: float, seconds: float, drivers: tuple[float, ...] = (), *, teaches: bool) -> float:
-        """A round's micro-batches had this size in the mean, and took so long each. Returns the rank's pace.
+        missed = np.abs(level - self._level[at])
+        deviation = self._noise[at] * np.sqrt(1.0 + 1.0 / np.clip(self._rounds[at], 1.0, _LONGEST))
+        anew = ~known | resized | (missed > np.maximum(_JUMP * deviation, _LEAST_JUMP))
+        step = np.where(anew, 1.0, np.where(missed > _NORMAL * deviation, _STEP, 1.0 / _STEP))
+        self._noise[at] = np.maximum(self._noise[at] * step, _LEAST_NOISE)
+        rounds = self._rounds[at] = np.where(anew, 1.0, self._rounds[at] + 1.0)
+        self._level[at] += (level - self._level[at]) / np.minimum(rounds, _LONGEST)
+        self._size[at] = size
+        self._open[at] &= rounds < _LONGEST
 
-        That is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round that ``teaches`` as
-        it was: who forecasts paces need not hear of it. ``drivers`` are those by which the pace is foreseen.
-        """
-        before = self.samples
-        self._observe(size, seconds, drivers)
-        self._factor *= (self._size + before) / (self._size + self.samples)
-        if teaches:
-            self._size = size
-        return self._factor * (size + self.samples) / seconds
+    def _open_up(self, at: Ranks) -> None:
+        """The size has changed: from now on φ makes a difference."""
+        self._forecast[at] = self._level[at, None] - np.log(self._size[at, None] + self._betas)
+        self._counted[at] = np.minimum(self._rounds[at], _LONGEST)
+        self._open[at] = True
 
-    def speed(self, pace: float) -> float:
-        """The speed of micro-batches of the reference size at a pace that was made of what ``learn`` returned."""
-        return pace / self._factor * self.reference / (self.reference + self.samples)
-
-    def _observe(self, size: float, seconds: float, drivers: tuple[float, ...]) -> None:
-        level, now = math.log(seconds), self._now
-        if now is None or size != now.size:
-            self._keep_evidence()
-            self._before, self._now = now, _Stretch(size, level, level, drivers)
-            self._judge()
-            return
-        missed, deviation = abs(level - now.level), self._noise * math.sqrt(1.0 + 1.0 / now.counted)
-        if missed > max(_JUMP * deviation, _LEAST_JUMP):
-            self._keep_evidence()
-            self._before, self._now = None, _Stretch(size, level, level, drivers)
-            return
-        self._noise = max(self._noise * (_STEP if missed > _NORMAL * deviation else 1.0 / _STEP), _LEAST_NOISE)
-        now.rounds += 1
-        now.latest += 0.5 * (level - now.latest)
-        now.level += (level - now.level) / now.counted
-        if self._before is not None:
-            self._judge()
-            if now.rounds == _LONGEST:
-                self._keep_evidence()
-                self._before = None
+    def _learn(self, size: Floats, level: Floats, at: Ranks) -> None:
+        variance = self._noise[at] ** 2 * (1.0 + 1.0 / self._counted[at]) + _MODEL**2
+        missed = level[:, None] - np.log(size[:, None] + self._betas) - self._forecast[at]
+        strange = np.abs(missed).min(axis=1) > np.maximum(_JUMP * np.sqrt(variance), _LEAST_JUMP)
+        self._open[at[strange]] = False
+        at, missed, variance = at[~strange], missed[~strange], variance[~strange]
+        counted = self._counted[at] = np.minimum(self._counted[at] + 1.0, _LONGEST)
+        self._forecast[at] += missed / counted[:, None]
+        against = self._against[at] + (_TAILS + 1.0) * np.log1p(missed**2 / (_TAILS * variance[:, None]))
+        self._against[at] = np.minimum(against - against.min(axis=1, keepdims=True), _MOST)
+        self._judge()
 
     def _judge(self) -> None:
-        """β by all that is known."""
-        evidence = self._evidence()
-        against = self._against if evidence is None else evidence[1] * self._against + evidence[0]
-        if against is self._judged:
-            return
-        self._judged = against
-        against = against + _UNLIKELY
-        likely = np.exp(-0.5 * (against - against.min()))
-        likely /= likely.sum()
-        mean = float(likely @ _SHARES)
-        variance = float(likely @ (_SHARES - mean) ** 2)
-        share = max(mean - variance / _CAUTION, 0.0) if likely[0] < 0.5 else 0.0
-        self.samples = self._unit * share / (1.0 - share)
-
-    def _keep_evidence(self) -> None:
-        if self._judged is not None:
-            self._against = self._judged
-
-    def _evidence(self) -> tuple[npt.NDArray[np.float64], float] | None:
-        """What the last two stretches say against each φ, if anything, and how much of the rest stays."""
-        before, now = self._before, self._now
-        if before is None or now is None:
-            return None
-        if any(abs(b - a) >= _SAME_DRIVER for a, b in zip(before.drivers, now.drivers, strict=True)):
-            return None
-        changed, most = now.level - before.level, math.log(now.size / before.size)
-        variance = self._noise**2 * (1.0 / now.counted + 1.0 / before.counted) + _MODEL**2
-        drift = before.latest - before.level
-        variance += 4.0 * max(drift * drift - 0.5 * self._noise**2, 0.0)
-        if most * most < _TELLS * variance:
-            return None
-        beyond = max(changed - max(most, 0.0), min(most, 0.0) - changed)
-        if beyond > _BEYOND * math.sqrt(variance):
-            return None
-        betas = self._unit * _ODDS
-        error = changed - np.log((now.size + betas) / (before.size + betas))
-        kept = 1.0 - _FORGETS * min(1.0, most * most / (_INFORMED * variance))
-        return (_TAILS + 1.0) * np.log1p(error * error / (_TAILS * variance)), kept
+        others = self._before + self._against.sum(axis=0) - self._against
+        others -= others.min(axis=1, keepdims=True)
+        others *= _OTHERS / np.maximum(others.max(axis=1, keepdims=True), _OTHERS)
+        against = self._against + others
+        likely = np.exp(-0.5 * (against - against.min(axis=1, keepdims=True)))
+        likely /= likely.sum(axis=1, keepdims=True)
+        share = likely @ _SHARES
+        self.samples = self._reference * share / (1.0 - share)
 
     def state(self) -> dict[str, Any]:
-        """Plain data."""
-        return {name: getattr(self, attribute) for name, attribute in _SAVED.items()} | {
-            "against": self._against.tolist()
-        }
+        """Return the evidence of all ranks together, as plain data."""
+        against = np.minimum(self._before + self._against.sum(axis=0), _MOST)
+        return {"reference": self._reference, "against": against.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back. The rank's pace may be another by now: what was measured last is not compared with it."""
-        numbers = {name: float(state[name]) for name in _SAVED}
-        against = np.array(state["against"], dtype=np.float64)
-        whole = against.shape == _SHARES.shape and bool((np.isfinite(against) & (against >= 0)).all())
-        if not (whole and all(0 < x < math.inf or (name == "samples" and x == 0) for name, x in numbers.items())):
+        """Take it up again, also with other ranks."""
+        reference, against = float(state["reference"]), np.array(state["against"], dtype=np.float64)
+        whole = against.shape == _SHARES.shape and bool((np.isfinite(against) & (against >= 0.0)).all())
+        if not (whole and 0.0 < reference < math.inf):
             raise ValueError(
-                f"state: {', '.join(_SAVED)} must be positive and finite (samples may be 0), and so must be the "
-                f"{len(_SHARES)} numbers of against, got {state}; resume from a whole state"
+                f"costs of the state must have a positive reference and {len(_SHARES)} numbers of at least 0, got "
+                f"{dict(state)}; resume from a whole state"
             )
-        for name, attribute in _SAVED.items():
-            setattr(self, attribute, numbers[name])
-        self._against = against
-        self._now = self._before = self._judged = None
+        self._before = np.interp(self._betas, reference * _ODDS, against)
+        self._judge()
 
 
-_SAVED = {"samples": "samples", "unit": "_unit", "size": "_size", "factor": "_factor", "noise": "_noise"}
+_Number = TypeVar("_Number", float, Floats)
+
+
+class Pace(Generic[_Number]):
+    """A rank's speed freed from its batch, for its predictor; with arrays, that of several ranks.
+
+    It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So predictors
+    need not hear of it. ``none`` is a zero, or an array of them.
+    """
+
+    def __init__(self, reference: float, none: _Number) -> None:
+        self._reference = reference
+        self.samples = none
+        """β"""
+        self.size = none + reference
+        """The size of micro-batches in the latest round that taught something."""
+        self._factor = none + 1.0  # c
+
+    def know(self, samples: _Number) -> None:
+        """Go on with another β."""
+        self._factor = self._factor * (self.size + self.samples) / (self.size + samples)
+        self.samples = samples
+
+    def of(self, size: _Number, seconds: _Number) -> _Number:
+        """Return the pace of a round whose micro-batches had this size and took so long each."""
+        return self._factor * (size + self.samples) / seconds
+
+    def speed(self, pace: _Number) -> _Number:
+        """Return the speed at a pace, in micro-batches of the reference size."""
+        return pace / self._factor * self._reference / (self._reference + self.samples)
+
+    def state(self) -> dict[str, _Number]:
+        """Return plain data."""
+        return {"samples": self.samples, "size": self.size, "factor": self._factor}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        samples, size, factor = state["samples"], state["size"], state["factor"]
+        if not (0.0 <= samples < math.inf and 0.0 < size < math.inf and 0.0 < factor < math.inf):
+            raise ValueError(
+                f"pace of the state must have positive, finite size and factor, and samples of at least 0, got "
+                f"{dict(state)}; resume from a whole state"
+            )
+        self.samples, self.size, self._factor = samples, size, factor

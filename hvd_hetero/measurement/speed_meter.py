@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_hetero.measurement.fixed_cost import FixedCost
+from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
@@ -70,7 +70,7 @@ class SpeedMeter:
         self._hindered = {} if hindrances is None else Hindrances().row()
         self.predictor = policy.predictor()
         self.profile = policy.profile()
-        self.fixed_cost = FixedCost(typical_size) if policy.weighs_fixed_cost else None
+        self.pace: Pace[float] | None = Pace(typical_size, 0.0) if policy.weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
         self.rests = True
         """True: `rest` is called while others compute."""
@@ -204,10 +204,10 @@ class SpeedMeter:
     def _learn(self, known: _Round) -> None:
         size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
         speed = size / seconds
-        if self.fixed_cost is not None:
-            drivers = (self.cpu, self.memory) if self.predictor.uses_drivers else ()
-            speed = self.fixed_cost.learn(size, seconds, drivers, teaches=known.teaches)
         if known.teaches:
+            if self.pace is not None:
+                self.pace.size = size
+                speed = self.pace.of(size, seconds)
             self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
             if self.profile is not None:
                 self.profile.observe(round(size), seconds)
@@ -215,7 +215,7 @@ class SpeedMeter:
     def expected(self) -> float:
         """The speed that the rank predicts for itself now, with a typical micro-batch; NaN: nothing was measured."""
         expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
-        return expected if self.fixed_cost is None else self.fixed_cost.speed(expected)
+        return expected if self.pace is None else self.pace.speed(expected)
 
     def row(self) -> dict[str, float]:
         """The figures of this rank for the table, after `learn`."""
@@ -237,7 +237,7 @@ class SpeedMeter:
             "limit": self.limit,
             "timed_samples": known.samples if known.teaches else 0,
             "once_s": self.once_s if self.stopwatch is None and self.round.micro_batches else 0.0,
-            "fixed_samples": 0.0 if self.fixed_cost is None else self.fixed_cost.samples,
+            "fixed_samples": 0.0 if self.pace is None else self.pace.samples,
             **self._hindered,
         }
 
@@ -289,8 +289,8 @@ class SpeedMeter:
         state = {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds}
         if self.profile is not None:
             state["profile"] = self.profile.state_dict()
-        if self.fixed_cost is not None:
-            state["fixed_cost"] = self.fixed_cost.state()
+        if self.pace is not None:
+            state["pace"] = self.pace.state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -300,8 +300,8 @@ class SpeedMeter:
         self._rounds = 0  # a new process warms up again
         if self.profile is not None and "profile" in state:
             self.profile.load_state_dict(state["profile"])
-        if self.fixed_cost is not None and "fixed_cost" in state:
-            self.fixed_cost.restore(state["fixed_cost"])
+        if self.pace is not None and "pace" in state:
+            self.pace.restore(state["pace"])
 
     def _drivers(self) -> tuple[float, float]:
         if self._readings is None:

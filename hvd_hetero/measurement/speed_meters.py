@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.measurement.fixed_costs import FixedCosts
+from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.speed_meter import _LEISURE_S, _SHORT_S, _WARM_UP_ROUNDS
 from hvd_hetero.prediction.bank import Bank
@@ -32,12 +32,10 @@ class SpeedMeters:
     ``read`` gives the drivers, CPU and memory, of the ranks that are flagged; what it says of the others is not used.
     """
 
-    def __init__(
-        self, bank: Bank, fixed_costs: FixedCosts | None, read: Callable[[Flags], tuple[Floats, Floats]]
-    ) -> None:
+    def __init__(self, bank: Bank, pace: Pace[Floats] | None, read: Callable[[Flags], tuple[Floats, Floats]]) -> None:
         ranks = len(bank.expected)
         self.bank = bank
-        self.fixed_costs = fixed_costs
+        self.pace = pace
         self._read = read
         self._limit = np.zeros(ranks, dtype=np.int64)
         self._disturbed = np.zeros(ranks, dtype=np.bool_)
@@ -67,34 +65,32 @@ class SpeedMeters:
         return figures
 
     def _learn(self, which: Flags, busy_s: Floats, samples: Ints, micro_batches: Ints, *, teaches: bool) -> None:
-        at = np.flatnonzero(which)
-        if not len(at):
+        if not (teaches and which.any()):
             return
-        count = micro_batches[at]
-        size, seconds = samples[at] / count, busy_s[at] / count
-        costs = self.fixed_costs
-        pace = size / seconds if costs is None else costs.learn(size, seconds, at, teaches=teaches)
-        if teaches:
-            speeds = np.full(len(which), np.nan)
-            speeds[at] = pace
-            self.bank.update(speeds)
+        count = np.maximum(micro_batches, 1)
+        size, seconds = samples / count, np.where(which, busy_s, np.nan) / count
+        if self.pace is None:
+            self.bank.update(size / seconds)
+            return
+        self.pace.size = np.where(which, size, self.pace.size)
+        self.bank.update(self.pace.of(size, seconds))
 
     def _figures(
         self, teaches: Flags, compute_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints
     ) -> Figures:
-        expected, costs = self.bank.expected, self.fixed_costs
+        expected, pace = self.bank.expected, self.pace
         return {
             "samples": samples.astype(np.float64),
             "micro_batches": micro_batches.astype(np.float64),
             "compute_s": compute_s,
             "input_s": input_s,
-            "samples_per_s": expected.copy() if costs is None else costs.speeds(expected),
+            "samples_per_s": expected.copy() if pace is None else pace.speed(expected),
             "cpu": self._cpu.copy(),
             "memory": self._memory.copy(),
             "limit": self._limit.astype(np.float64),
             "timed_samples": np.where(teaches, samples, 0).astype(np.float64),
             "once_s": np.where(micro_batches > 0, input_s, 0.0),
-            "fixed_samples": np.zeros(len(samples)) if costs is None else costs.samples.copy(),
+            "fixed_samples": np.zeros(len(samples)) if pace is None else pace.samples,
         }
 
     def _read_drivers(self, done_s: Floats) -> None:

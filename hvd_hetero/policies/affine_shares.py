@@ -32,7 +32,6 @@ __all__ = ["AffineCosts", "Floats"]
 
 Floats = npt.NDArray[np.float64]
 
-_CHANGE_PER_GAIN = 8.0  # a round that is 3 % shorter is worth 24 % of a share; proportional costs take 6 % (arbitrary)
 _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (arbitrary)
 
 
@@ -46,25 +45,25 @@ class AffineCosts:
         self._rates = speeds * (1.0 + fixed / typical_size)  # u
         self._levels: dict[int, tuple[float, float]] = {}  # T of one micro-batch each, by the samples of a round
 
-    def near_best(self, plan: RoundPlan, tolerance: float) -> bool:
-        """Whether no split is sooner by more than ``tolerance``.
+    def near_best(self, plan: RoundPlan, tolerance: float, sure: Floats | float = 1.0) -> bool:
+        """Return True if no split is sooner by more than ``tolerance``; ``sure`` of each rank's time is beyond doubt.
 
         None is sooner than T. In integers none is sooner, either, if whoever takes a unit from the latest rank becomes
         as late.
         """
         heads = self._heads(plan)
         work = plan.shares + heads
-        latest_s = float((work / self._rates).max()) * (1.0 - tolerance)
+        latest_s = float((work / self._rates * sure).max()) * (1.0 - tolerance)
         with_one_more_s = float(((work + self._step) / self._rates).min())
         if with_one_more_s >= latest_s:
             return True
         return max(self._level(plan.total, heads)) >= latest_s
 
-    def starves(self, plan: RoundPlan, share: float) -> bool:
-        """Whether a rank has less than this share of what the best split would give it."""
+    def gain(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
+        """The share of a round that the best real-valued split saves; all speeds are known."""
         heads = self._heads(plan)
-        level_s, _ = self._level(plan.total, heads)
-        return bool((plan.shares < share * (self._rates * level_s - heads)).any())
+        latest_s = float(((plan.shares + heads) / self._rates * sure).max())
+        return max(1.0 - max(self._level(plan.total, heads)) / latest_s, 0.0)
 
     def _heads(self, plan: RoundPlan) -> Floats:
         """h, of the micro-batches that a plan has; one of a rank without samples."""
@@ -133,24 +132,14 @@ class AffineCosts:
             Problem(1.0 / rates, heads / rates, np.zeros(len(rates)), units, lower, upper, self._step)
         )
 
-    def latest_s(self, plan: RoundPlan) -> float:
-        """When the latest rank of known speed is done, in a unit of its own."""
-        return float(self._seconds(plan).max(initial=0.0))
+    def latest_s(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
+        """When the latest rank of known speed is done, in a unit of its own; ``sure`` where all are known."""
+        return float((self._seconds(plan) * sure).max(initial=0.0))
 
-    def as_far_as_it_gains(self, wanted: RoundPlan, held: RoundPlan, gain: float) -> npt.NDArray[np.int64]:
-        """The shares of ``wanted``, or part of the way to them; ``gain`` is the share of a round that they save.
-
-        Where fixed costs outweigh samples, times tell little of the best shares: noise of a hundredth would move all
-        samples, and gain a hundredth. So shares change by so many times what the round gains, at most.
-        """
-        known, to, now = self._known, wanted.shares, held.shares
-        change = float((np.abs(to - now) / np.maximum(np.maximum(to, now), 1)).max())
-        if change <= _CHANGE_PER_GAIN * gain:
-            return to
-        shares = now.copy()
-        between = (now + _CHANGE_PER_GAIN * gain / change * (to - now))[known]
-        shares[known] = proportional(between, int(now[known].sum()), minimum=self._minimum, multiple_of=self._step)
-        return shares
+    def between(self, begin: RoundPlan, end: RoundPlan, part: float) -> npt.NDArray[np.int64]:
+        """Return shares that are this part of the way from one plan to another."""
+        shares = begin.shares + part * (end.shares - begin.shares)
+        return proportional(shares, begin.total, minimum=self._minimum, multiple_of=self._step)
 
     @cached_property
     def _pace(self) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
@@ -13,13 +14,17 @@ from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
 from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
+from hvd_hetero.policies.evidence import Evidence
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
-_STARVED = 0.6  # of its best share: who has less gets it, although time gains little (arbitrary)
+_WORTH = (
+    4.0  # equal shares may change by so many times what that saves of a round; proportional costs take one (arbitrary)
+)
+_TOO_FAR = 1.5  # times that, from which on a split goes back (arbitrary)
 
 
 class LBBSP(Policy):
@@ -31,8 +36,12 @@ class LBBSP(Policy):
     is what one of its k_i micro-batches costs besides its samples (``measurement.fixed_cost``), 0 until that is known.
     With β = 0 this is the paper's division in proportion to speeds.
 
-    It matters, since by speeds alone a split repeats itself wherever b dominates in t = m x + b: equal ranks then drift
-    to shares of one sample, and a split that a passing slowdown has left behind stays.
+    **How far a split goes.** Where b dominates in t = m x + b, times hardly follow the shares. Then noise alone would
+    lead equal ranks to shares of one sample. So a split must earn its departure from equal shares:
+
+    - It is taken if it saves more than ``tolerance``, and more than the ranks' forecasts may be wrong.
+    - No rank gives away more of its equal share than four times what that saves of a round, in whatever steps.
+    - A micro-batch is at most a third larger or smaller than those that were measured (``policies.evidence``).
 
     Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
     rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
@@ -47,14 +56,13 @@ class LBBSP(Policy):
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
-        A new split is taken only if some rank is later than the best split by more than this share of its time; then
-        it is the best one, or as much of the way to it as the gain is worth (``affine_shares``).
+        A new split is taken only if some rank is later than the best split by more than this share of its time.
         Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
         costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
         63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
         whose size the user chose, is taken again as soon as no other is sooner by two thirds of the tolerance. The
         values are arbitrary between the noise of a predicted speed and a loss that one would notice. With 0, every
-        prediction is followed as it is.
+        prediction is followed as it is, however far.
     max_micro_batch
         Larger shares are done in several micro-batches, for memory's sake.
     device
@@ -91,6 +99,7 @@ class LBBSP(Policy):
         self._predictor = predictor
         self._equal = RoundPlan((), ())
         self._curves = None
+        self._evidence: Evidence | None = None
         self.weighs_fixed_cost = device == "cpu"
         if device == "gpu":
             self._curves = DeviceShares(
@@ -120,7 +129,7 @@ class LBBSP(Policy):
         if self._curves is not None:
             self._curves.restart()
         shares = proportional(np.ones(workers), global_batch, minimum=self.minimum, multiple_of=self.multiple_of)
-        self._equal = RoundPlan.of(shares, self.max_micro_batch)
+        self._equal, self._evidence = RoundPlan.of(shares, self.max_micro_batch), None
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
@@ -129,6 +138,9 @@ class LBBSP(Policy):
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
+        if self._evidence is None:
+            self._evidence = Evidence(table.workers, self._equal.typical_size)
+        self._evidence.learn(table)
         figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         return self._worthwhile(plan, *figures)
 
@@ -140,27 +152,31 @@ class LBBSP(Policy):
         return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing)
 
     def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
-        """The best plan where it is worth a change, or the equal one where that is as good."""
+        """Return the best plan as far as it is worth a change, or the equal one where that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
-        equal = self._equal.within(limits)
-        starved = False
-        if costs.all_known:
-            if plan.samples != equal.samples:
-                if costs.near_best(equal, _BACK * self.tolerance):
-                    return equal
-                starved = costs.starves(plan, _STARVED)
-            if not starved and costs.near_best(plan, self.tolerance):
+        if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
+            wanted = costs.divided(plan, self.max_micro_batch, limits)
+            return wanted if costs.latest_s(wanted) < costs.latest_s(plan) * (1.0 - self.tolerance) else plan
+        equal, sure = self._equal.within(limits), self._evidence.sure(fixed)
+        if plan.samples == equal.samples:
+            if costs.near_best(equal, self.tolerance, sure):
                 return plan
-        wanted = costs.divided(plan, self.max_micro_batch, limits)
-        wanted_s, held_s = costs.latest_s(wanted), costs.latest_s(plan)
-        if starved:
-            return plan if wanted_s > held_s else wanted
-        if wanted_s >= held_s * (1.0 - self.tolerance):
+        elif costs.near_best(equal, _BACK * self.tolerance):
+            return equal
+        too_far = _departure(plan, equal) > _TOO_FAR * _WORTH * costs.gain(equal)
+        if not too_far and costs.near_best(plan, self.tolerance, sure):
             return plan
-        if self.tolerance == 0.0:
-            return wanted
-        shares = costs.as_far_as_it_gains(wanted, plan, 1.0 - wanted_s / held_s)
-        return wanted if shares is wanted.shares else RoundPlan.of(shares, self.max_micro_batch)
+        wanted = costs.divided(plan, self.max_micro_batch, limits)
+        worth = _WORTH * costs.gain(equal, sure)
+        if (departs := _departure(wanted, equal)) > worth:
+            wanted = self._cut(costs.between(equal, wanted, worth / departs), limits)
+        if not too_far and costs.latest_s(wanted) >= costs.latest_s(plan, sure) * (1.0 - self.tolerance):
+            return plan
+        part = self._evidence.reach(plan, wanted)
+        return wanted if part == 1.0 else self._cut(costs.between(plan, wanted, part), limits)
+
+    def _cut(self, shares: npt.NDArray[np.int64], limits: Floats) -> RoundPlan:
+        return RoundPlan.of(shares, self.max_micro_batch).within(limits)
 
     def state_dict(self) -> dict[str, Any]:
         """What is known of the ranks' curves."""
@@ -195,3 +211,8 @@ class LBBSP(Policy):
                 f"with minimum={self.minimum} can be; got global_batch={global_batch}: use global_batch="
                 f"{' or '.join(map(str, near))}, or multiple_of=1"
             )
+
+
+def _departure(plan: RoundPlan, equal: RoundPlan) -> float:
+    """Return the largest part of its equal share that a rank gives away."""
+    return float(((equal.shares - plan.shares) / equal.shares).max())

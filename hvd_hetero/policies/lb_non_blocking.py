@@ -20,7 +20,6 @@ __all__ = ["LBNonBlocking"]
 
 _FEWEST = 4  # micro-batches above 1
 _LEAST_SIZE = 2  # samples of a rank's mean micro-batch (arbitrary)
-_MOST_FIXED = 2.0  # times the median of all, of a rank's fixed cost (arbitrary)
 _LONGEST_S = 1e30  # no round takes so long, and no square of a shorter time overflows
 
 
@@ -42,9 +41,8 @@ class LBNonBlocking(Policy):
     that rank i was at work. ``policies.trials`` says which N is used when. With N = 1, where it begins, a round is
     LB-BSP's. N = 2 is left out, for it waits nearly as long as 1.
 
-    **Fixed costs that are not there.** Each change of N teaches ranks their β, and where times scatter, wrong ones at
-    first. So shares keep their proportions in a trial and the two rounds after it, and of a rank's β no more counts
-    than twice the median of all, which train one model.
+    Each change of N teaches β, and where times scatter, a wrong one at first. So shares keep their proportions in a
+    trial and the two rounds after it.
 
     Every micro-batch of a rank has one size, so that the mean size of those done says nothing of how many were done:
     ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
@@ -145,11 +143,10 @@ class LBNonBlocking(Policy):
         return RoundPlan(tuple(n * x for x in part.samples), (n,) * part.workers, ends="first")
 
     def _of_present_size(self, table: RoundTable) -> RoundTable:
-        """The speeds of micro-batches of the present size, where ranks tell those of the first one; and a sober β."""
+        """The speeds of micro-batches of the present size, where ranks report those of the first one."""
         fixed, size = table.column("fixed_samples"), self._of_a_part / self._workers
         speeds = table.column("samples_per_s") * ((1.0 + fixed / self._reference) / (1.0 + fixed / size))
-        believed = np.minimum(fixed, _MOST_FIXED * np.median(fixed))
-        return table.replaced("samples_per_s", speeds.tolist()).replaced("fixed_samples", believed)
+        return table.replaced("samples_per_s", speeds.tolist())
 
     def _learn(self, finished: FinishedRound) -> None:
         """Tell the trials what a round took that was planned with the present number."""

@@ -151,6 +151,8 @@ class RoundSimulation:
         self._wait_s = self.now_s - finish_s
         finished = FinishedRound(self.rounds, epoch, plan, table, self.now_s - begin_s)
         self.planner.learn(finished)
+        if self.planner.fixed_costs is not None:
+            self.meters.know(self.planner.fixed_costs.samples)
         if self.learner is not None:
             self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
         if self.data is not None:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.measurement.fixed_costs import FixedCosts
+from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.measurement.speed_meters import Figures, SpeedMeters
@@ -40,6 +40,9 @@ class Meters(Protocol):
         self, start_s: Floats, done_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints, *, short: bool
     ) -> Figures:
         """Every rank has computed from ``start_s`` to ``done_s`` by its own clock: it learns, and reports these."""
+
+    def know(self, fixed_samples: Floats) -> None:
+        """The ranks' fixed costs are now these."""
 
 
 class OneByOne:
@@ -87,6 +90,12 @@ class OneByOne:
             meter.end_round(float(self._clock[rank]))
         return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
 
+    def know(self, fixed_samples: Floats) -> None:
+        """Tell each meter its own."""
+        for meter, samples in zip(self.each, fixed_samples.tolist(), strict=True):
+            if meter.pace is not None:
+                meter.pace.know(samples)
+
 
 class Together:
     """``SpeedMeters`` of all ranks."""
@@ -120,6 +129,11 @@ class Together:
         self._computed += 1
         return self.meters.round(done_s, done_s - start_s, input_s, samples, micro_batches, short=short)
 
+    def know(self, fixed_samples: Floats) -> None:
+        """Tell all."""
+        if self.meters.pace is not None:
+            self.meters.pace.know(fixed_samples)
+
     def _read(self, which: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """The drivers as ``Meter`` reads them; those that scatter or are recorded, by itself."""
         seen_s = self._now - self._lag_s
@@ -139,8 +153,8 @@ def meters_of(
     if together and make is None and policy.profile() is None:
         bank = bank_of(_predictor(policy), machines.count)
         if bank is not None:
-            costs = FixedCosts(typical_size, machines.count) if policy.weighs_fixed_cost else None
-            return Together(machines, lambda read: SpeedMeters(bank, costs, read))
+            pace = Pace(typical_size, np.zeros(machines.count)) if policy.weighs_fixed_cost else None
+            return Together(machines, lambda read: SpeedMeters(bank, pace, read))
     return OneByOne(machines, policy, typical_size, make)
 
 
