@@ -132,6 +132,8 @@ class FixedCosts:
         missed = level[:, None] - np.log(size[:, None] + self._betas) - self._forecast[at]
         strange = np.abs(missed).min(axis=1) > np.maximum(_JUMP * np.sqrt(variance), _LEAST_JUMP)
         self._open[at[strange]] = False
+        if strange.all():
+            return
         at, missed, variance = at[~strange], missed[~strange], variance[~strange]
         counted = self._counted[at] = np.minimum(self._counted[at] + 1.0, _LONGEST)
         self._forecast[at] += missed / counted[:, None]
@@ -151,11 +153,11 @@ class FixedCosts:
 
     def state(self) -> dict[str, Any]:
         """Return the evidence of all ranks together, as plain data."""
-        against = np.minimum(self._before + self._against.sum(axis=0), _MOST)
-        return {"reference": self._reference, "against": against.tolist()}
+        against = self._before + self._against.sum(axis=0)
+        return {"reference": self._reference, "against": np.minimum(against - against.min(), _MOST).tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it up again, also with other ranks."""
+        """Take it up again, also with other ranks; what was learned here is forgotten."""
         reference, against = float(state["reference"]), np.array(state["against"], dtype=np.float64)
         whole = against.shape == _SHARES.shape and bool((np.isfinite(against) & (against >= 0.0)).all())
         if not (whole and 0.0 < reference < math.inf):
@@ -164,7 +166,10 @@ class FixedCosts:
                 f"{dict(state)}; resume from a whole state"
             )
         self._before = np.interp(self._betas, reference * _ODDS, against)
-        self._judge()
+        self._against[:], self._rounds[:], self._open[:] = 0.0, 0.0, False
+        self.samples = np.zeros(len(self._rounds))
+        if against.any():
+            self._judge()
 
 
 _Number = TypeVar("_Number", float, Floats)
@@ -179,11 +184,11 @@ class Pace(Generic[_Number]):
 
     def __init__(self, reference: float, none: _Number) -> None:
         self._reference = reference
-        self.samples = none
+        self.samples: _Number = none
         """β"""
-        self.size = none + reference
+        self.size: _Number = none + reference
         """The size of micro-batches in the latest round that taught something."""
-        self._factor = none + 1.0  # c
+        self._factor: _Number = none + 1.0  # c
 
     def know(self, samples: _Number) -> None:
         """Go on with another β."""
@@ -192,11 +197,13 @@ class Pace(Generic[_Number]):
 
     def of(self, size: _Number, seconds: _Number) -> _Number:
         """Return the pace of a round whose micro-batches had this size and took so long each."""
-        return self._factor * (size + self.samples) / seconds
+        pace: _Number = self._factor * (size + self.samples) / seconds
+        return pace
 
     def speed(self, pace: _Number) -> _Number:
         """Return the speed at a pace, in micro-batches of the reference size."""
-        return pace / self._factor * self._reference / (self._reference + self.samples)
+        speed: _Number = pace / self._factor * self._reference / (self._reference + self.samples)
+        return speed
 
     def state(self) -> dict[str, _Number]:
         """Return plain data."""

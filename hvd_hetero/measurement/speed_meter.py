@@ -48,8 +48,6 @@ class _Round:
     compute_s: float = 0.0
     input_s: float = 0.0
     disturbed: bool = False
-    tells_cost: bool = False
-    """True: its time tells something about the cost of a micro-batch."""
     teaches: bool = False
     """True: its speed tells something about later rounds."""
 
@@ -167,14 +165,10 @@ class SpeedMeter:
             self.stopwatch.catch_up()
 
     def learn(self, *, short: bool) -> None:
-        """The last micro-batch of a round is done: learn from what is known now.
-
-        A short round tells more of the fixed cost than of the speed.
-        """
+        """The last micro-batch of a round is done: learn from what is known now, but not from a short round."""
         self.round.compute_s += self._apply_s
         self._apply_s = 0.0
-        warm = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed
-        self.round.tells_cost, self.round.teaches = warm, warm and not short
+        self.round.teaches = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed and not short
         self._rounds += 1
         if self.stopwatch is not None:
             self.reads = True
@@ -185,7 +179,7 @@ class SpeedMeter:
                 self._before.input_s = lap.paused_s
         known = self.round if self.stopwatch is None else self._before
         busy_s = known.compute_s + known.input_s
-        if known.samples and 0.0 < busy_s < math.inf and known.tells_cost:
+        if known.samples and 0.0 < busy_s < math.inf and known.teaches:
             if self.rests and busy_s < _SHORT_S and not self.predictor.uses_drivers:
                 self._unlearned = known
             else:
@@ -204,13 +198,12 @@ class SpeedMeter:
     def _learn(self, known: _Round) -> None:
         size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
         speed = size / seconds
-        if known.teaches:
-            if self.pace is not None:
-                self.pace.size = size
-                speed = self.pace.of(size, seconds)
-            self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
-            if self.profile is not None:
-                self.profile.observe(round(size), seconds)
+        if self.pace is not None:
+            self.pace.size = size
+            speed = self.pace.of(size, seconds)
+        self.predictor.update(speed, cpu=self.cpu, memory=self.memory)
+        if self.profile is not None:
+            self.profile.observe(round(size), seconds)
 
     def expected(self) -> float:
         """The speed that the rank predicts for itself now, with a typical micro-batch; NaN: nothing was measured."""

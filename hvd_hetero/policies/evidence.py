@@ -9,7 +9,8 @@ error of the forecast itself. So of a rank's time the share
 is beyond doubt, by two standard errors. Where time is all fixed costs (φ = 1) that counts in full, because a wrong
 split then confirms itself. Where time follows the batch it counts by half: the next rounds correct the split.
 
-A rank's time is known for the micro-batches that it has measured, and up to a third beyond the least and the most.
+A rank's time is known for the micro-batches that it has measured, and up to a third, or one step of shares, beyond the
+least and the most.
 
 All operations are correctly rounded, so all ranks find the same. Cost: some 20 operations on arrays of n.
 """
@@ -17,6 +18,8 @@ All operations are correctly rounded, so all ranks find the same. Cost: some 20 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +37,13 @@ _REACH = 4.0 / 3.0
 
 
 class Evidence:
-    """What the tables of n ranks show. ``typical_size``: of the micro-batches that speeds are reported for."""
+    """What the tables of n ranks show.
 
-    def __init__(self, workers: int, typical_size: float) -> None:
-        self._typical_size = typical_size
+    Speeds are reported for micro-batches of ``typical_size``, and shares are multiples of ``step``.
+    """
+
+    def __init__(self, workers: int, typical_size: float, step: int = 1) -> None:
+        self._typical_size, self._step = typical_size, step
         self._scatter = np.full(workers, _FIRST)
         self._forecast = np.full(workers, np.nan)
         self._least, self._most = np.full(workers, math.inf), np.zeros(workers)
@@ -56,15 +62,35 @@ class Evidence:
         self._least = np.where(told, np.minimum(self._least, size), self._least)
         self._most = np.where(told, np.maximum(self._most, size), self._most)
 
+    def state(self) -> dict[str, list[float]]:
+        """Return plain data; 0 stands for what is not known."""
+        kept = {"scatter": self._scatter, "forecast": self._forecast, "least": self._least, "most": self._most}
+        return {name: np.where(np.isfinite(of), of, 0.0).tolist() for name, of in kept.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it back, of as many ranks."""
+        kept = [np.array(state[name], dtype=np.float64) for name in ("scatter", "forecast", "least", "most")]
+        if not all(of.shape == self._scatter.shape and ((of >= 0.0) & (of < math.inf)).all() for of in kept):
+            raise ValueError(
+                f"evidence of the state must be numbers of at least 0 for {len(self._scatter)} ranks, got "
+                f"{dict(state)}; resume from a whole state"
+            )
+        scatter, forecast, least, self._most = kept
+        self._scatter = np.clip(scatter, _LEAST, _MOST)
+        self._forecast, self._least = np.where(forecast > 0.0, forecast, math.nan), np.where(least > 0, least, math.inf)
+
     def sure(self, fixed: Floats) -> Floats:
         """Return the share of each rank's time that is beyond doubt."""
         amplified = 0.5 + 0.5 * fixed / (fixed + self._typical_size)
-        return np.maximum(1.0 - _DOUBT * amplified * self._scatter, 0.5)
+        sure: Floats = np.maximum(1.0 - _DOUBT * amplified * self._scatter, 0.5)
+        return sure
 
     def reach(self, plan: RoundPlan, wanted: RoundPlan) -> float:
         """Return how much of the way to the wanted shares the measurements go, from 0 to 1."""
-        cuts, change = np.maximum(wanted.cuts, 1), wanted.shares - plan.shares
-        beyond = np.maximum(wanted.shares - np.floor(self._most * _REACH) * cuts, 0.0)
-        beyond += np.maximum(np.ceil(self._least / _REACH) * cuts - wanted.shares, 0.0)
-        parts = 1.0 - beyond / np.maximum(np.abs(change), 1)
-        return float(np.clip(np.where(change == 0, 1.0, parts), 0.0, 1.0).min())
+        cuts, held = np.maximum(wanted.cuts, 1), plan.shares
+        most = np.maximum(np.floor(self._most * _REACH) * cuts, self._most * cuts + self._step)
+        least = np.minimum(np.ceil(self._least / _REACH) * cuts, self._least * cuts - self._step)
+        # What a rank holds bounds these: else one could never change the number of its micro-batches.
+        beyond = np.maximum(wanted.shares - np.maximum(most, held), 0.0)
+        beyond += np.maximum(np.minimum(least, held) - wanted.shares, 0.0)
+        return float((1.0 - beyond / np.maximum(np.abs(wanted.shares - held), 1)).min())

@@ -21,9 +21,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 __all__ = ["LBBSP"]
 
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
-_WORTH = (
-    4.0  # equal shares may change by so many times what that saves of a round; proportional costs take one (arbitrary)
-)
+_WORTH = 4.0  # times what a split saves of a round, by which equal shares may change; proportional costs take one
 _TOO_FAR = 1.5  # times that, from which on a split goes back (arbitrary)
 
 
@@ -41,7 +39,7 @@ class LBBSP(Policy):
 
     - It is taken if it saves more than ``tolerance``, and more than the ranks' forecasts may be wrong.
     - No rank gives away more of its equal share than four times what that saves of a round, in whatever steps.
-    - A micro-batch is at most a third larger or smaller than those that were measured (``policies.evidence``).
+    - A micro-batch is at most a third, or a step, beyond those that were measured (``policies.evidence``).
 
     Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
     rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
@@ -139,7 +137,7 @@ class LBBSP(Policy):
             by_curves = self._curves.next(plan, finished)
             return plan if by_curves is None else RoundPlan.of(by_curves, self.max_micro_batch)
         if self._evidence is None:
-            self._evidence = Evidence(table.workers, self._equal.typical_size)
+            self._evidence = self._no_evidence()
         self._evidence.learn(table)
         figures = (table.column(name) for name in ("samples_per_s", "fixed_samples", "limit"))
         return self._worthwhile(plan, *figures)
@@ -178,19 +176,29 @@ class LBBSP(Policy):
     def _cut(self, shares: npt.NDArray[np.int64], limits: Floats) -> RoundPlan:
         return RoundPlan.of(shares, self.max_micro_batch).within(limits)
 
+    def _no_evidence(self) -> Evidence:
+        return Evidence(self._equal.workers, self._equal.typical_size, self.multiple_of)
+
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the ranks' curves."""
-        return {} if self._curves is None else self._curves.state_dict()
+        """What is known of the ranks' curves, and of how far their figures can be trusted."""
+        return {
+            "curves": None if self._curves is None else self._curves.state_dict(),
+            "evidence": None if self._evidence is None else self._evidence.state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        if bool(state) != (self._curves is not None):
+        if (state["curves"] is None) != (self._curves is None):
             raise ValueError(
                 f"the state is of LBBSP with another device than {self.device!r}; resume with the same, or begin again "
                 "with the model's parameters alone"
             )
         if self._curves is not None:
-            self._curves.load_state_dict(state)
+            self._curves.load_state_dict(state["curves"])
+        self._evidence = None
+        if state["evidence"] is not None:
+            self._evidence = self._no_evidence()
+            self._evidence.restore(state["evidence"])
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
         """Whether the global batch can be divided as asked, said here since the user set no ``total``."""

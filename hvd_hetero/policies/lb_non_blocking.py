@@ -119,14 +119,15 @@ class LBNonBlocking(Policy):
         return self._whole(self._shares.renegotiate(self._part(plan), speeds))
 
     def state_dict(self) -> dict[str, Any]:
-        """What trials of the number of micro-batches have said."""
-        return self._trials.state()
+        """What trials of the number of micro-batches have said, and LB-BSP's state."""
+        return {"trials": self._trials.state(), "shares": self._shares.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with them."""
-        self._trials.restore(state)
+        self._trials.restore(state["trials"])
         self._number = self._trials.number
         self._shares.first(self._workers, self._of_a_part)
+        self._shares.load_state_dict(state["shares"])
 
     @property
     def _of_a_part(self) -> int:

@@ -38,8 +38,8 @@ Which pairs may be compared is the caller's to know. Fewer than three of them th
 an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. So it is where all
 micro-batches have one size and all rounds one number of them.
 
-``measurement.fixed_cost`` tells the same while training goes on. It must act, and so takes 0 until the odds are ten to
-one against it; a replay may say what it does not know.
+``measurement.fixed_cost`` finds the same while training goes on, and must act: it takes the mean of φ as soon as there
+is any evidence. A replay may say what it does not know.
 
 A real step is not quite a line, so a fixed share below 0.05 cannot be told from none, and ``most`` is that at least.
 

@@ -158,6 +158,12 @@ def test_lb_bsp_finds_the_slow_rank_behind_a_batch_norm_that_makes_all_wait_for_
     assert max(fast_s - slow_s for fast_s, slow_s in waits) > 32e-3, "of the 48 ms between them"
 
 
+def test_no_share_of_equal_ranks_becomes_too_small_for_batch_norm(ranks):
+    shares = ranks[0]["batch_norm_of_equal_ranks_whose_steps_are_all_fixed_cost"]
+    assert len(shares) == 600
+    assert min(map(min, shares)) >= 8
+
+
 @pytest.mark.parametrize("policy", ["non-blocking", "elastic-bsp", "self-adaptive", "static", "no data"])
 def test_batch_norm_refuses_policies_whose_ranks_do_unequal_micro_batches(either, policy):
     name = "static" if policy == "no data" else policy

@@ -35,7 +35,7 @@ def test_the_table_of_a_round_decides_the_plan_that_many_rounds_later(lead):
     planner = Planner(LBBSP(), 2, 80)
     planner.set_lead(lead)
     round_of(planner)
-    assert [planner.plan(ahead).samples for ahead in range(lead + 1)] == [(40, 40)] * lead + [(60, 20)]
+    assert [planner.plan(ahead).samples for ahead in range(lead + 1)] == [(40, 40)] * lead + [(50, 30)]
     with pytest.raises(RoundStateError, match=f"known up to {lead} rounds ahead"):
         planner.plan(lead + 1)
 
@@ -50,7 +50,7 @@ def test_a_limit_in_the_table_cuts_micro_batches_of_every_later_plan():
 def test_renegotiated_plans_fill_the_whole_lead_and_keep_to_limits():
     planner = Planner(LBBSP(), 2, 80)
     planner.set_lead(2)
-    planner.renegotiate(17, [300.0, 100.0], [25, 0])
+    planner.renegotiate({"rounds": 17, "costs": None}, [300.0, 100.0], [25, 0])
     assert planner.rounds == 17
     assert {(planner.plan(a).samples, planner.plan(a).micro_batches) for a in range(3)} == {((60, 20), (3, 1))}
 

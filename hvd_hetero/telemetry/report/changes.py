@@ -151,7 +151,5 @@ def _fixed_costs(run: Run) -> list[tuple[float, Change]]:
         return []
     k = int(known.any(axis=1).argmax())
     rank = int(known[k].argmax())
-    text = (
-        f"the fixed cost of a micro-batch became known, on rank {rank} first: {run.fixed_samples[k, rank]:.3g} samples"
-    )
+    text = f"the fixed cost of a micro-batch became known: {run.fixed_samples[k, rank]:.3g} samples on rank {rank}"
     return [(1.0, Change(int(run.round[k]), "fixed cost", text))]

@@ -327,6 +327,28 @@ def batch_norm_over_all_ranks() -> dict:
     }
 
 
+def batch_norm_of_equal_ranks_whose_steps_are_all_fixed_cost() -> list:
+    """The default policy, and 3 ms on either rank whatever the batch; batch norm raises for a share of one sample."""
+    x = torch.randn(6400, 16)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 1)
+    )
+    balance = LoadBalance(global_batch=64)
+    loader = BalancedLoader(TensorDataset(x, x[:, :1]), balance, shuffle=True)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
+    shares = []
+    for _ in range(6):
+        for a, b in loader:
+            optimizer.zero_grad()
+            loss = functional.mse_loss(model(a), b)
+            time.sleep(3e-3)
+            loss.backward()
+            optimizer.step()
+            shares.append(balance.plan)
+    return shares
+
+
 def batch_norm_leaves_lb_bsp_its_eyes() -> dict:
     """Rank 0 is twice as fast; each norm waits for the slow rank, in the forward and in the backward pass."""
     model = torch.nn.Sequential(
@@ -537,6 +559,7 @@ CASES = [
     compression,
     a_gradient_that_shares_its_memory,
     batch_norm_leaves_lb_bsp_its_eyes,
+    batch_norm_of_equal_ranks_whose_steps_are_all_fixed_cost,
     samples_left_out_by_collate_fn,
 ]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
 
 ROUNDS = 480
 
@@ -26,7 +29,8 @@ def play(speeds: np.ndarray, policy: LBBSP) -> tuple[float, int, RoundPlan]:
         for rank, one in enumerate(predictors):
             one.update(speeds[number, rank])
             known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
-            known |= {"samples": plan.samples[rank], "samples_per_s": one.predict()}
+            known |= {"samples": plan.samples[rank], "samples_per_s": one.predict(), "compute_s": busy_s[rank]}
+            known |= {"timed_samples": plan.samples[rank], "micro_batches": 1.0}
             rows.append(RoundReport(**known).vector(rank, ranks))
         after = policy.next(plan, FinishedRound(number, 0, plan, RoundTable(sum(rows), ranks), 1.0))
         changes += after != plan
@@ -80,3 +84,22 @@ def test_the_equal_split_is_taken_again_once_no_other_is_better_by_much():
 def test_tolerance_zero_follows_every_prediction():
     speeds = scattered(np.full((100, 2), 1000.0), 0.05)
     assert play(speeds, LBBSP("memoryless", tolerance=0.0))[1] > 90
+
+
+@pytest.mark.parametrize("fixed_ms", [5.5, 5.9, 6.3, 7.0])
+@pytest.mark.parametrize("sample_ms", [0.002, 0.007, 0.02])
+def test_where_time_hardly_depends_on_the_batch_no_rank_drifts_to_a_few_samples(fixed_ms, sample_ms):
+    """By speeds alone a split confirms itself: equal ranks came to 1:63, which saves nothing."""
+    for seed in range(2):
+        jitter = (Jitter(sigma=0.05),)
+        workers = [Worker(Compute(1e-3 * sample_ms, 1e-3 * b), variation=jitter) for b in (fixed_ms, 5.5)]
+        plans = []
+        simulation = RoundSimulation(
+            Cluster(tuple(workers), seed=seed),
+            LBBSP(),
+            64,
+            observer=lambda done, to=plans: to.append(done.plan.samples),
+        )
+        simulation.run(300)
+        assert min(map(min, plans)) >= 8
+        assert sum(a != b for a, b in pairwise(plans)) <= 8

@@ -9,16 +9,27 @@ from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation, resolve_po
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 
 
-def told(speeds: list[float], number: int = 1) -> FinishedRound:
-    """A finished round in whose table the ranks predict these speeds for themselves."""
-    known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0)
-    rows = [RoundReport(**{**known, "samples_per_s": v}).vector(i, len(speeds)) for i, v in enumerate(speeds)]
+def told(speeds: list[float], plan: RoundPlan | None = None, number: int = 1) -> FinishedRound:
+    """A finished round in whose table the ranks predict these speeds for themselves, and had them."""
+    plan = plan or RoundPlan.of([1000] * len(speeds))
+    rows = []
+    for i, (v, x) in enumerate(zip(speeds, plan.samples, strict=True)):
+        known = dict.fromkeys(RoundReport.__dataclass_fields__, 0.0) | {"samples_per_s": v, "micro_batches": 1.0}
+        known |= {"samples": x, "timed_samples": x, "compute_s": x / v if 0.0 < v < np.inf else 1.0}
+        rows.append(RoundReport(**known).vector(i, len(speeds)))
     with np.errstate(invalid="ignore"):
         table = RoundTable(sum(rows), len(speeds))
-    return FinishedRound(number, 0, RoundPlan.of([1000] * len(speeds)), table, 1.0)
+    return FinishedRound(number, 0, plan, table, 1.0)
 
 
-@pytest.mark.parametrize("policy", [BSP(), LBBSP(), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
+def settled(policy: Policy, global_batch: int, speeds: list[float], rounds: int = 12) -> RoundPlan:
+    plan = policy.first(len(speeds), global_batch)
+    for number in range(rounds):
+        plan = policy.next(plan, told(speeds, plan, number))
+    return plan
+
+
+@pytest.mark.parametrize("policy", [BSP(), LBBSP(tolerance=0.0), StaticAllocation([2, 1, 4])], ids=lambda p: p.name)
 def test_every_policy_keeps_the_global_batch_and_answers_alike_twice(policy):
     plan = policy.first(3, 100)
     assert plan.total == 100
@@ -55,15 +66,33 @@ def test_static_allocation_keeps_the_batch_where_the_weights_do_not_divide_it():
 
 
 def test_lb_bsp_divides_in_proportion_to_the_predicted_speeds():
+    assert settled(LBBSP(), 60, [3.0, 1.0, 2.0]).samples == (30, 10, 20)
+
+
+def test_lb_bsp_takes_a_micro_batch_no_further_than_a_third_beyond_what_was_measured():
     policy = LBBSP()
-    assert policy.next(policy.first(3, 60), told([3.0, 1.0, 2.0])).samples == (30, 10, 20)
+    plan = policy.first(2, 240)
+    once = policy.next(plan, told([3.0, 1.0], plan))
+    assert once.samples == (150, 90)
+    assert policy.next(once, told([3.0, 1.0], once)).samples == (172, 68)
+
+
+@pytest.mark.parametrize(("batch", "step", "shares"), [(4, 1, (3, 1)), (64, 16, (48, 16)), (96, 16, (64, 16, 16))])
+def test_lb_bsp_also_moves_shares_of_which_a_third_is_less_than_a_step(batch, step, shares):
+    speeds = [float(share) for share in shares]
+    assert settled(LBBSP(multiple_of=step), batch, speeds).samples == shares
+
+
+def test_lb_bsp_changes_the_number_of_micro_batches():
+    """One of 28 becomes two of 16 and 17, which are smaller than what was measured by more than a third."""
+    assert settled(LBBSP(max_micro_batch=32), 56, [33.0, 23.0]).samples == (33, 23)
 
 
 def test_lb_bsp_leaves_a_split_that_is_good_enough():
     policy = LBBSP(tolerance=0.05)
     plan = policy.first(2, 200)
     assert policy.next(plan, told([1.02, 1.0])) == plan
-    assert policy.next(plan, told([1.2, 1.0])) != plan
+    assert policy.next(plan, told([1.3, 1.0], plan)) != plan
 
 
 @pytest.mark.parametrize("unknown", [float("nan"), 0.0, -5.0, float("inf")])
@@ -82,9 +111,7 @@ def test_lb_bsp_decides_in_integers_so_the_last_bit_of_a_speed_does_not_matter()
 
 
 def test_lb_bsp_keeps_minimum_and_multiple():
-    policy = LBBSP(minimum=8, multiple_of=8)
-    plan = policy.next(policy.first(2, 128), told([1000.0, 1.0]))
-    assert plan.samples == (120, 8)
+    assert settled(LBBSP(minimum=8, multiple_of=8), 128, [1000.0, 1.0]).samples == (120, 8)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_json_has_every_scheme_and_the_ratios(described, capsys):
     rows = {row["scheme"]: row for row in document["schemes"]}
     assert set(rows) == {"best-split", "bsp", "lb-bsp", "asp"}
     assert rows["bsp"]["samples_per_s"] == pytest.approx(300.0)
-    assert rows["lb-bsp"]["times_bsp"] == pytest.approx(2.0, rel=1e-6)
-    assert rows["lb-bsp"]["of_best"] == pytest.approx(1.0, rel=1e-6)
+    assert rows["lb-bsp"]["times_bsp"] == pytest.approx(2.0, rel=0.02)
+    assert rows["lb-bsp"]["of_best"] == pytest.approx(1.0, rel=0.02)
     assert rows["asp"]["samples_per_s"] == pytest.approx(600.0, rel=0.05)
 
 

