@@ -22,7 +22,7 @@ Rank i's evidence is its own L_i and that of the others, which counts for C at m
 own says little, and less than what a rank of another kind finds out for itself. A priori all φ of the grid are alike.
 β is that of the mean of φ. So a split that is made before much is known does not count on the time to follow it.
 
-M = 8, τ = 4, σ_0 = 0.01, C = 9 and the limit of L, by which old evidence is forgotten, are arbitrary.
+M = 8, τ = 4, σ_0 = 0.01, C = 20 and the limit of L, by which old evidence is forgotten, are arbitrary.
 
 Rejected: each rank learns its β alone. Noise made the β of two equal ranks differ by a factor of 20, and a split that
 was made by them confirmed itself, down to a share of one sample. Rejected, too: to let speeds that drift count less.
@@ -53,7 +53,7 @@ _MODEL = 0.01  # σ_0: what a line leaves out of a real step
 _FIRST_NOISE, _LEAST_NOISE, _STEP, _NORMAL = 0.05, 1e-4, 1.1, 0.6745
 _JUMP, _LEAST_JUMP = 5.0, 0.05
 _SAME_DRIVER = 0.05
-_OTHERS = 9.0  # C: three deviations
+_OTHERS = 20.0  # C: four and a half deviations
 _MOST = 60.0  # of L
 
 _SHARES = np.concatenate([np.linspace(0.0, 0.9, 19), [0.92, 0.94, 0.96, 0.98, 0.99]])  # φ

@@ -1,10 +1,10 @@
 r"""How far the ranks' own figures can be trusted, from the tables of the rounds: for LB-BSP.
 
 Rank i forecasts the speed v_i, and then does m_i (both in micro-batches of the typical size). σ_i is 1.48 medians of
-|m_i / v_i - 1|, found by steps of a tenth. Most of that is the scatter of single rounds, and some three eighths are the
+|m_i / v_i - 1|, found by steps of a tenth. Most of that is the scatter of single rounds, and about a third is the
 error of the forecast itself. So of a rank's time the share
 
-    1 - 3/4 σ_i (1 + φ_i) / 2,       φ_i = β_i / (β_i + r)
+    1 - 2/3 σ_i (1 + φ_i) / 2,       φ_i = β_i / (β_i + r)
 
 is beyond doubt, by two standard errors. Where time is all fixed costs (φ = 1) that counts in full, because a wrong
 split then confirms itself. Where time follows the batch it counts by half: the next rounds correct the split.
@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 
 _FIRST, _LEAST, _MOST = 0.1, 1e-4, 1.0  # σ
 _STEP, _NORMAL = 1.1, 0.6745
-_DOUBT = 0.75
+_DOUBT = 2.0 / 3.0
 _REACH = 4.0 / 3.0
 
 

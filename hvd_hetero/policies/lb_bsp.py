@@ -21,7 +21,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 __all__ = ["LBBSP"]
 
 _BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
-_WORTH = 4.0  # times what a split saves of a round, by which equal shares may change; proportional costs take one
+_WORTH = 8.0  # times what a split saves of a round, by which equal shares may change; proportional costs take one
 _TOO_FAR = 1.5  # times that, from which on a split goes back (arbitrary)
 
 
@@ -38,7 +38,7 @@ class LBBSP(Policy):
     lead equal ranks to shares of one sample. So a split must earn its departure from equal shares:
 
     - It is taken if it saves more than ``tolerance``, and more than the ranks' forecasts may be wrong.
-    - No rank gives away more of its equal share than four times what that saves of a round, in whatever steps.
+    - No rank gives away more of its equal share than eight times what that saves of a round, in whatever steps.
     - A micro-batch is at most a third, or a step, beyond those that were measured (``policies.evidence``).
 
     Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves

@@ -36,8 +36,8 @@ def after(rounds: int, noise: float, fixed: float = 0.0, seed: int = 0) -> Evide
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_a_rank_is_as_sure_as_its_forecasts_were_right(noise):
     doubts = [1.0 - after(200, noise, seed=seed).sure(np.zeros(2)).mean() for seed in range(10)]
-    # Half of 0.75, of the median of |x| / 0.67 for a normal x.
-    assert np.mean(doubts) == pytest.approx(0.375 * noise, rel=0.4)
+    # Half of 2/3, of the median of |x| / 0.67 for a normal x.
+    assert np.mean(doubts) == pytest.approx(noise / 3, rel=0.4)
 
 
 def test_where_all_is_fixed_cost_doubt_counts_twice():

@@ -138,6 +138,7 @@ class RealBalancers:
             self.now[i] = begin_s[i] + (end_s - begin_s[i]) * errors[i]  # a rank knows its own clock alone
             if balancer.stop_early() or last:
                 vectors.append(balancer.report())
+                balancer.waiting()
                 finish_s[i], done[i] = end_s, j + 1
             else:
                 balancer.pause()
