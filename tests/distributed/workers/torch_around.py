@@ -338,7 +338,7 @@ def batch_norm_of_equal_ranks_whose_steps_are_all_fixed_cost() -> list:
     loader = BalancedLoader(TensorDataset(x, x[:, :1]), balance, shuffle=True)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), balance)
     shares = []
-    for _ in range(6):
+    for _ in range(3):
         for a, b in loader:
             optimizer.zero_grad()
             loss = functional.mse_loss(model(a), b)
