@@ -96,9 +96,8 @@ def require_finite(round: int, broken: npt.NDArray[np.float64]) -> None:
     """Raise if a rank says that its gradient of the round, which is not applied yet, is not finite."""
     if broken.any():
         raise HeteroError(
-            f"round {round}: the gradient of ranks {np.flatnonzero(broken).tolist()} is not finite, so no rank has "
-            "updated its parameters. Look at the samples and the loss of these ranks, or pass "
-            "LoadBalance(…, allow_nan=True) to go on"
+            f"round {round}: the gradient of ranks {np.flatnonzero(broken).tolist()} is not finite. Look at the "
+            "samples and the loss of these ranks, or pass LoadBalance(…, allow_nan=True) to go on"
         )
 
 
