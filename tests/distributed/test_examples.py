@@ -110,14 +110,15 @@ def test_under_other_peoples_trainers_and_models_it_learns_and_gives_a_slow_rank
 
 
 def learnt(launch, example, framework, *arguments):
-    """Accuracy and batches of each epoch, the second rank of two being slow: at the end, it has fewer samples."""
+    """Accuracy and batches of each epoch, the second rank of two being slow: its batches are smaller."""
     starter = torchrun(2)
     done = launch(
         EXAMPLES / example, 2, ["--slow", 1, *arguments], framework=framework, timeout_s=TORCH_S, starter=starter
     )
     told = re.findall(r"accuracy ([\d.]+), batches (\d+) \+ (\d+)", done.stdout[0])
     epochs = [(float(accuracy), int(fast), int(slow)) for accuracy, fast, slow in told]
-    assert epochs[-1][1] > 1.2 * epochs[-1][2]
+    # Of all epochs: on a busy machine a hitch of the other rank just before one ends can make the last batches equal.
+    assert sum(fast for _, fast, _ in epochs) > 1.2 * sum(slow for *_, slow in epochs)
     return epochs
 
 
