@@ -15,7 +15,7 @@ from statistics import mean
 import numpy as np
 from scipy.optimize import minimize
 
-from hvd_hetero.simulation.problems import SmallNetwork, digits
+from hvd_hetero.tools.simulation.problems import SmallNetwork, digits
 from hvd_hetero.topology import Graph, Matcha, matcha
 from hvd_hetero.topology.graphs import laplacian
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hvd_hetero.testing import Hosts
+from _support import Hosts
 
 _PORT, _LIMIT_S = 7000, 20.0
 _ANSWER = f"""

@@ -53,8 +53,8 @@ from _variants import BASE, DRIVEN, VARIANTS, WITH_DRIVERS
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP
-from hvd_hetero.simulation import Cluster, Compute, Jitter, Recorded, RoundSimulation, Worker
-from hvd_hetero.simulation.meters import OneByOne
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Recorded, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.meters import OneByOne
 
 Found = tuple[float, float]  # samples per second, new splits in a hundred rounds
 ONE_PERCENT = 0.01

@@ -16,10 +16,10 @@ one cause, in four strengths, half of the runs under BSP and half under LB-BSP, 
 In runs in turns, each rank computes three times as much in every second round, the other rank in the rounds between,
 while another process takes the same share of either core, 5 to 20 %. That explains no difference.
 
-"Costs" is for which share of the run the rank held all others up (``hvd_hetero.telemetry.attribution``). Under
+"Costs" is for which share of the run the rank held all others up (``hvd_hetero.tools.report.attribution``). Under
 LB-BSP a slow rank costs little, and gets its cause for being slow.
 
-``hvd_hetero.telemetry.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
+``hvd_hetero.tools.report.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
 cause and the other rank none (the network is the cause on both), and if the verdict, which a user of the report reads
 first, names this cause and no other. A clean run is right if no rank gets any, and the verdict is that nothing is
 wrong; a run in turns, if the verdict is that the ranks took turns, and names no cause. "Verdict" is what it is about,
@@ -43,11 +43,12 @@ from pathlib import Path
 
 import psutil
 from _report import write_result
+from _support import Hosts, Preloaded, hosts_available
 from rich.progress import track
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.telemetry.report.made import report_of
-from hvd_hetero.testing import Hosts, Preloaded, hosts_available, launch, quota_available
+from hvd_hetero.testing import launch, quota_available
+from hvd_hetero.tools.report.made import report_of
 
 MTU = 65000  # large packets: each costs a processor as much as some kilobytes
 RANKS, POLICIES = 2, ("bsp", "lb-bsp")
@@ -153,8 +154,7 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
         launch(
             Path(__file__).with_name("_causes_rank.py"), RANKS,
             [*arguments, "--seconds", seconds, "--telemetry", path],
-            timeout_s=8 * seconds + 120, env={"OMP_NUM_THREADS": "1"},
-            starter=starter, preloaded=preloaded,
+            timeout_s=8 * seconds + 120, env={"OMP_NUM_THREADS": "1", **preloaded.variables}, starter=starter,
         )  # fmt: skip
         if keep is not None:
             shutil.copy(path, keep)

@@ -25,11 +25,11 @@ from rich.progress import track
 
 from hvd_hetero.allocation import minimax
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.simulation import Cluster, RoundSimulation
-from hvd_hetero.simulation.cluster import Worker
-from hvd_hetero.simulation.compute import Compute
-from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.variation import Jitter, Recorded
+from hvd_hetero.tools.simulation import Cluster, RoundSimulation
+from hvd_hetero.tools.simulation.cluster import Worker
+from hvd_hetero.tools.simulation.compute import Compute
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.variation import Jitter, Recorded
 
 SHARE, SAMPLE_S = 64, 1e-3
 SLOW_FROM, SLOW_TO, LOOKS = 60, 90, 20

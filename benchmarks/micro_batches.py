@@ -22,7 +22,7 @@ from _report import write_result
 from rich.progress import track
 
 from hvd_hetero.policies import LBBSP, LBNonBlocking, Policy
-from hvd_hetero.simulation import (
+from hvd_hetero.tools.simulation import (
     Cluster,
     Compute,
     Jitter,

@@ -43,8 +43,9 @@ from typing import Any
 
 from _reliability import faults_of, loss, problem, read, replayed
 from _reliability_schedules import FOR_GOOD_S, KINDS, SAMPLES, TRAININGS, Schedule, schedule
+from _support import Hosts, Preloaded, hosts_available
 
-from hvd_hetero.testing import Elastic, Hosts, LaunchError, Preloaded, hosts_available, launch
+from hvd_hetero.testing import Elastic, LaunchError, launch
 
 HERE = Path(__file__).parent
 RANKS = {"PyTorch": HERE / "_reliability_rank.py", "Keras": HERE / "_reliability_rank_keras.py"}
@@ -85,7 +86,7 @@ def started(plan: Schedule, directory: Path, preloaded: Preloaded, timeout_s: fl
     """Launch a job, and wait for its end. Returns which cuts of links were made."""
     job = json.dumps(plan.job | {"directory": str(directory)})
     common: dict[str, Any] = {
-        "timeout_s": timeout_s, "preloaded": preloaded, "env": {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s)}
+        "timeout_s": timeout_s, "env": {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s), **preloaded.variables}
     }  # fmt: skip
     if not plan.cuts:
         launch(RANKS[plan.framework], plan.ranks, [job], elastic=Elastic(spares=plan.spares), **common)

@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hvd_hetero.cli import main as command
 from hvd_hetero.policies import BSP, LBBSP, Policy
-from hvd_hetero.simulation import Availability, Cluster, Compute, Jitter, Network, RoundSimulation, Worker
-from hvd_hetero.simulation.order import WholeRounds
 from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.tools.cli import main as command
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Jitter, Network, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.order import WholeRounds
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTHS = {390: 6000, 1440: 3200}

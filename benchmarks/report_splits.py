@@ -37,8 +37,8 @@ def rate(path: Path) -> float:
 
 def main() -> int:
     from hvd_hetero.telemetry import read_run
-    from hvd_hetero.telemetry.report.alternatives import alternatives
     from hvd_hetero.testing import KEEP_MEMORY, launch
+    from hvd_hetero.tools.report.alternatives import alternatives
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", type=float, default=2.0, help="how many times slower the last rank is (%(default)s)")

@@ -183,8 +183,9 @@ def row(framework: str, name: str, shares: str, found: Mapping[str, list[float]]
 
 def main() -> int:
     from _round_trip import round_trip_s
+    from _support import Hosts, hosts_available
 
-    from hvd_hetero.testing import KEEP_MEMORY, Hosts, hosts_available, launch
+    from hvd_hetero.testing import KEEP_MEMORY, launch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=20, help="blocks of each kind per row (default 20)")

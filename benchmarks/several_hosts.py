@@ -32,11 +32,12 @@ import demo_rank
 import torch
 import torch.distributed as dist
 from _report import error_of_median, write_result
+from _support import Hosts, hosts_available
 from overhead_torch import endless
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from hvd_hetero.testing import KEEP_MEMORY, Hosts, hosts_available, launch, pin_to_core, report, slow_down
+from hvd_hetero.testing import KEEP_MEMORY, launch, pin_to_core, report, slow_down
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 DELAY_S, RATE_BIT_S = 0.005, 100e6

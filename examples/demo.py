@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hvd_hetero.telemetry import Run, read_run
-from hvd_hetero.telemetry.plots import rounds_figure
 from hvd_hetero.testing import KEEP_MEMORY, LaunchError, launch
+from hvd_hetero.tools.report.plots import rounds_figure
 
 RANKS = 2
 WORKERS = {"torch": "demo_rank.py", "keras": "demo_rank_keras.py"}

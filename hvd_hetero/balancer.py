@@ -93,7 +93,10 @@ class Balancer:
         """What updates are computed by (``hvd_hetero.witness.kernels``)."""
         self.finished: FinishedRound | None = None
         """The latest round that all ranks have agreed on."""
-        self.meter = SpeedMeter(policy, clock, readings, self._planner.typical_size, hindrances)
+        self.meter = SpeedMeter(
+            policy.predictor(), clock, readings, self._planner.typical_size, hindrances,
+            profile=policy.profile(), weighs_fixed_cost=policy.weighs_fixed_cost,
+        )  # fmt: skip
         self._clock = clock
         self._state = _State.AGREED
         self._work = MicroBatch(self.plan(), 0)

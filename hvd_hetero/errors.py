@@ -1,6 +1,6 @@
 """The project's own exceptions. Mistakes in arguments are ``ValueError`` and ``TypeError``, as everywhere in Python."""
 
-__all__ = ["HeteroError", "PlanMismatchError", "RoundStateError"]
+__all__ = ["HeteroError", "PeerLostError", "PlanMismatchError", "RoundStateError"]
 
 
 class HeteroError(Exception):
@@ -13,3 +13,7 @@ class PlanMismatchError(HeteroError):
 
 class RoundStateError(HeteroError):
     """A call came at a point of the round where it has no meaning."""
+
+
+class PeerLostError(HeteroError):
+    """Another rank has failed, has returned, or does not come in time, so that this one would wait for it for ever."""

@@ -14,13 +14,13 @@ from hvd_hetero.session import Face, Session
 from hvd_hetero.telemetry import Telemetry
 from hvd_hetero.topology.mixing import Mixing
 from hvd_hetero.watchdog import Patience
+from keras_callbacks.batches import batches
 from keras_callbacks.keras_versions import build_metrics, build_model, trained_variables
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.refusals import check_compiled
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
 from keras_callbacks.step.device import device_here
-from keras_callbacks.step.loop import batches
 from keras_callbacks.wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 

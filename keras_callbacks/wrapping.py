@@ -21,7 +21,7 @@ from keras_callbacks.session import FitSession
 from keras_callbacks.step.failures import tells_failures
 from keras_callbacks.step.graph import GraphRound
 from keras_callbacks.step.synchroniser import AllReduce, LocalUpdates, NeighbourAverage, Synchroniser
-from keras_callbacks.step.train_function import RoundFunction
+from keras_callbacks.train_function import RoundFunction
 
 __all__ = ["is_wrapped", "release_from_others", "wrap"]
 

@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.cuda_stopwatch import DeviceTimes
-from torch_hooks.gradients.choice import synchroniser_of
 from torch_hooks.gradients.compression import compressor
 from torch_hooks.gradients.hooks import Listener
 from torch_hooks.gradients.round import RoundGradients
@@ -24,6 +23,7 @@ from torch_hooks.parameters.averaging import average_everywhere
 from torch_hooks.parameters.broadcast import broadcast_parameters, broadcast_state, require_alike
 from torch_hooks.parameters.made_state import MadeState, only_zeros
 from torch_hooks.session import TorchSession
+from torch_hooks.synchronisers import synchroniser_of
 
 __all__ = ["Scaler", "Updates"]
 

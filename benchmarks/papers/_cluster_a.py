@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_hetero.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, Worker
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, Worker
 
 WORKERS = 32
 LEVELS = {"Homo": 1.0, "Hetero-L2": 2.0, "Hetero-L3": 3.0}

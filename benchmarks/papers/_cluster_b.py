@@ -25,7 +25,7 @@ import numpy as np
 from _tables import ROOT
 from record_traces import POINT_ROUNDS, schedule
 
-from hvd_hetero.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, SlowDown, Worker
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, SlowDown, Worker
 
 TYPES = {
     "m4.2xlarge": (1.0, 17),

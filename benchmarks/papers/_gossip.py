@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.simulation.cluster import Cluster, Machines
-from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import Problem
+from hvd_hetero.tools.simulation.cluster import Cluster, Machines
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import Problem
 
 __all__ = ["GossipModels", "GossipSimulation"]
 

@@ -24,7 +24,7 @@ import numpy as np
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive
-from hvd_hetero.simulation import BestSplit, Cluster, Compute, Drivers, Recorded, Worker, simulate
+from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, Drivers, Recorded, Worker, simulate
 
 PREDICTORS = ("memoryless", "ema", "reverting", "arima", "simple_rnn", "lstm", "narx", "mixture")
 BATCH = 100

@@ -19,7 +19,7 @@ import numpy as np
 from alibaba import BATCH, cluster
 
 from hvd_hetero.policies import LBBSP, LBNonBlocking, NonBlocking, Policy
-from hvd_hetero.simulation import BestSplit, Cluster, Recorded, simulate
+from hvd_hetero.tools.simulation import BestSplit, Cluster, Recorded, simulate
 
 LEAST, BEGINNING = 1.05, 40  # rounds that do not count: the number of micro-batches is found in them
 CHOSEN = "LB-BSP's shares, ended by the first, N chosen"

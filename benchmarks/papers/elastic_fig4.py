@@ -30,11 +30,11 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, ElasticBSP, Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
-from hvd_hetero.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker
-from hvd_hetero.simulation.learners import learner_for
-from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import SmallNetwork, digits
-from hvd_hetero.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.learners import learner_for
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import SmallNetwork, digits
+from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 
 SPEEDS, BATCH, EPOCHS, RATE = (1.0, 0.87, 0.71, 0.55), 8, 40, 0.1
 ITERATION_S = 0.1  # of the fastest

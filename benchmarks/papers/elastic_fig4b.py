@@ -27,8 +27,8 @@ from elastic_fig4 import BATCH, IMAGE, ITERATION_S, SPEEDS, Run
 from rich.progress import track
 
 from hvd_hetero.policies import BSP, ElasticBSP
-from hvd_hetero.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
-from hvd_hetero.simulation.server import Scheme, ServerSimulation
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Worker, simulate
+from hvd_hetero.tools.simulation.server import Scheme, ServerSimulation
 
 SERVICE, SYNCHRONISATION, SCATTER = 0.5, 0.1, 0.1
 SERVICES = (0.1, 0.2, 0.3, 0.4, 0.5)

@@ -26,7 +26,7 @@ from _cluster_b import BATCH, cluster_b
 from rich.progress import track
 
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.simulation import RoundSimulation
+from hvd_hetero.tools.simulation import RoundSimulation
 
 PREDICTORS = ("narx", "ema")
 ROUNDS, SKIP, SHOWN, WORKER = 600, 60, 100, 3

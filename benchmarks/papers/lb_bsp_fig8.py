@@ -28,11 +28,11 @@ from _digits import noisy_digits
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
-from hvd_hetero.simulation import Cluster, Options, RoundSimulation, Simulated
-from hvd_hetero.simulation.learners import Allreduce
-from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import Problem
-from hvd_hetero.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation import Cluster, Options, RoundSimulation, Simulated
+from hvd_hetero.tools.simulation.learners import Allreduce
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 
 BATCH, BATCH_S, RATE, TARGET, IN_A_ROW, MOST_UPDATES, TIMED = 128, 2.0, 1.0, 0.25, 10, 400, 300
 COPIES = 16

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.prediction import Mixture, Predictor
-from hvd_hetero.simulation import BestSplit, simulate
+from hvd_hetero.tools.simulation import BestSplit, simulate
 
 BATCH, BATCH_S, UPDATES, SKIP = 32, 5.0, 3000, 100
 SPEEDS, DRIVERS = "LB-BSP by speeds", "LB-BSP by speeds and drivers"

@@ -26,7 +26,7 @@ import _tables
 import numpy as np
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
-from hvd_hetero.simulation import (
+from hvd_hetero.tools.simulation import (
     Availability,
     BestSplit,
     Cluster,
@@ -37,7 +37,7 @@ from hvd_hetero.simulation import (
     RoundSimulation,
     Worker,
 )
-from hvd_hetero.simulation.profiled import ProfiledLBBSP
+from hvd_hetero.tools.simulation.profiled import ProfiledLBBSP
 
 BATCH, MESSAGE_BYTES, ABUNDANT, DEFICIENT, PERIOD_S = 380, 1.9e6, 480e6 / 8, 160e6 / 8, 120.0
 _M, _COMM_S = 1.3e-3, 2 * MESSAGE_BYTES / ABUNDANT

@@ -26,7 +26,7 @@ from rich.progress import Progress
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.prediction import NARX, Mixture, Reverting
 from hvd_hetero.rounds import FinishedRound
-from hvd_hetero.simulation import BestSplit, Cluster, RoundSimulation
+from hvd_hetero.tools.simulation import BestSplit, Cluster, RoundSimulation
 
 PAPER = {
     "memoryless": (11.85, 0.584), "ema": (7.85, 0.489), "arima": (9.67, 0.523), "simple_rnn": (8.34, 0.491),

@@ -18,7 +18,7 @@ import numpy as np
 from rich.progress import track
 
 from hvd_hetero.policies import BSP, NonBlocking
-from hvd_hetero.simulation import Cluster, Compute, Exponential, RoundSimulation, Worker
+from hvd_hetero.tools.simulation import Cluster, Compute, Exponential, RoundSimulation, Worker
 
 WORKERS = (2, 4, 8, 16, 32)
 RATE, DATASET, BATCH, ROUNDS = 0.5, 50_000, 64, 30_000

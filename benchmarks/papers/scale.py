@@ -25,8 +25,8 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.rounds import FinishedRound, RoundReport, RoundTable
-from hvd_hetero.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
-from hvd_hetero.simulation.engine import Options
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.engine import Options
 
 SIZES = (10, 30, 100, 300, 1000, 3000, 10_000)
 PER_WORKER = 64

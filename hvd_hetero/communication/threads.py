@@ -12,16 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_hetero.communication.lines import FoundByName
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.errors import HeteroError, PeerLostError
 
-__all__ = ["Crew", "Meeting", "PeerLostError", "SharedSignals", "ThreadWire", "become", "here"]
+__all__ = ["Crew", "Meeting", "SharedSignals", "ThreadWire", "become", "here"]
 
 Combine = Callable[[Sequence[Any]], Sequence[Any]]
 """From the values of all ranks to the results of all ranks."""
-
-
-class PeerLostError(HeteroError):
-    """Another rank has failed, has returned, or does not come in time, so that this one would wait for it for ever."""
 
 
 class Meeting:

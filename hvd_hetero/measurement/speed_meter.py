@@ -20,12 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.measurement.fixed_cost import Pace
 from hvd_hetero.measurement.hindrances import HindranceMeter, Hindrances
 from hvd_hetero.measurement.memory_limits import limit_after
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.stopwatch import Stopwatch
-from hvd_hetero.policies import Policy
+from hvd_hetero.prediction import Predictor
 
 __all__ = ["SpeedMeter"]
 
@@ -57,18 +58,20 @@ class SpeedMeter:
 
     def __init__(
         self,
-        policy: Policy,
+        predictor: Predictor,
         clock: Callable[[], float],
         readings: ResourceMeter | None,
         typical_size: float,
         hindrances: HindranceMeter | None = None,
+        *,
+        profile: DeviceProfile | None = None,
+        weighs_fixed_cost: bool = False,
     ) -> None:
         self._clock = clock
         self._readings, self._hindrances = readings, hindrances
         self._hindered = {} if hindrances is None else Hindrances().row()
-        self.predictor = policy.predictor()
-        self.profile = policy.profile()
-        self.pace: Pace[float] | None = Pace(typical_size, 0.0) if policy.weighs_fixed_cost else None
+        self.predictor, self.profile = predictor, profile
+        self.pace: Pace[float] | None = Pace(typical_size, 0.0) if weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
         self.rests = True
         """True: `rest` is called while others compute."""

@@ -5,8 +5,6 @@ from hvd_hetero.testing.faults import Faults
 from hvd_hetero.testing.hosts import Elastic
 from hvd_hetero.testing.launch import HangError, LaunchError, LaunchResult, RankError, launch, torchrun
 from hvd_hetero.testing.memory import KEEP_MEMORY
-from hvd_hetero.testing.namespaces import Hosts, HostsSupport, HostsUnavailableError, hosts_available
-from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.quota import CpuQuota, QuotaSupport, QuotaUnavailableError, quota_available, remove_stale_groups
 from hvd_hetero.testing.reports import report
 from hvd_hetero.testing.slowdown import ProportionalSleep, QuotaSlowDown, SlowDown, pin_to_core, slow_down
@@ -19,12 +17,8 @@ __all__ = [
     "Elastic",
     "Faults",
     "HangError",
-    "Hosts",
-    "HostsSupport",
-    "HostsUnavailableError",
     "LaunchError",
     "LaunchResult",
-    "Preloaded",
     "ProportionalSleep",
     "QuotaSlowDown",
     "QuotaSupport",
@@ -33,7 +27,6 @@ __all__ = [
     "SlowDown",
     "ThreadHangError",
     "ThreadRankError",
-    "hosts_available",
     "launch",
     "pin_to_core",
     "quota_available",

@@ -23,7 +23,6 @@ from typing import Any
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.testing import rank as bootstrap
 from hvd_hetero.testing.hosts import HOSTS, Elastic
-from hvd_hetero.testing.preload import Preloaded
 from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.quota import remove_stale_groups
 
@@ -87,7 +86,6 @@ def launch(
     starter: Sequence[str] = (),
     on_line: Callable[[int, str], None] | None = None,
     elastic: Elastic | None = None,
-    preloaded: Preloaded | None = None,
 ) -> LaunchResult:
     """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
 
@@ -95,10 +93,8 @@ def launch(
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
     place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
     which it prints "Process N exit with status code M", as horovodrun does, or torchrun's table. ``torchrun(ranks)`` is
-    one for jobs without Horovod, and `Hosts` has two for several hosts. ``on_line(rank, line)`` is called, in this
+    one for jobs without Horovod. ``on_line(rank, line)`` is called, in this
     thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
-
-    Ranks of ``preloaded`` begin with those modules imported (`hvd_hetero.testing.Preloaded`).
 
     With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
     the last membership do.
@@ -127,8 +123,6 @@ def launch(
             env = {HOSTS: str(run_dir / "hosts"), **elastic.environment, **(env or {})}
         environment = bootstrap.environment(env)
         environment |= {bootstrap.RUN_DIR: str(run_dir), bootstrap.LAUNCHER_PID: str(os.getpid())}
-        if preloaded is not None:
-            environment[bootstrap.PRELOADED] = preloaded.address
         command = [python, bootstrap.__file__, "--exec", *horovodrun]
         command += [python, bootstrap.__file__, *program, *map(str, args)]
         follower = _Follower(run_dir, on_line)

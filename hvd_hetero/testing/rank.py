@@ -8,10 +8,10 @@ stdout and stderr, by redirecting the descriptors themselves, so that output of 
 loses none (``horovodrun --output-filename`` fails for a single rank, and mixes its own lines into them); stack, which
 SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as elastic jobs start a rank more than once.
 
-Where ``HVD_HETERO_PRELOADED`` names the socket of `hvd_hetero.testing.preload`, the rank is a fork of the process that
-listens there, and this one only stands in for it. So is torchrun's agent, as ``python rank.py --agent -m
-torch.distributed.run ...``, which would import PyTorch for itself, and so is horovodrun. They are no ranks, and write
-where the launcher's child does.
+Where ``HVD_HETERO_PRELOADED`` names the socket of a process that has the rank's imports done, the rank is a fork of it,
+and this one only stands in for it; the project's own tests save their imports so (``tests/support/preload.py``). So is
+torchrun's agent, as ``python rank.py --agent -m torch.distributed.run ...``, which would import PyTorch for itself, and
+so is horovodrun. They are no ranks, and write where the launcher's child does.
 """
 
 import contextlib

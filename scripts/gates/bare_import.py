@@ -25,7 +25,7 @@ for module in sorted(modules):
     importlib.import_module(module)
 """
 CORE = {"hvd_hetero", "numpy", "scipy", "psutil"}
-COMMAND_LINE = ("hvd_hetero.cli", "hvd_hetero.horovod_build")
+COMMAND_LINE = ("hvd_hetero.tools.cli", "hvd_hetero.horovod_build")
 
 
 def modules() -> list[str]:

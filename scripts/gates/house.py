@@ -1,10 +1,11 @@
 """Gate: imports keep to the rules of the house, also those that only a type checker runs.
 
 - Imports are absolute.
-- There is no circle: no module imports itself, by whatever detour.
+- There is no circle of modules, and none of rooms: no module imports itself, by whatever detour, and no folder that of
+  one that imports it. A room is a folder of a package (of ``hvd_hetero.tools`` one below it), or a module outside them.
+- What trains imports no tool and nothing that is for tests: ``hvd_hetero.tools`` and ``hvd_hetero.testing``.
 - The core imports no adapter, and an adapter imports no other.
 - Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
-- Only the command line imports the command line.
 - A name that begins with an underscore stays in its package.
 
 A package's ``__init__`` that is imported counts as a module of its own. Exit code 0 or 1.
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CORE, ADAPTERS = "hvd_hetero", ("torch_hooks", "keras_callbacks")
 SOLVERS = (f"{CORE}.allocation", f"{CORE}.barriers")
 MAY_BE_IMPORTED_BY_SOLVERS = (*SOLVERS, f"{CORE}.checks", f"{CORE}.errors")
-COMMAND_LINE = f"{CORE}.cli"
+TOOLS, TESTING = f"{CORE}.tools", f"{CORE}.testing"
 
 
 def modules() -> dict[str, ast.Module]:
@@ -80,6 +81,22 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def room(module: str) -> str:
+    """Return the folder of its package that a module is in, or the module itself if it is in none."""
+    depth = 3 if module.startswith(f"{TOOLS}.") else 2
+    return ".".join(module.split(".")[:depth])
+
+
+def rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return which rooms import which others."""
+    found: dict[str, set[str]] = {}
+    for module, targets in graph.items():
+        found.setdefault(room(module), set()).update({room(target) for target in targets} - {room(module)})
+        for target in targets:
+            found.setdefault(room(target), set())
+    return found
+
+
 def broken_rules(module: str, target: str, name: str) -> Iterator[str]:
     """Yield what is wrong with one import."""
     package, other = module.partition(".")[0], target.partition(".")[0]
@@ -87,8 +104,10 @@ def broken_rules(module: str, target: str, name: str) -> Iterator[str]:
         yield f"{module} imports the adapter {target}"
     if module.startswith(SOLVERS) and not target.startswith(MAY_BE_IMPORTED_BY_SOLVERS):
         yield f"{module} is a solver, and imports {target}"
-    if target.startswith(COMMAND_LINE) and not module.startswith(COMMAND_LINE):
-        yield f"{module} imports the command line, {target}"
+    if not module.startswith((TOOLS, TESTING)) and target.startswith((TOOLS, TESTING)):
+        yield f"{module} trains, and imports {target}"
+    if module.startswith(TESTING) and target.startswith(TOOLS):
+        yield f"{module} is for tests, and imports the tool {target}"
     private = [part for part in (*target.split("."), name) if part.startswith("_") and not part.startswith("__")]
     if private and module.rpartition(".")[0] != target.rpartition(".")[0]:
         yield f"{module} imports {private[0]} of {target}, which is private there"
@@ -105,13 +124,20 @@ def main() -> int:
     problems += [said for module, tree in known.items() for said in relative_imports(module, tree)]
     graph = {module: {target for target, _ in targets} for module, targets in edges.items()}
     problems += [f"these import one another: {', '.join(group)}" for group in circles(graph)]
+    problems += [f"these rooms import one another: {', '.join(group)}" for group in circles(rooms(graph))]
     if not circles({"a": {"b"}, "b": {"a"}}) or not list(broken_rules("hvd_hetero.rounds", "torch_hooks.loader", "")):
         problems.append("the gate itself is open: it finds neither a circle nor an adapter in the core")
+    made_up = {"hvd_hetero.data.a": {"hvd_hetero.policies.b"}, "hvd_hetero.policies.c": {"hvd_hetero.data.d"}}
+    if not circles(rooms(made_up)) or not list(broken_rules("hvd_hetero.session", "hvd_hetero.tools.report.work", "")):
+        problems.append("the gate itself is open: it finds neither a circle of rooms nor a tool in what trains")
     if not list(relative_imports("hvd_hetero.rounds", ast.parse("from . import errors"))):
         problems.append("the gate itself is open: it does not see a relative import")
     for said in problems:
         print(said)
-    print(f"{len(known)} modules, {sum(map(len, graph.values()))} imports, {len(problems)} against the rules")
+    print(
+        f"{len(known)} modules in {len(rooms(graph))} rooms, {sum(map(len, graph.values()))} imports, "
+        f"{len(problems)} against the rules"
+    )
     return 1 if problems else 0
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 from pool import Pool
+from support.preload import Preloaded
 
 from hvd_hetero import testing
 
@@ -114,7 +115,7 @@ def preloaded():
             alike = modules, frozenset(env.items())
             with one_at_a_time:
                 if alike not in made:
-                    made[alike] = stack.enter_context(testing.Preloaded(*modules, env=env))
+                    made[alike] = stack.enter_context(Preloaded(*modules, env=env))
             return made[alike]
 
         yield of
@@ -133,7 +134,7 @@ def launch(preloaded):
         if framework is not None:
             env = {**FRAMEWORKS[framework].env, **FRAMEWORKS[framework].env_of_ranks, **env}
             if HAVE_HOROVOD and not ON_DEVICE:
-                keywords["preloaded"] = preloaded(framework)
+                env |= preloaded(framework).variables
             elif not HAVE_HOROVOD and "starter" not in keywords:  # a machine that has but PyTorch
                 keywords["starter"] = testing.torchrun(ranks)
         begin_s = time.monotonic()

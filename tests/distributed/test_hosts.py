@@ -11,8 +11,9 @@ import time
 from threading import Timer
 
 import pytest
+from support.namespaces import Hosts, hosts_available
 
-from hvd_hetero.testing import Hosts, RankError, hosts_available
+from hvd_hetero.testing import RankError
 from hvd_hetero.watchdog import EXIT_CODE
 
 support = hosts_available()

@@ -23,9 +23,9 @@ import elastic_jobs
 import numpy as np
 import pytest
 from limits import TORCH_S
+from support.namespaces import Hosts, hosts_available
 
 from hvd_hetero.telemetry import read_run
-from hvd_hetero.testing import Hosts, hosts_available
 
 support = hosts_available()
 pytestmark = [

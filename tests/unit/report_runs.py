@@ -4,8 +4,8 @@ from dataclasses import MISSING, fields
 
 import numpy as np
 
-from hvd_hetero.simulation import RoundSimulation
 from hvd_hetero.telemetry import Run, TelemetryWriter
+from hvd_hetero.tools.simulation import RoundSimulation
 
 COUNTS = ("plan", "samples", "micro_batches", "limit")
 PER_RUN = ("policy", "workers", "global_batch", "round", "epoch", "elapsed_s")

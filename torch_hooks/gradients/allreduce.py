@@ -28,9 +28,9 @@ from torch_hooks.gradients.buckets import Bucket, Dense, Gradient, flat
 from torch_hooks.gradients.compression import Compressed
 from torch_hooks.gradients.memory_in_use import MemoryInUse
 from torch_hooks.gradients.order import Order
+from torch_hooks.gradients.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.gradients.sparse import Gather, Layouts
 from torch_hooks.gradients.synchroniser import Synchroniser, Trained
-from torch_hooks.parameters.parameter_norm import ParameterNorm, kernels_here
 from torch_hooks.wires.choice import TorchLine
 
 __all__ = ["Allreduce"]

@@ -15,7 +15,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.wire import Handle
 from hvd_hetero.consistency import settings_of
 from torch_hooks.gradients.arrangement import Arrangement
-from torch_hooks.parameters.parameter_norm import ParameterNorm
+from torch_hooks.gradients.parameter_norm import ParameterNorm
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Synchroniser", "Trained"]

@@ -57,8 +57,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from hvd_hetero.communication.buckets import Limits
 from hvd_hetero.communication.lines import Turns
-from hvd_hetero.communication.threads import PeerLostError
-from hvd_hetero.errors import RoundStateError
+from hvd_hetero.errors import PeerLostError, RoundStateError
 from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu
 from torch_hooks.wires.uneven_rows import Rows
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from script_modules import load
 
-from hvd_hetero.simulation import Cluster, Network
-from hvd_hetero.simulation.order import WholeRounds
-from hvd_hetero.simulation.problems import SoftmaxRegression, digits
+from hvd_hetero.tools.simulation import Cluster, Network
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
 
 gossip = load("_gossip", "benchmarks/papers")
 GossipModels, GossipSimulation = gossip.GossipModels, gossip.GossipSimulation

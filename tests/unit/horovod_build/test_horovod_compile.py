@@ -14,12 +14,12 @@ import pytest
 from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist
 from pids import ended
 
-from hvd_hetero.cli import commands as cli
 from hvd_hetero.horovod_build import command, compile, plan, process
 from hvd_hetero.horovod_build.cache import WheelCache
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS
 from hvd_hetero.horovod_build.errors import HorovodBuildError
 from hvd_hetero.horovod_build.plan import make_plan
+from hvd_hetero.tools.cli import commands as cli
 
 
 def test_the_whole_way_with_a_small_source(

@@ -78,7 +78,7 @@ def test_install_replaces_horovod_and_adds_what_it_lacks(
 def test_jobs_must_be_positive() -> None:
     """--jobs 0 is a usage error."""
     done = subprocess.run(
-        [sys.executable, "-m", "hvd_hetero.cli", "build-horovod", "--jobs", "0"],
+        [sys.executable, "-m", "hvd_hetero.tools.cli", "build-horovod", "--jobs", "0"],
         capture_output=True,
         text=True,
         check=False,

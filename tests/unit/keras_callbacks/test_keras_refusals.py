@@ -17,7 +17,7 @@ from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
 from keras_callbacks.refusals import check_compiled  # noqa: E402
-from keras_callbacks.step.train_function import RoundFunction  # noqa: E402
+from keras_callbacks.train_function import RoundFunction  # noqa: E402
 from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras

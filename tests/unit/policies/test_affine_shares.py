@@ -13,10 +13,10 @@ from hvd_hetero.planner import Planner
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.policies.affine_shares import AffineCosts
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.simulation import Cluster, RoundSimulation
-from hvd_hetero.simulation.cluster import Worker
-from hvd_hetero.simulation.compute import Compute
-from hvd_hetero.simulation.variation import Jitter, Recorded
+from hvd_hetero.tools.simulation import Cluster, RoundSimulation
+from hvd_hetero.tools.simulation.cluster import Worker
+from hvd_hetero.tools.simulation.compute import Compute
+from hvd_hetero.tools.simulation.variation import Jitter, Recorded
 
 SIZE = 8.0
 

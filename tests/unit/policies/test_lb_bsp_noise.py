@@ -9,7 +9,7 @@ import pytest
 
 from hvd_hetero.policies import LBBSP
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
 
 ROUNDS = 480
 

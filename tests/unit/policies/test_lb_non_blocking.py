@@ -10,8 +10,8 @@ import pytest
 
 from hvd_hetero.policies import LBBSP, LBNonBlocking, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
-from hvd_hetero.simulation import BestSplit, Cluster, Compute, Worker, simulate
-from hvd_hetero.simulation.variation import Jitter, Recorded, SlowDown
+from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, Worker, simulate
+from hvd_hetero.tools.simulation.variation import Jitter, Recorded, SlowDown
 
 BATCH = 384
 

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 import pytest
-from runs import table
+from recorded_runs import table
 
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import LBBSP

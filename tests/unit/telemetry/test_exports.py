@@ -10,7 +10,7 @@ import types
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from runs import finished
+from recorded_runs import finished
 
 from hvd_hetero.telemetry import Recorder
 from hvd_hetero.telemetry.exports import PrometheusFile, TensorBoard, figures

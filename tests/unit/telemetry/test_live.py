@@ -16,9 +16,9 @@ import tty
 
 import pyte
 import pytest
+from recorded_runs import finished
 from rich.console import Console
 from rich.progress import Progress
-from runs import finished
 from tqdm import tqdm
 
 from hvd_hetero.telemetry import Recorder

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from runs import finished, write
+from recorded_runs import finished, write
 
 from hvd_hetero.session import Session
 from hvd_hetero.telemetry import Recorder

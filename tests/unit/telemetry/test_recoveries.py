@@ -7,10 +7,10 @@ import json
 
 import numpy as np
 import pytest
-from runs import finished, recovery_of, write
+from recorded_runs import finished, recovery_of, write
 
 from hvd_hetero.telemetry import Telemetry, read_run
-from hvd_hetero.telemetry.report.changes import changes
+from hvd_hetero.tools.report.changes import changes
 
 
 def recovered(path, workers=2, at=0, rounds=4, every=1):

@@ -11,12 +11,12 @@ import time
 
 import numpy as np
 import pytest
-from runs import finished, write
+from recorded_runs import finished, write
 
 from hvd_hetero.telemetry import Telemetry, read_run, records
 from hvd_hetero.telemetry.lines import read_lines
 from hvd_hetero.telemetry.parts import Parts
-from hvd_hetero.telemetry.plots import rounds_figure
+from hvd_hetero.tools.report.plots import rounds_figure
 
 
 def names(folder):
@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_when_another_file_begins_ends_the_telemetry_alone(t
 _TRAINING = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from runs import finished, write
+from recorded_runs import finished, write
 writer = write(sys.argv[1], 0)
 for number in range(100_000):
     writer(finished(number))

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from runs import finished as a_round
-from runs import recovery_of
+from recorded_runs import finished as a_round
+from recorded_runs import recovery_of
 
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.telemetry import VERSION, Telemetry, TelemetryWriter, read_run
-from hvd_hetero.telemetry.plots import rounds_figure
 from hvd_hetero.telemetry.records import Recorder
+from hvd_hetero.tools.report.plots import rounds_figure
 
 WORKERS = 2
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from runs import finished, recorded, write
+from recorded_runs import finished, recorded, write
 
-from hvd_hetero.cli.commands import main
 from hvd_hetero.telemetry import Telemetry, read_run
 from hvd_hetero.telemetry.exports import timeline, write_timeline
+from hvd_hetero.tools.cli.commands import main
 
 
 def read(path):

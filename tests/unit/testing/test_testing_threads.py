@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from hvd_hetero.communication.threads import PeerLostError, here
-from hvd_hetero.errors import HeteroError
+from hvd_hetero.communication.threads import here
+from hvd_hetero.errors import HeteroError, PeerLostError
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 
 

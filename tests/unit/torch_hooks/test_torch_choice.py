@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from hvd_hetero.communication.threads import PeerLostError  # noqa: E402
-from hvd_hetero.errors import RoundStateError  # noqa: E402
+from hvd_hetero.errors import PeerLostError, RoundStateError  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, average_by_samples  # noqa: E402
 from torch_hooks.gradients.compression import compressor  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402

@@ -1,5 +1,0 @@
-"""The command ``hvd-hetero``: one module per subcommand."""
-
-from hvd_hetero.cli.commands import main
-
-__all__ = ["main"]

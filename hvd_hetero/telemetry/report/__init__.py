@@ -1,5 +1,0 @@
-"""A report of a recorded run: where the time went, which rank cost how much, and what would help."""
-
-from hvd_hetero.telemetry.report.figures import Figures, figures
-
-__all__ = ["Figures", "figures"]

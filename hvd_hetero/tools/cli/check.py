@@ -1,0 +1,126 @@
+"""``hvd-hetero check``: can this installation train, and if not, which command mends it?"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from hvd_hetero.tools.cli.output import printer
+
+if TYPE_CHECKING:
+    from hvd_hetero.tools.cli.installation.findings import Finding
+
+__all__ = ["add_arguments", "run", "write"]
+
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="ranks on this machine (%(default)s)")
+    parser.add_argument("--no-launch", action="store_true", help="do not launch two ranks that sum a vector")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="for those two ranks (%(default)g seconds)"
+    )
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> int:
+    """Run the command: exit code 0 if nothing failed, 1 otherwise. Warnings do not count."""
+    if args.ranks < 1:
+        raise ValueError(f"--ranks must be at least 1, got {args.ranks}; give the ranks that one machine will have")
+    if not 0 < args.timeout < math.inf:
+        raise ValueError(f"--timeout must be positive and finite, got {args.timeout:g}; leave it out")
+    found = []
+    with _status() as tell:
+        for finding in _findings(args, environ):
+            found.append(finding)
+            tell(finding.name)
+    write(found)
+    return 1 if any(finding.verdict == "failure" for finding in found) else 0
+
+
+def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
+    from hvd_hetero.tools.cli.installation import facts, findings
+    from hvd_hetero.tools.cli.installation.horovod import read_horovod
+    from hvd_hetero.tools.cli.installation.two_ranks import two_ranks
+
+    installed, built = facts.installed_frameworks(environ), read_horovod()
+    mine = findings.horovod(built, installed)
+    yield findings.python(sys.version_info[:3])
+    yield findings.tools(facts.missing_tools(environ), needed=mine.verdict == "failure")
+    yield findings.frameworks(installed)
+    yield mine
+    if built.version is not None:
+        yield findings.horovod_operations(built, facts.gpus())
+        yield findings.horovod_edits(built)
+    yield findings.keras(facts.keras_versions(installed), environ, facts.keras_backend(environ))
+    machine, quota = len(os.sched_getaffinity(0)), facts.cpu_quota()
+    yield findings.container(quota, machine, *facts.memory_limit(), args.ranks)
+    usable = max(math.floor(min(machine, quota)), 1)
+    yield findings.cores(usable, args.ranks)
+    yield findings.threads(environ.get("OMP_NUM_THREADS", ""), usable, args.ranks)
+    yield findings.allocator(environ, platform.libc_ver()[0])
+    if args.no_launch or mine.verdict == "failure":
+        return
+    if built.version is None:
+        yield two_ranks("torch.distributed", args.timeout)
+    for framework in installed:
+        if framework in built.built_for:
+            yield two_ranks(framework, args.timeout)
+
+
+def write(found: Sequence[Finding]) -> None:
+    """Print a table, or plain lines where standard output is no terminal, and the commands that mend what is amiss."""
+    if sys.stdout.isatty():
+        _write_table(found)
+        return
+    for finding in found:
+        sys.stdout.write(f"{finding.verdict:<8} {finding.name}: {finding.text}\n")
+        if finding.command:
+            sys.stdout.write(f"{'':<8} mend it by: {finding.command}\n")
+    sys.stdout.write(f"{_summary(found)}\n")
+
+
+def _write_table(found: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = printer()
+    table = Table()
+    for heading in ("check", "", "found", "mend it by"):
+        table.add_column(heading, overflow="fold")
+    for finding in found:
+        verdict = Text(finding.verdict, style=_COLOURS[finding.verdict])
+        table.add_row(finding.name, verdict, Text(finding.text), Text(finding.command))
+    console.print(table)
+    console.print(_summary(found))
+
+
+def _summary(found: Sequence[Finding]) -> str:
+    failures, warnings = (_counted(found, verdict) for verdict in ("failure", "warning"))
+    if any(finding.verdict == "failure" for finding in found):
+        return f"This installation cannot train: {failures}, {warnings}."
+    return f"This installation can train: {warnings}."
+
+
+def _counted(found: Sequence[Finding], verdict: str) -> str:
+    number = sum(finding.verdict == verdict for finding in found)
+    return f"{number} {verdict}{'' if number == 1 else 's'}"
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    """Say on standard error what was checked last: launching ranks takes seconds."""
+    if not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("checking") as status:
+        yield lambda name: status.update(f"checked: {name}")

@@ -1,0 +1,106 @@
+"""What ``hvd-hetero simulate`` tells: a table or JSON, with a recommendation, and a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvd_hetero.tools.cli.output import printer
+
+if TYPE_CHECKING:
+    from hvd_hetero.tools.simulation.compare import Outcome
+    from hvd_hetero.tools.simulation.description import Description
+    from hvd_hetero.tools.simulation.replay import Replay
+    from hvd_hetero.tools.simulation.results import Simulated
+
+__all__ = ["draw", "write_json", "write_table"]
+
+_LEAST_WIDTH = 140
+_COLUMNS = {
+    "samples/s": ("samples_per_s", ".1f"),
+    "times BSP": ("times_bsp", ".2f"),
+    "of best split": ("of_best", ".3f"),
+    "waiting": ("waiting_share", ".1%"),
+    "transfer": ("transfer_share", ".1%"),
+    "s per update": ("round_s", ".4g"),
+}
+_RANKS_SHOWN = 8
+
+
+def write_table(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
+    """Print what was simulated, the table of all schemes, and the recommendation."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from hvd_hetero.tools.simulation.recommendation import told
+
+    ranges = any(outcome.between for outcome in outcomes)
+    least_width = _LEAST_WIDTH * (2 if ranges else 1)  # a cut-off figure is worse than a wrapped line
+    console = printer(width=max(printer().width, least_width))
+    workers = len(described.cluster.workers)
+    console.print(f"{workers} workers, {described.global_batch} samples a round, {described.rounds} rounds.")
+    if recorded is not None:
+        # The policy's name comes from a file, so it is not markup.
+        console.print(f"Recorded: {recorded.policy}, {recorded.measured_rate:.1f} samples/s.", markup=False)
+        ranks = [f"{least * 1e3:.3g} … {most * 1e3:.3g}" for least, _, most in recorded.fixed_s[:_RANKS_SHOWN]]
+        more = ", …" if len(recorded.fixed_s) > _RANKS_SHOWN else ""
+        console.print(f"Fixed cost of a micro-batch in ms, rank by rank: {', '.join(ranks)}{more}.")
+        console.print(f"Its rounds scatter: another run's samples/s may differ by {recorded.rate_error:.1%}.")
+    table = Table()
+    table.add_column("scheme", no_wrap=True)
+    headings = [*_COLUMNS]
+    with_loss = described.target_loss is not None
+    trained = any(outcome.final_loss is not None for outcome in outcomes)
+    headings += [f"s to loss {described.target_loss:g}"] if with_loss else []
+    headings += ["last loss"] if trained else []
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for o in outcomes:
+        cells = [o.shown(name, form) for name, form in _COLUMNS.values()]
+        if with_loss:
+            cells.append("never" if o.time_to_loss_s in (None, float("inf")) else f"{o.time_to_loss_s:.1f}")
+        if trained:
+            cells.append(f"{o.final_loss:.4f}")
+        table.add_row(escape(o.scheme), *cells)
+    console.print(table)
+    console.print(told(outcomes), markup=False)
+    if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
+        console.print(
+            "This run does not tell what a micro-batch costs besides its samples. Ranges lie between the least and the "
+            "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
+            "first five rounds do not count."
+        )
+
+
+def write_json(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
+    """Print the same as JSON."""
+    from hvd_hetero.tools.simulation.recommendation import told
+
+    document = {
+        "workers": len(described.cluster.workers),
+        "global_batch": described.global_batch,
+        "rounds": described.rounds,
+        "seed": described.cluster.seed,
+        "recorded": recorded
+        and {
+            "policy": recorded.policy,
+            "samples_per_s": recorded.measured_rate,
+            "fixed_s": [[least, most] for least, _, most in recorded.fixed_s],
+            "rate_error": recorded.rate_error,
+        },
+        "recommended": told(outcomes),
+        "schemes": [outcome.plain() for outcome in outcomes],
+    }
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+def draw(path: Path, found: Sequence[tuple[Outcome, Simulated]], described: Description) -> None:
+    """Write the picture."""
+    from hvd_hetero.tools.simulation.figure import comparison_figure
+
+    title = f"{len(described.cluster.workers)} workers, {described.global_batch} samples a round"
+    comparison_figure(found, title, described.target_loss).savefig(path, dpi=110)
+    sys.stderr.write(f"picture: {path}\n")

@@ -1,0 +1,209 @@
+"""Judge an installation: each function takes what was read and returns a finding. None of them reads anything itself.
+
+A failure means that training cannot run. A warning means that it runs, but slower, or less safely, than it could; or
+that it runs with PyTorch alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hvd_hetero.testing.memory import KEEP_MEMORY
+from hvd_hetero.tools.cli.installation.horovod import HorovodFacts
+
+__all__ = [
+    "BUILD",
+    "Finding",
+    "allocator",
+    "container",
+    "cores",
+    "frameworks",
+    "horovod",
+    "horovod_edits",
+    "horovod_operations",
+    "keras",
+    "python",
+    "threads",
+    "tools",
+]
+
+BUILD = "hvd-hetero build-horovod --install"
+_OLDEST_PYTHON = (3, 11)
+_KEPT = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+_OTHER_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+_LEAST_FREE = 0.1  # of a memory limit, below which a warning is due (arbitrary)
+_GIB = 2**30
+
+
+Grade: TypeAlias = Literal["ok", "warning", "failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table; ``command`` mends it, if there is something to mend."""
+
+    name: str
+    verdict: Grade
+    text: str
+    command: str = ""
+
+
+def python(version: tuple[int, ...]) -> Finding:
+    """The interpreter is new enough."""
+    shown = ".".join(map(str, version[:3]))
+    if version[:2] < _OLDEST_PYTHON:
+        return Finding("Python", "failure", f"{shown}; 3.11 or newer is needed", "apt install python3.11-venv")
+    return Finding("Python", "ok", shown)
+
+
+def tools(complaint: str, *, needed: bool) -> Finding:
+    """The compiler and what else builds Horovod; ``complaint`` is empty if all is there."""
+    if not complaint:
+        return Finding("compiler", "ok", "C++17, CMake, make and Python's headers are here")
+    items = [line.removeprefix("  - ") for line in complaint.splitlines()[1:]] or [complaint]
+    text = "; ".join(item.partition(": ")[0] for item in items)
+    ways = [item.split("`")[1] for item in items if item.count("`") >= 2]
+    command = " && ".join(dict.fromkeys(ways)) or "hvd-hetero build-horovod --check-tools"
+    if needed:
+        return Finding("compiler", "failure", f"Horovod has to be built, and this is missing: {text}", command)
+    return Finding("compiler", "warning", f"missing, should Horovod be built here: {text}", command)
+
+
+def frameworks(installed: Mapping[str, str]) -> Finding:
+    """There is a framework to train with."""
+    if not installed:
+        return Finding("frameworks", "failure", "neither torch nor tensorflow is installed", "pip install torch")
+    return Finding("frameworks", "ok", ", ".join(f"{name} {version}" for name, version in installed.items()))
+
+
+def horovod(facts: HorovodFacts, installed: Mapping[str, str]) -> Finding:
+    """Horovod is there, and its extensions were compiled against the very frameworks that are installed.
+
+    PyTorch does without one: torchrun launches its ranks, and torch.distributed sums.
+    """
+    if facts.version is None:
+        if "torch" in installed:
+            return Finding("Horovod", "warning", "not installed; PyTorch trains with torchrun, Keras needs it", BUILD)
+        return Finding("Horovod", "failure", "not installed", BUILD)
+    built = [name for name in installed if name in facts.built_for]
+    if not built:
+        wanted = " or ".join(installed) or "any framework"
+        return Finding("Horovod", "failure", f"{facts.version}, not built for {wanted}", BUILD)
+    for name in built:
+        against = facts.built_for[name]
+        if against and not _same_version(against, installed[name]):
+            text = f"{facts.version}, built for {name} {against}, but {installed[name]} is installed"
+            return Finding("Horovod", "failure", text, f"{BUILD} --force")
+    text = f"{facts.version}, built for {' and '.join(built)}"
+    if lacking := [name for name in installed if name not in built]:
+        return Finding("Horovod", "warning", f"{text}, not for {' and '.join(lacking)}", BUILD)
+    return Finding("Horovod", "ok", text)
+
+
+def _same_version(one: str, other: str) -> bool:
+    """Equal, where the local part (``+cu126``) counts only if both have one: some distributions leave it out."""
+    (public, _, local), (other_public, _, other_local) = one.partition("+"), other.partition("+")
+    return public == other_public and (not local or not other_local or local == other_local)
+
+
+def horovod_operations(facts: HorovodFacts, gpus: int) -> Finding:
+    """Gloo launches jobs without MPI and carries elastic ones; NCCL moves gradients between GPUs."""
+    has = ", ".join(facts.operations) or "none"
+    if "Gloo" not in facts.operations:
+        return Finding("operations", "warning", f"{has}; without Gloo there are no elastic jobs", f"{BUILD} --force")
+    if gpus and "NCCL" not in facts.operations:
+        text = f"{has}; {gpus} GPUs are here, and without NCCL gradients travel through the hosts' memory"
+        return Finding("operations", "warning", text, f"HOROVOD_GPU_OPERATIONS=NCCL {BUILD} --force")
+    return Finding("operations", "ok", has)
+
+
+def horovod_edits(facts: HorovodFacts) -> Finding:
+    """It is the one that ``build-horovod`` makes, by the edits in its files."""
+    if not facts.lacks:
+        return Finding("edits", "ok", "made by hvd-hetero build-horovod, with all of its edits")
+    kind = "made by an earlier build-horovod" if facts.has_edits else "a stock Horovod"
+    return Finding("edits", "warning", f"{kind}; it lacks: {'; '.join(facts.lacks)}", f"{BUILD} --force")
+
+
+def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str = "tensorflow") -> Finding:
+    """Which Keras ``fit`` runs on, and what that means for Horovod."""
+    if "tensorflow" not in versions:
+        return Finding("Keras", "ok", "not used: TensorFlow is not installed")
+    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        if "tf_keras" not in versions:
+            text = "TF_USE_LEGACY_KERAS is set, and tf_keras is not installed"
+            return Finding("Keras", "failure", text, "pip install tf_keras")
+        return Finding("Keras", "ok", f"tf_keras {versions['tf_keras']} (TF_USE_LEGACY_KERAS)")
+    if "keras" not in versions:
+        return Finding("Keras", "failure", "TensorFlow is installed without Keras", "pip install 'keras>=3'")
+    version = versions["keras"]
+    trains: Grade = "warning" if "torch" in versions else "failure"
+    rest = "; only PyTorch trains here" if "torch" in versions else ""
+    if version.startswith("2."):
+        text = f"{version}; keras_callbacks needs Keras 3 with TensorFlow 2.16 or newer, or tf_keras{rest}"
+        return Finding("Keras", trains, text, "pip install 'tensorflow>=2.16' 'keras>=3'")
+    if backend != "tensorflow":
+        text = f"{version} on {backend}; keras_callbacks needs the TensorFlow backend{rest}"
+        return Finding("Keras", trains, text, "export KERAS_BACKEND=tensorflow")
+    text = f"{version}: use keras_callbacks.LoadBalance; Horovod's own DistributedOptimizer synchronises nothing here"
+    return Finding("Keras", "ok", text)
+
+
+def container(quota: float, machine_cores: int, memory_limit: float, memory_used: float, ranks: int) -> Finding:
+    """The limits that a container sets; infinite where it sets none."""
+    told = []
+    if quota < machine_cores:
+        told.append(f"CPU limited to {quota:.3g} of {machine_cores} cores")
+    if memory_limit < math.inf:
+        told.append(f"memory limited to {memory_limit / _GIB:.3g} GiB, {memory_used / _GIB:.3g} used")
+    text = ", ".join(told) or "no limits"
+    if quota < min(ranks, machine_cores):
+        text += f": {ranks} ranks are stopped for parts of every 100 ms (Kubernetes: raise resources.limits.cpu)"
+        return Finding("container", "warning", text, f"docker update --cpus {min(ranks, machine_cores)} CONTAINER")
+    if memory_used > (1 - _LEAST_FREE) * memory_limit:
+        command = f"docker update --memory {math.ceil(2 * memory_limit / _GIB)}g CONTAINER"
+        return Finding("container", "warning", f"{text}: less than {_LEAST_FREE:.0%} is free", command)
+    return Finding("container", "ok", text)
+
+
+def cores(usable: int, ranks: int) -> Finding:
+    """Each rank has a core of its own."""
+    if ranks > usable:
+        text = f"{usable} for {ranks} ranks; ranks that share a core slow each other down"
+        return Finding("cores", "warning", text, f"horovodrun -np {usable} …")
+    return Finding("cores", "ok", f"{usable} for {ranks} ranks")
+
+
+def threads(setting: str, usable: int, ranks: int) -> Finding:
+    """The threads of all ranks fit onto the cores."""
+    share = max(usable // ranks, 1)
+    command = f"export OMP_NUM_THREADS={share}"
+    if not setting:
+        if ranks == 1:
+            return Finding("threads", "ok", f"OMP_NUM_THREADS is not set: one rank uses all {usable} cores")
+        text = f"OMP_NUM_THREADS is not set: each of {ranks} ranks starts a thread for each of {usable} cores"
+        return Finding("threads", "ok" if usable == 1 else "warning", text, "" if usable == 1 else command)
+    first = setting.partition(",")[0].strip()
+    if not first.isdigit() or not int(first):
+        text = f"OMP_NUM_THREADS must be a whole number above 0, and is {setting!r}"
+        return Finding("threads", "warning", text, command)
+    if ranks * int(first) > max(usable, ranks):
+        return Finding("threads", "warning", f"{first} for each of {ranks} ranks, on {usable} cores", command)
+    return Finding("threads", "ok", f"{first} for each of {ranks} ranks")
+
+
+def allocator(environ: Mapping[str, str], libc: str) -> Finding:
+    """Freed memory stays with the process (``docs/cpu.md``)."""
+    command = "export " + " ".join(f"{name}={KEEP_MEMORY[name]}" for name in _KEPT)
+    preloaded = environ.get("LD_PRELOAD", "")
+    if other := next((name for name in _OTHER_ALLOCATORS if name in preloaded), None):
+        return Finding("allocator", "ok", f"{other}, by LD_PRELOAD")
+    if libc != "glibc":
+        return Finding("allocator", "ok", f"of {libc or 'an unknown C library'}: no advice")
+    if missing := [name for name in _KEPT if not environ.get(name)]:
+        text = f"glibc hands freed memory back, so step times jump with the batch (not set: {', '.join(missing)})"
+        return Finding("allocator", "warning", text, command)
+    return Finding("allocator", "ok", "glibc keeps freed memory")

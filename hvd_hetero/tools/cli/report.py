@@ -1,0 +1,49 @@
+"""``hvd-hetero report``: where the time of a recorded run went, and why; in the terminal, and as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from hvd_hetero.tools.cli.output import printer
+
+__all__ = ["add_arguments", "run"]
+
+_LEAST_WIDTH = 80
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("run_file", type=Path, metavar="RUN.jsonl", help="telemetry of a run")
+    parser.add_argument("other_file", nargs="?", type=Path, metavar="OTHER.jsonl", help="another run, side by side")
+    parser.add_argument("--page", type=Path, metavar="FILE.html", help="where to write the page (RUN.html)")
+    parser.add_argument("--no-page", action="store_true", help="only the summary in the terminal")
+    parser.add_argument(
+        "--no-replay", action="store_true", help="do not simulate other splits, which takes most of the time"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from hvd_hetero.telemetry.files import named
+    from hvd_hetero.tools.report.made import make_reports
+    from hvd_hetero.tools.report.page import check_page, write_page
+    from hvd_hetero.tools.report.terminal import write_summary
+
+    if args.page is not None and args.no_page:
+        raise ValueError("give either --page FILE.html or --no-page, not both")
+    page = args.page or args.run_file.with_suffix(".html")
+    if not args.no_page:
+        check_page(page)
+    files = [args.run_file] if args.other_file is None else [args.run_file, args.other_file]
+    reports = make_reports(files, replayed=not args.no_replay)
+    console = printer()
+    if console.width < _LEAST_WIDTH:
+        console = printer(width=_LEAST_WIDTH)
+    if not args.no_page:
+        write_page(page, reports)
+    write_summary(console, reports)
+    if not args.no_page:
+        sys.stderr.write(f"page: {named(page)}\n")
+    return 0

@@ -1,0 +1,88 @@
+"""What equal batches, the best split and LB-BSP would have made of the machines of a recorded run.
+
+The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.replay`` says what is
+assumed. The best split is the one that a round would have had, had its speeds been known before it began; with
+equal transfers no split can be faster. It is what a person would set by hand, round by round. Where the run does not
+tell what a micro-batch costs besides its samples, a figure has a range.
+
+A replay costs time by rounds times ranks, so of a long run the last rounds are taken: as many as make ``MOST_WORK``
+rounds times ranks, and at least ``LEAST_ROUNDS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hvd_hetero.telemetry.records import Run
+from hvd_hetero.tools.simulation.compare import WARM_UP, Outcome, compare_between
+from hvd_hetero.tools.simulation.description import check
+from hvd_hetero.tools.simulation.recorded import recorded_description
+from hvd_hetero.tools.simulation.schemes import choose
+
+__all__ = ["Alternative", "Alternatives", "alternatives"]
+
+MOST_WORK = 100_000
+MOST_ROUNDS = 300
+LEAST_ROUNDS = 40
+
+_NAMES = {"bsp": "equal batches", "lb-bsp": "lb-bsp", "best-split": "best split"}
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A scheme on the machines of the run."""
+
+    name: str
+    samples_per_s: float
+    least: float
+    """Least samples per second that the run allows."""
+    most: float
+    times_run: float
+    """Samples per second over those of the run itself, in the same rounds."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether the run tells this figure."""
+        return self.least == self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What else could have been."""
+
+    samples_per_s: float
+    """Of the run itself, in the rounds that were replayed."""
+    rounds: int
+    """Rounds that were replayed."""
+    each: tuple[Alternative, ...]
+
+    def of(self, name: str) -> Alternative | None:
+        """Return the alternative of this name."""
+        return next((each for each in self.each if each.name == name), None)
+
+
+def alternatives(run: Run) -> Alternatives:
+    """Replay a run; a ``ValueError`` says why it cannot be."""
+    most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
+    part = run.take(slice(-most, None))
+    schemes = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]
+    described, machines = recorded_description(part, [choose("bsp", "report"), *schemes])
+    described = replace(described, dataset=None)  # whole rounds, as those that were kept
+    check(described, "the run")
+    found = [outcome for outcome, _ in compare_between(described)]
+    kept = list(machines.kept)
+    samples = part.samples[kept].sum(axis=1)
+    counts = np.cumsum(samples) >= WARM_UP * samples.sum()
+    measured = float(samples[counts].sum() / part.elapsed_s[kept][counts].sum())
+    each = tuple(_alternative(outcome, measured) for outcome in found)
+    return Alternatives(
+        measured, machines.rounds, tuple(sorted(each, key=lambda one: [*_NAMES.values()].index(one.name)))
+    )
+
+
+def _alternative(outcome: Outcome, measured: float) -> Alternative:
+    rate = outcome.samples_per_s
+    least, most = outcome.between.get("samples_per_s", (rate, rate))
+    return Alternative(_NAMES[outcome.scheme], rate, least, most, rate / measured)

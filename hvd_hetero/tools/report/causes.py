@@ -1,0 +1,323 @@
+r"""Why a rank was slow: the cause that explains what it cost, with its evidence.
+
+How slow rank i is, ``slow_i``, is a share of time (`slowness`), and so is what each candidate explains. With ``s_i`` a
+reading of rank i (`measurement.hindrances`: the share of time in which its quota held it back, in which other processes
+ran in its place, and so on) and ``s`` the lower quartile of that reading over the ranks,
+
+    explained_i = (s_i - s) lag_i / slow_i + r_i (1 - lag_i / slow_i).
+
+What all ranks have makes none of them slower than others. The second part is for ranks that hold each other up in
+turns, where ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop a rank at moments of its own.
+They cost as much as they take at most, and so have r_i = s_i - s / 2: half of what all have, since half must be
+explained. Any other reading is spread over time. Of those, r_i is the mean of what is beyond the fast ranks' in rounds
+in which rank i is slower than they are. Waiting for data, and work between rounds, are known for each round, and count
+by what they take beyond those of the fast ranks, per sample and round.
+
+**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
+rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
+read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
+none of it, a rank that lags behind the fast ranks alike through most of the run is "slower": of parts of the run, most
+have a lag near the middle one, and this explains at least half of ``slow_i``. Any other is "unknown".
+
+**No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
+anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
+clean runs). Scatter alone can take a tenth of the time on a busy machine, so "unknown" needs `LEAST_UNEXPLAINED`. All
+ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
+share than any rank is slow by: a slow rank's part in a transfer is slow, too.
+
+**Too large a share.** Ranks may hold others up and not be slow: they were given too much. With a rank's part of all
+work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
+ranks together cost at least `LEAST` of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvd_hetero.telemetry.records import Run
+from hvd_hetero.tools.report.attribution import Shares, fast
+from hvd_hetero.tools.report.slowness import Slowness, beyond_s
+from hvd_hetero.tools.report.work import Floats
+
+__all__ = ["KINDS", "LEAST", "LEAST_UNEXPLAINED", "Cause", "causes"]
+
+KINDS = {
+    "throttled": "its container's limit",
+    "competition": "other processes on its processor",
+    "stolen": "other virtual machines on its host",
+    "memory": "too little memory",
+    "garbage": "garbage collection",
+    "input": "slow input",
+    "loop": "work between rounds",
+    "clock": "a lower clock frequency",
+    "cpu": "less of its processor",
+    "network": "slow network",
+    "slower": "a slower processor",
+    "share": "too large a share of the samples",
+    "unknown": "not known",
+}
+"""Every kind of cause, and its name in words."""
+
+LEAST = 0.10
+"""Share of time by which a rank must be slow before a cause is looked for."""
+
+LEAST_UNEXPLAINED = 0.20
+"""The same where no reading tells why: some scatter and some transfer there is in every run."""
+
+_EXPLAINS = 0.5  # of what a rank is slow by, at least
+_PAUSES = frozenset({"throttled", "garbage"})
+_OF_PAUSES = 0.5  # of pauses that all ranks have, what counts where they hold each other up in turns
+_EVENED = 0.5  # of its lag, at least, that the split takes from its work
+_LITTLE_MEMORY = 0.03  # of its memory is free: then the kernel takes pages back
+_MANY_FAULTS = 100.0  # pages a second; a disk reads each in 0.1 ms to 10 ms
+_PARTS = 8
+_MOST, _END = 0.75, 2  # of them, and how many are the beginning, or the end
+_NEAR = 0.15  # how far the lag of a slower processor may be from the middle one in most parts (arbitrary) ...
+_NEAR_OF_LAG = 0.75  # ... and as a share of it, for a rank that is little slower
+
+_MORE_MEMORY = "Give it more memory, or a smaller batch, or fewer loader workers."
+_TEXTS = {
+    "throttled": (
+        "Its CPU was throttled for {share:.0%} of the time: its container's limit is {quota:.3g} cores.",
+        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
+    ),
+    "competition": (
+        "Other processes ran on its processor for {share:.0%} of the time, while it was ready.",
+        "Find them with top on its machine (its own loader workers and other ranks count, too) and move them, or pin "
+        "the rank to cores of its own.",
+    ),
+    "stolen": (
+        "The hypervisor took {share:.0%} of its processor's time for other virtual machines.",
+        "Use a machine with processors of its own, or move the virtual machine to another host.",
+    ),
+    "memory": ("It waited for memory for {share:.0%} of the time.", _MORE_MEMORY),
+    "garbage": (
+        "Python collected garbage for {share:.0%} of the time.",
+        "Call gc.freeze() after the set-up, or gc.disable() and gc.collect() between epochs.",
+    ),
+    "input": (
+        "It waited for its own data for {share:.0%} of its time.",
+        "Give its data loader more workers or a faster disk, or prepare the data beforehand.",
+    ),
+    "loop": (
+        "Its loop spent {share:.0%} of its time between rounds, outside of the training step.",
+        "Log, evaluate and save less often, or in another thread or process.",
+    ),
+    "clock": (
+        "Its processor ran at {share:.0%} of its highest frequency, below that of other ranks.",
+        "Look at its temperature, its power limit and its frequency governor.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a rank was slow."""
+
+    kind: str
+    """A key of `KINDS`."""
+    evidence: str
+    """A sentence with figures."""
+    way_out: str
+    """What to do."""
+
+
+def causes(run: Run, told: Shares | None = None) -> list[Cause | None]:
+    """Return for each rank why it was slow; None: it was not. ``told``: the shares of the run, if they are known."""
+    found = Slowness.of(run, told)
+    if not len(found.run.round):
+        return [None] * run.workers
+    if found.shares.kinds["transfer"] >= max(LEAST_UNEXPLAINED, *found.slow):
+        return [_network(found, rank) for rank in range(run.workers)]
+    too_large = _too_large(found)
+    if not (found.slow >= LEAST).any():
+        return too_large
+    candidates, means = list(_candidates(found)), _Means.of(found.run)
+    return [
+        _named(found, rank, candidates, means) if slow >= LEAST else too_large[rank]
+        for rank, slow in enumerate(found.slow)
+    ]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    kind: str
+    explained: Floats  # share of each rank's own time
+    share: Floats  # as the evidence has it
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Each rank's means of what is weaker evidence, and of what a text mentions."""
+
+    quota_cores: Floats
+    faults_per_s: Floats
+    memory: Floats
+    cpu: Floats
+    counted: bool
+    """True: the file has the kernel's counters."""
+
+    @classmethod
+    def of(cls, run: Run) -> _Means:
+        limited = np.where(
+            (run.quota_cores > 0) & (run.throttled > 0), run.quota_cores, np.nan
+        )  # not before, nor after
+        return cls(
+            quota_cores=_mean(run, limited),
+            faults_per_s=_mean(run, run.faults_per_s),
+            memory=_mean(run, run.memory),
+            cpu=_mean(run, run.cpu),
+            counted=any(np.nan_to_num(column).any() for column in (run.throttled, run.contended, run.sent_mb_s)),
+        )
+
+
+def _candidates(found: Slowness) -> Iterator[_Candidate]:
+    """Yield what may explain that a rank is slow; of two that explain as much, the first is named."""
+    run, own_s = found.run, found.own_s.sum(axis=0)
+    whole = _share(np.full(run.workers, run.elapsed_s.sum()), own_s)  # a reading is a share of all time
+    ours = _share(found.lag, found.slow)
+    readings = {
+        "throttled": run.throttled,
+        "competition": run.contended,
+        "stolen": run.stolen,
+        "memory": run.stalled,
+        "garbage": run.collecting,
+    }
+    late = beyond_s(found.own_s, found.work) > 0
+    for kind, column in readings.items():
+        share = np.nan_to_num(_mean(run, column))
+        common = fast(share)
+        more = (column - fast(column)[:, None]) * late
+        in_turns = share - common + common * _OF_PAUSES if kind in _PAUSES else np.nan_to_num(_mean(run, more))
+        yield _Candidate(kind, (ours * (share - common) + (1.0 - ours) * in_turns) * whole, share)
+    loop_s = np.clip(found.own_s - run.compute_s - run.input_s, 0.0, None)
+    for kind, spent_s in {"input": run.input_s, "loop": loop_s}.items():
+        beyond = beyond_s(spent_s, found.work).sum(axis=0)
+        yield _Candidate(kind, _share(beyond, own_s), _share(spent_s.sum(axis=0), own_s))
+    clock = np.nan_to_num(_mean(run, run.clock))
+    yield _Candidate("clock", np.where(clock > 0, 1.0 - _share(clock, _best(clock)), 0.0), clock)
+
+
+def _named(found: Slowness, rank: int, candidates: list[_Candidate], means: _Means) -> Cause | None:
+    best = max(candidates, key=lambda candidate: candidate.explained[rank])
+    if best.explained[rank] >= _EXPLAINS * found.slow[rank]:
+        evidence, way_out = _TEXTS[best.kind]
+        return Cause(best.kind, evidence.format(share=best.share[rank], quota=means.quota_cores[rank]), way_out)
+    return _by_weaker_evidence(found, rank, means) or _without_evidence(found, rank)
+
+
+def _by_weaker_evidence(found: Slowness, rank: int, means: _Means) -> Cause | None:
+    faults, memory, cpu = means.faults_per_s, means.memory, means.cpu
+    if faults[rank] - fast(faults) >= _MANY_FAULTS:
+        return Cause("memory", f"It read {faults[rank]:.0f} pages per second back from disk.", _MORE_MEMORY)
+    if memory[rank] < _LITTLE_MEMORY:
+        return Cause("memory", f"Only {memory[rank]:.1%} of its memory was free.", _MORE_MEMORY)
+    if (
+        not means.counted
+        and 1.0 - _share(cpu, _best(cpu))[rank] >= _EXPLAINS * found.slow[rank]
+        and np.isfinite(cpu[rank])
+    ):
+        return Cause(
+            "cpu",
+            f"Only {cpu[rank]:.0%} of its processor was available to it.",
+            "Look for other processes on its machine, and for a limit of its container.",
+        )
+    return None
+
+
+def _without_evidence(found: Slowness, rank: int) -> Cause | None:
+    lag, cost = found.lag[rank], found.shares.cost[rank]
+    times = found.speed.max(initial=0.0, where=np.isfinite(found.speed)) / found.speed[rank]
+    alone = lag >= found.turns[rank] and np.isfinite(times)  # it is slow by itself, whatever the others do
+    evened = alone and _share(found.work.sum(axis=0), _best(found.work.sum(axis=0)))[rank] <= 1.0 - _EVENED * lag
+    balances = found.run.policy == "lb-bsp"
+    if alone and _constant(found, rank):
+        return Cause(
+            "slower",
+            f"It took {_times(times)} as long per sample as the fastest rank, through most of the run, and "
+            "no reading shows that anything was taken from it.",
+            "The split gives it less work already; a faster machine would help."
+            if evened
+            else "Its share follows its speed, as far as its limits allow; a faster machine would help."
+            if balances
+            else "Give it less work (policy='lb-bsp'), or a faster machine.",
+        )
+    if found.slow[rank] < LEAST_UNEXPLAINED:
+        return None
+    return Cause(
+        "unknown",
+        f"It took {_times(times)} as long per sample as the fastest rank, and no reading explains that."
+        if alone
+        else f"It held all others up for {cost:.0%} of the time, and no reading explains that.",
+        "Look at its machine while it trains"
+        + (", for example with top." if evened or balances else "; policy='lb-bsp' gives it less work meanwhile."),
+    )
+
+
+def _times(times: float) -> str:
+    return f"{times:.2g} times" if times < 10.0 else f"{times:.0f} times"
+
+
+def _too_large(found: Slowness) -> list[Cause | None]:
+    """Name too large a share as the cause of ranks that are not slow."""
+    work, speed = found.work.sum(axis=0), np.nan_to_num(found.speed)
+    own, even = _share(work, np.full_like(work, work.sum())), _share(speed, np.full_like(speed, speed.sum()))
+    over = (found.slow < LEAST) & (even > 0) & (even <= (1.0 - LEAST) * own)
+    if found.shares.cost[over].sum() < LEAST:
+        return [None] * len(over)
+    evidence = "It is not slow: it was given {:.0%} of the samples, and has {:.0%} of the speed of all ranks."
+    return [
+        Cause("share", evidence.format(own[rank], even[rank]), "Give it fewer samples.") if wrong else None
+        for rank, wrong in enumerate(over)
+    ]
+
+
+def _network(found: Slowness, rank: int) -> Cause:
+    transfer, run = found.shares.kinds["transfer"], found.run
+    each_ms = 1e3 * transfer * float(run.elapsed_s.mean())
+    sent = _mean(run, run.sent_mb_s)[rank]
+    rate = f", while its machine sent {sent:.3g} MB per second" if sent > 0 else ""
+    return Cause(
+        "network",
+        f"{'All ranks' if run.workers > 1 else 'It'} waited for the transfer: {transfer:.0%} of the time, "
+        f"{each_ms:.3g} ms a round{rate}.",
+        "Do more work in a round (a larger global_batch, or micro-batches), compress gradients, or use a faster link.",
+    )
+
+
+def _constant(found: Slowness, rank: int) -> bool:
+    """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow.
+
+    Also at the beginning and at the end: else something began, or is over.
+    """
+    parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.array([found.own_s[part].sum(axis=0) / found.work[part].sum(axis=0) for part in parts])
+        lags = np.array([1.0 - fast(row) / row[rank] for row in pace])
+    lags = lags[np.isfinite(lags)]  # in the other parts it has done nothing
+    if not lags.size:
+        return False
+    middle, ends = float(np.median(lags)), min(lags[:_END].mean(), lags[-_END:].mean())
+    near = np.abs(lags - middle) <= min(_NEAR, _NEAR_OF_LAG * middle)
+    explains = middle >= _EXPLAINS * float(found.slow[rank])
+    return explains and bool(near.mean() >= _MOST) and ends >= _EXPLAINS * middle
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.nan_to_num(part / whole, nan=0.0, posinf=0.0, neginf=0.0))
+
+
+def _best(figures: Floats) -> Floats:
+    """Return, for each rank, the upper quartile: what the ranks with most of it have."""
+    return np.full_like(figures, -fast(-figures))
+
+
+def _mean(run: Run, column: Floats) -> Floats:
+    """Return each rank's mean over the time for which the figure is known; NaN: for none."""
+    weights = np.where(np.isfinite(column), run.elapsed_s[:, None], 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((np.nan_to_num(column) * weights).sum(axis=0) / weights.sum(axis=0))

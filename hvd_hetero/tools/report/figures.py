@@ -1,0 +1,237 @@
+r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
+
+``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of speeds,
+forecasts and scores. ``changes`` finds what changed, ``alternatives`` what another split would have made. With
+E = sum_k e_k over the rounds that count, and T_k the ideal:
+
+    slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
+    cost of rank i      sum_k cost_ik / E: the share of the run for which it held all others up
+    last                share of the rounds that ended with rank i, ties counting for each
+    waiting of rank i   sum_k w_ik / E, over rounds in which all waits are known (``Run.waiting_share``)
+
+The size of the result does not grow with the rounds, and only its tables per rank grow with the ranks.
+
+Shapes: K rounds, n ranks, B blocks of rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.telemetry.records import Run
+from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
+from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
+from hvd_hetero.tools.report.changes import Change, changes
+from hvd_hetero.tools.report.over_time import Heat, Series, block_means, heat, series, starts
+from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
+from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
+
+__all__ = ["Figures", "OverTime", "RankFigures", "figures"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """One entry per rank; NaN: not known."""
+
+    cost: Floats
+    """Share of the run for which this rank held all others up."""
+    cost_input: Floats
+    """Of ``cost``, what comes from waiting for data."""
+    input: Floats
+    """Share of the run in which this rank waited for its own data."""
+    last: Floats
+    """Share of the rounds that ended with this rank."""
+    samples: Floats
+    """Share of all samples."""
+    samples_per_s: Floats
+    """Mean speed."""
+    of_best_rank: Floats
+    """Score: speed over that of the fastest rank."""
+    of_own_best: Floats
+    """Score: speed over the rank's own best."""
+    waiting: Floats
+    """Share of the time spent waiting for others, and for the transfer."""
+    forecast_error: Floats
+    """Median relative error of the rank's forecasts of its speed."""
+    naive_error: Floats
+    """The same of the forecast that the next round is like the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """Figures by blocks of rounds."""
+
+    edges: npt.NDArray[np.int64]
+    """The first round of each block, and behind the last block the round after it; (B + 1,)."""
+    round_s: Floats
+    """Mean seconds of a round; (B,)."""
+    ideal_s: Floats
+    """Mean ideal seconds of a round; (B,)."""
+    kinds_s: dict[str, Floats]
+    """Mean seconds of each kind of loss in a round; (B,) each."""
+    batches: Series
+    speed: Series
+    forecast: Series
+    waiting_s: Series
+    cost: Heat
+    """Share of the time for which a rank held all others up."""
+    of_own_best: Heat
+    """Score of a rank against its own best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a report shows."""
+
+    policy: str
+    workers: int
+    global_batch: int
+    rounds: int
+    """Rounds that count."""
+    left_out: int
+    """Rounds that do not count: the start, and rounds whose time cannot be true."""
+    micro_batches: int
+    """The most that a rank did in a round."""
+    epochs: int
+    elapsed_s: float
+    samples: int
+    samples_per_s: float
+    slowdown: float
+    kinds: dict[str, float]
+    """Share of the time lost to each kind; with ``ideal`` they sum to 1."""
+    ideal: float
+    """Share of the time that the ideal takes: 1 / slowdown."""
+    ranks: RankFigures
+    over_time: OverTime
+    changes: tuple[Change, ...]
+    changes_left_out: int
+    alternatives: Alternatives | None
+    no_alternatives: str
+    """Why there are none."""
+
+    @property
+    def waiting_for_ranks(self) -> float:
+        """Share of the time lost because ranks were later than the ideal."""
+        return self.kinds["computing"] + self.kinds["input"] + self.kinds["loop"]
+
+    @property
+    def shares(self) -> Shares:
+        """The shares of the time, as `attribution` has them."""
+        return Shares(self.ideal, self.kinds, self.ranks.cost, self.ranks.cost_input)
+
+
+def figures(run: Run, *, replayed: bool = True) -> Figures:
+    """Analyse a run; a ``ValueError`` says which figure it lacks. ``replayed``: also simulate other splits."""
+    counts = counted(run)
+    if not counts.any():
+        raise ValueError(
+            f"the run holds {len(run.round)} round{'s' if len(run.round) != 1 else ''}, and none of a time that can be "
+            "true; a report needs one: train on"
+        )
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
+        done = work(run)
+        lost = attribute(run, done)
+        measured = speeds(run, done)
+        found = _Speeds(measured, speeds(run, done, as_forecast=True) if run.slope_s.any() else measured)
+        if not lost.ideal_s[counts].sum() > 0:
+            raise ValueError(
+                "no rank has a round with samples and a computing time that can be true, so there is nothing to report"
+            )
+        told, left_out = changes(run, found.measured)
+        share = shares(lost, counts)
+        elapsed_s = float(lost.elapsed_s[counts].sum())
+        samples = run.samples[counts].sum(axis=0)
+        return Figures(
+            policy=run.policy,
+            workers=run.workers,
+            global_batch=run.global_batch,
+            rounds=int(counts.sum()),
+            left_out=int((~counts).sum()),
+            micro_batches=int(run.micro_batches[counts].max()),
+            epochs=len(np.unique(run.epoch)),
+            elapsed_s=elapsed_s,
+            samples=int(samples.sum()),
+            samples_per_s=float(samples.sum() / elapsed_s),
+            slowdown=elapsed_s / float(lost.ideal_s[counts].sum()),
+            kinds=share.kinds,
+            ideal=share.ideal,
+            ranks=_ranks(run, done, lost.own_s, share, found, counts),
+            over_time=_over_time(run, lost, found, counts),
+            changes=tuple(told),
+            changes_left_out=left_out,
+            **_replayed(run, replayed),
+        )
+
+
+class _Speeds(NamedTuple):
+    """Speeds of the ranks in samples per second, by two accounts of the fixed cost; (K, n) each."""
+
+    measured: Floats
+    """With the fixed cost that ``work`` finds."""
+    as_forecast: Floats
+    """With the fixed cost that forecasts know, to compare them with."""
+
+
+def _ranks(
+    run: Run, done: Work, own_s: Floats, share: Shares, found: _Speeds, counts: npt.NDArray[np.bool_]
+) -> RankFigures:
+    samples = run.samples[counts].sum(axis=0)
+    mean, best = mean_speed(found.measured[counts]), own_best(found.measured[counts])
+    forecast, naive = forecast_errors(run, found.as_forecast, counts)
+    last = own_s[counts] >= own_s[counts].max(axis=1, keepdims=True)
+    waits = ((run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)).all(axis=1) & counts
+    waiting = (
+        run.wait_s[waits].sum(axis=0) / run.elapsed_s[waits].sum() if waits.any() else np.full(run.workers, np.nan)
+    )
+    return RankFigures(
+        cost=share.cost,
+        cost_input=share.cost_input,
+        input=done.input_s[counts].sum(axis=0) / run.elapsed_s[counts].sum(),
+        last=last.mean(axis=0),
+        samples=samples / max(int(samples.sum()), 1),
+        samples_per_s=mean,
+        of_best_rank=mean / np.nanmax(mean) if np.isfinite(mean).any() else mean,
+        of_own_best=np.minimum(mean / best, 1.0),
+        waiting=np.asarray(waiting),
+        forecast_error=forecast,
+        naive_error=naive,
+    )
+
+
+def _over_time(run: Run, lost: Attribution, found: _Speeds, counts: npt.NDArray[np.bool_]) -> OverTime:
+    number = run.round[counts]
+    begins = starts(len(number))
+    round_s = block_means(lost.elapsed_s[counts], begins)
+    # The line of a round has the forecast for the next one; it is drawn where that one is recorded.
+    ahead = np.full_like(run.samples_per_s, np.nan)
+    ahead[1:] = np.where(np.diff(run.round)[:, None] == 1, run.samples_per_s[:-1], np.nan)
+    best = own_best(found.measured[counts])
+    return OverTime(
+        edges=np.append(number[begins], number[-1] + 1),
+        round_s=round_s,
+        ideal_s=block_means(lost.ideal_s[counts], begins),
+        kinds_s={kind: block_means(lost.kinds_s[kind][counts], begins) for kind in KINDS},
+        batches=series(run.samples[counts].astype(np.float64), begins),
+        speed=series(found.as_forecast[counts], begins),
+        forecast=series(ahead[counts], begins),
+        waiting_s=series(run.wait_s[counts], begins),
+        cost=heat(block_means(lost.cost_s[counts], begins) / round_s[:, None], np.fmax),
+        of_own_best=heat(np.minimum(block_means(found.measured[counts], begins) / best, 1.0), np.fmin),
+    )
+
+
+def _replayed(run: Run, replayed: bool) -> dict[str, Any]:
+    if run.workers == 1:
+        return {"alternatives": None, "no_alternatives": "a single rank does all samples, whatever the split."}
+    if not replayed:
+        return {"alternatives": None, "no_alternatives": "it was not asked for"}
+    try:
+        return {"alternatives": alternatives(run), "no_alternatives": ""}
+    except ValueError as error:
+        return {"alternatives": None, "no_alternatives": str(error)}

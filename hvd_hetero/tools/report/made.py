@@ -1,0 +1,119 @@
+"""A report of one file: read, analysed, judged. Terminal and page show the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_hetero.telemetry.files import named
+from hvd_hetero.telemetry.records import Run, read_run
+from hvd_hetero.tools.report.causes import Cause, causes
+from hvd_hetero.tools.report.figures import Figures, figures
+from hvd_hetero.tools.report.verdict import Verdict, verdict
+from hvd_hetero.tools.report.words import listed, named_ranks
+from hvd_hetero.tools.report.work import LONGEST_ROUND_S, impossible
+
+__all__ = ["Report", "make_reports", "report_of"]
+
+_MOST_FIGURES = 500_000  # rounds times ranks in which causes are looked for, so that it takes seconds
+_MOST_NAMED = 8  # ranks, or files
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is shown of one run."""
+
+    name: str
+    figures: Figures
+    causes: Sequence[Cause | None]
+    """Of each rank, why it was slow; None: it was not."""
+    verdict: Verdict
+    notes: Sequence[str]
+    """What is missing from the run."""
+
+
+def make_reports(paths: Sequence[Path], *, replayed: bool = True) -> list[Report]:
+    """Read files of different runs and report on each."""
+    read = [read_run(path) for path in paths]
+    files = [{file.resolve() for file in run.files} for run in read]
+    for i, path in enumerate(paths):
+        for j in range(i):
+            if files[i] & files[j]:
+                raise ValueError(
+                    f"{named(paths[j])} and {named(path)} must be of two runs, and are of one; name one of them alone, "
+                    "or a file of another run"
+                )
+    return [_report(*each, replayed=replayed) for each in zip(read, paths, _names(paths), strict=True)]
+
+
+def _report(run: Run, path: Path, name: str, *, replayed: bool) -> Report:
+    try:
+        return report_of(run, name, replayed=replayed)
+    except ValueError as error:
+        raise ValueError(f"{named(path)}: {error}") from None
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the ends of paths that tell them apart: the name of the file, with as many folders as it takes."""
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [named(Path(*path.parts[-count:])) for path in paths]
+        if len(set(names)) == len(paths):
+            return names
+    return [named(path.resolve()) for path in paths]
+
+
+def report_of(run: Run, name: str, *, replayed: bool = True) -> Report:
+    """Report on a run."""
+    found = figures(run, replayed=replayed)
+    run = replace(run, fixed_samples=np.maximum(run.fixed_samples, 0.0))  # less cannot be true
+    every = max(-(-run.samples.size // _MOST_FIGURES), 1)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of figures that cannot be true
+        why = causes(_every(run, every), found.shares)
+    notes = [f"In a run as large as this, causes are looked for in {_nth(every)} round."] if every > 1 else []
+    return Report(name, found, why, verdict(found, why), [*notes, *_missing(run, found)])
+
+
+def _every(run: Run, step: int) -> Run:
+    """Return every ``step``-th round of a run."""
+    columns = {field.name: getattr(run, field.name) for field in fields(run)}
+    some: dict[str, Any] = {name: of[::step] for name, of in columns.items() if isinstance(of, np.ndarray)}
+    return replace(run, **some)
+
+
+def _missing(run: Run, found: Figures) -> list[str]:
+    notes = []
+    if run.cut_short:
+        whose = "the file" if len(run.files) == 1 else listed([named(path.name) for path in run.cut_short], _MOST_NAMED)
+        many, are = ("s", "are") if len(run.cut_short) > 1 else ("", "is")
+        notes.append(f"The last line{many} of {whose} {are} cut short, as a killed run leaves it, and {are} left out.")
+    if run.left_out:
+        judged = "" if run.every == 1 else ", and forecasts are not judged"
+        notes.append(f"{run.left_out}. Figures are those of the recorded rounds{judged}.")
+    strange = int((~((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))).sum())
+    if strange:
+        notes.append(f"Rounds that take no time, or one that cannot be true, are left out: {strange}.")
+    for column, wrong in impossible(run).items():
+        if wrong.any():
+            ranks = named_ranks([int(rank) for rank in np.flatnonzero(wrong.any(axis=0))], _MOST_NAMED)
+            notes.append(
+                f"{column} cannot be true in {int(wrong.any(axis=1).sum())} of {len(wrong)} rounds ({ranks}), by "
+                "the time that the rounds took, and counts as not known there."
+            )
+    if silent := [rank for rank in range(run.workers) if not found.ranks.samples_per_s[rank] > 0]:
+        notes.append(
+            f"No speed is known of {named_ranks(silent, _MOST_NAMED)}: the ideal leaves "
+            f"{'it' if len(silent) == 1 else 'them'} out."
+        )
+    if found.rounds < 10:
+        notes.append(f"All figures are uncertain: they rest on {found.rounds} round{'s' if found.rounds > 1 else ''}.")
+    return notes
+
+
+def _nth(number: int) -> str:
+    """Return "every" with an ordinal: every 2nd, 3rd, 4th, 11th, 21st."""
+    end = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"every {number}{end}"

@@ -1,0 +1,284 @@
+"""The verdict in words: what cost the most, why, and what to do next.
+
+A loss is told if it takes at least `LEAST` of the time, and one that equal ranks have, too, if it takes at least
+`LEAST_UNEXPLAINED`: transfers, ranks that compute longer in turns, and late ranks without a cause. The largest of those
+is told. Waiting for late ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. If not,
+its kinds are three: ranks wait for their own data, or do other work at different moments, or take turns in computing
+longest.
+
+A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
+slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. Left to the turns are ranks that bear
+about the same, for a reason not known, and are as fast as others on the whole. If there is neither a loss nor a cause,
+nothing is wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hvd_hetero.tools.report.attribution import kinds_of
+from hvd_hetero.tools.report.causes import KINDS, LEAST, LEAST_UNEXPLAINED
+from hvd_hetero.tools.report.figures import Figures
+from hvd_hetero.tools.report.words import named_ranks, percent
+
+if TYPE_CHECKING:
+    from hvd_hetero.tools.report.causes import Cause
+
+__all__ = ["Verdict", "comparison", "late_ranks", "verdict"]
+
+_LEAST_COST = 0.025  # of a rank that is called late
+_NOTABLE = 1.5
+_LIKE_THE_WORST = 0.5
+_NAMED = 4
+_NARROW = 1.1  # a range of which the most is so many times the least
+_LEAST_GAIN = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Three answers: what, why, and what to do."""
+
+    verdict: str
+    why: str
+    next: str
+    kind: str
+    """"nothing" (is wrong), "late" (ranks that others wait for), "slow" (ranks that cost little), or the loss told."""
+    causes: tuple[str, ...] = ()
+    """The kinds of causes that ``why`` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The causes of some ranks in words, one for each kind: that of its first rank."""
+
+    kinds: tuple[str, ...]
+    evidence: list[str]
+    ways: list[str]
+
+    @classmethod
+    def of(cls, causes: Sequence[Cause | None], ranks: list[int], subject: list[int]) -> _Told:
+        """Return the causes of ``ranks``. Evidence names its rank, unless that is all that the verdict speaks of."""
+        alike: dict[str, tuple[Cause, list[int]]] = {}
+        for rank in ranks:
+            if (cause := causes[rank]) is not None:
+                alike.setdefault(cause.kind, (cause, []))[1].append(rank)
+        evidence = []
+        for kind, (cause, same) in alike.items():
+            several = f"{_named(same)}: {KINDS[kind]}. " if len(same) > 1 else ""
+            evidence.append(several + (cause.evidence if subject == same[:1] else f"Rank {same[0]}: {cause.evidence}"))
+        ways = [(f"{_named(same)}: " if len(alike) > 1 else "") + cause.way_out for cause, same in alike.values()]
+        return cls(tuple(alike), evidence, ways)
+
+
+def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
+    """Say what cost this run the most."""
+    network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
+    own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
+    late, scatter = late_ranks(found), []
+    slow = _slow_ranks(found, own, take_turns=not late)
+    if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
+        late, scatter = [], late  # for all that is known
+    losses = dict(found.kinds)
+    if late:
+        losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
+    least = {"transfer": LEAST_UNEXPLAINED, "computing": LEAST_UNEXPLAINED}
+    told = [loss for loss, share in losses.items() if share >= least.get(loss, LEAST)]
+    largest = max(told, key=losses.__getitem__, default="nothing")
+    of_all = _OF_LOSS[largest](found) if largest in _OF_LOSS else None
+    if network is not None and largest == "transfer":
+        of_all = Verdict(_transfer(found).verdict, network.evidence, network.way_out, "transfer", ("network",))
+    if late and (largest == "late" or slow):
+        return _late(found, late, own, of_all)
+    if slow:
+        return _slow(found, slow, own, of_all)
+    return of_all or _nothing(found, scatter)
+
+
+def late_ranks(found: Figures) -> list[int]:
+    """Return the ranks that bear most of the waiting for ranks, the worst first; none if all bear about the same."""
+    cost = found.ranks.cost
+    worst = float(cost.max())
+    if found.workers == 1 or worst < _LEAST_COST or worst < _NOTABLE * float(cost.mean()):
+        return []
+    order = np.argsort(-cost, kind="stable")
+    return [int(rank) for rank in order if cost[rank] >= _LIKE_THE_WORST * worst]
+
+
+def _slow_ranks(found: Figures, causes: Sequence[Cause | None], *, take_turns: bool = False) -> list[int]:
+    """Return the ranks with a cause, the slowest first; those with too large a share only if there are no others.
+
+    If ranks take turns, one that is about as fast as others is not slow for an unknown reason.
+    """
+    pace = found.ranks.of_best_rank
+    slow = pace <= 1.0 - LEAST_UNEXPLAINED if take_turns else np.ones(len(pace), dtype=bool)
+    kinds = {i: cause.kind for i, cause in enumerate(causes) if cause and (slow[i] or cause.kind != "unknown")}
+    ranks = [rank for rank, kind in kinds.items() if kind != "share"] or list(kinds)
+    return sorted(ranks, key=lambda rank: float(np.nan_to_num(pace[rank])))
+
+
+def _largest(found: Figures, of_all: Verdict | None = None) -> str:
+    """Return the words for the loss that is told of all ranks, or else for the largest one."""
+    names = kinds_of(found.workers)
+    loss = of_all.kind if of_all is not None else max(names, key=found.kinds.__getitem__)
+    return f"largest loss is {names[loss]}: {percent(found.kinds[loss])} of the time."
+
+
+def _nothing(found: Figures, scatter: list[int]) -> Verdict:
+    who = "The rank computes" if found.workers == 1 else "The ranks compute"
+    cost = float(found.ranks.cost[scatter].sum())
+    known, why, equal = "", "", ""
+    if found.workers > 1:
+        equal = (
+            f", and what equal ranks lose, too, from {LEAST_UNEXPLAINED:.0%} on: transfers, turns in being last, late "
+            "ranks for which no cause is found"
+        )
+    if cost >= LEAST:
+        known = "known to be "
+        why = f"{_named(scatter)} held all others up for {percent(cost)} of the time, and no reading explains that. "
+    return Verdict(
+        f"Nothing is {known}wrong. The {_largest(found)}",
+        f"{why}{who} for {found.ideal:.0%} of the time. Every run loses some: a loss is worth a look from {LEAST:.0%} "
+        f"on{equal}.",
+        "Nothing to do.",
+        "nothing",
+    )
+
+
+def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
+    told, cost = _Told.of(causes, slow, slow), float(found.ranks.cost[slow].sum())
+    be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
+    what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
+    besides = of_all if of_all is not None and of_all.kind not in told.kinds else None
+    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no cause of a rank is in it
+    also = f", and the {_largest(found, besides)}" if besides or hidden else "."
+    return Verdict(
+        f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}",
+        " ".join(told.evidence),
+        " ".join(dict.fromkeys([*told.ways, *_gain(found), *([besides.next] if besides else [])])),
+        "slow",
+        told.kinds,
+    )
+
+
+def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_all: Verdict | None) -> Verdict:
+    cost = float(found.ranks.cost[late].sum())
+    told, unknown = _Told.of(causes, late, late), []
+    if not told.kinds:
+        told = _Told.of(causes, _slow_ranks(found, causes), late)
+        share, speed = float(found.ranks.cost_input[late].sum()) / cost, found.ranks.of_best_rank[late[0]]
+        pace = f"works at {speed:.0%} of the fastest rank's speed" if np.isfinite(speed) else "shows no speed"
+        known = f"{share:.0%} of this went into waiting for data." if share >= 0.5 else f"Rank {late[0]} {pace}."
+        unknown = [f"The cause is not known. {known}"]
+    rest = found.waiting_for_ranks - cost
+    also = f", and the other ranks together for {rest:.0%}" if rest >= LEAST else ""
+    besides = f" The {_largest(found, of_all)}" if of_all else ""
+    ways = [*told.ways, *_gain(found), *([of_all.next] if of_all else [])]
+    return Verdict(
+        f"{_named(late)} held all others up for {percent(cost)} of the time{also}.{besides}",
+        " ".join([*unknown, *told.evidence]),
+        " ".join(dict.fromkeys(ways)) or "Look at what this rank does, and what else runs there.",
+        "late",
+        told.kinds,
+    )
+
+
+def _gain(found: Figures) -> list[str]:
+    """What LB-BSP would gain, as the replay of the run estimates it, if that is worth a word."""
+    if found.alternatives is None or found.policy == "lb-bsp":
+        return []
+    balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
+    if balanced is None or balanced.least < _LEAST_GAIN * rate:
+        return []
+    least, most = f"{balanced.least / rate:.2f}", f"{balanced.most / rate:.2f}"
+    if balanced.most > _NARROW * balanced.least:
+        how = f"at least {least} times"
+    else:
+        how = f"about {least} times" if least == most else f"about {least} to {most} times"
+    return [f'policy="lb-bsp" would be {how} as fast on these machines.']
+
+
+def _input(found: Figures) -> Verdict:
+    share = found.ranks.input
+    worst = [int(rank) for rank in np.argsort(-share, kind="stable") if share[rank] >= _LIKE_THE_WORST * share.max()]
+    others = np.delete(share, worst)
+    least, most = f"{share[worst].min():.0%}", f"{share.max():.0%}"
+    who, whose = (_named(worst), "its" if len(worst) == 1 else "their")
+    if not others.size:
+        who, whose = ("The rank", "its") if found.workers == 1 else ("All ranks", "their")
+    return Verdict(
+        f"{who} waited for {whose} own data for {most if least == most else f'{least} to {most}'} of the time.",
+        f"The other ranks waited for theirs for {percent(float(others.max()))} at most."
+        if others.size
+        else "Computing is faster than the data come.",
+        "Give the data loaders more workers or a faster disk, or prepare the data beforehand.",
+        "input",
+    )
+
+
+def _loop(found: Figures) -> Verdict:
+    return Verdict(
+        f"The ranks waited for work of others between rounds for {found.kinds['loop']:.0%} of the time.",
+        "They evaluate, save or log at different moments, and a round ends with the last of them.",
+        "Do this work less often, on another thread, or on all ranks in the same round.",
+        "loop",
+    )
+
+
+def _turns(found: Figures) -> Verdict:
+    return Verdict(
+        f"The ranks took turns in being last: this cost {found.kinds['computing']:.0%} of the time.",
+        "No rank is late more often than the others by much. The time of each rank scatters from round to round, and a "
+        "round ends with the slowest.",
+        " ".join(_gain(found)) or 'Make rounds longer (a larger global_batch), or try policy="lb-non-blocking".',
+        "computing",
+    )
+
+
+def _transfer(found: Figures) -> Verdict:
+    each_ms, alone = 1e3 * found.kinds["transfer"] * found.elapsed_s / found.rounds, found.workers == 1
+    return Verdict(
+        f"{'Synchronising' if alone else 'Transfers between ranks'} took {found.kinds['transfer']:.0%} of the time.",
+        f"{'The rank' if alone else 'Even the rank that came last'} waited {each_ms:.3g} ms in a round.",
+        "Make rounds longer (a larger global_batch), compress gradients, or use a faster network.",
+        "transfer",
+    )
+
+
+def _between(found: Figures) -> Verdict:
+    return Verdict(
+        f"Work between rounds took {found.kinds['between']:.0%} of the time.",
+        "The time is in no rank's computing, data, waiting or transfer. It is what the training loop does besides: "
+        "evaluation, checkpoints, logging, or a slow rank 0.",
+        "Do this work less often, or on another thread.",
+        "between",
+    )
+
+
+_OF_LOSS = {"computing": _turns, "input": _input, "loop": _loop, "transfer": _transfer, "between": _between}
+
+
+def _named(ranks: list[int]) -> str:
+    return named_ranks(ranks, _NAMED).capitalize()
+
+
+def comparison(names: Sequence[str], found: Sequence[Figures]) -> str:
+    """Say which of two runs is faster, and by how much."""
+    one, other = found
+    first, second = names
+    times = other.samples_per_s / one.samples_per_s
+    if abs(times - 1.0) < 0.01:
+        text = f"{first} and {second} did equally many samples per second, within a hundredth."
+    elif times > 1:
+        text = f"{second} did {times:.2f} times as many samples per second as {first}."
+    else:
+        text = f"{first} did {1 / times:.2f} times as many samples per second as {second}."
+    saved = one.waiting_for_ranks - other.waiting_for_ranks
+    text += f" Waiting for late ranks took {one.waiting_for_ranks:.1%} and {other.waiting_for_ranks:.1%} of the time"
+    text += "." if abs(saved) >= 0.005 else ", about the same."
+    if (one.workers, one.global_batch) != (other.workers, other.global_batch):
+        text += " They differ in ranks or global batch, so this compares more than the policy."
+    return text

@@ -1,0 +1,109 @@
+"""What each rank did in each round, as recorded, with what is not known filled in.
+
+A figure that cannot be true counts as not known: see ``impossible``. Where a rank's computing time is not known, it has
+the pace of its latest round before (or else the first one after), and the time that follows. A rank that never has a
+figure takes no part, nor do its samples. Rounds that take no time, or more than thirty years, are left out by
+``counted``.
+
+Shapes: K rounds, n ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_hetero.telemetry.records import Run
+from hvd_hetero.tools.simulation.limits import MOST_SPEED
+
+__all__ = ["LONGEST_ROUND_S", "Bools", "Floats", "Work", "counted", "impossible", "work"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+LONGEST_ROUND_S = 1e9
+"""Thirty years."""
+
+_LONGER = 2.0  # than the rounds took: then a figure is not believed (arbitrary: ranks' clocks differ by less)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What each rank did in each round, with unknown figures filled; (K, n)."""
+
+    samples: Floats
+    fixed_each: Floats
+    """What a micro-batch costs besides its samples, in samples."""
+    fixed: Floats
+    """The same of all micro-batches of the round."""
+    computing_s: Floats
+    input_s: Floats
+    update_s: Floats
+    pace: Floats
+    """Samples, with the fixed ones, per second of computing; 0 for a rank that never has a figure."""
+    known: Bools
+    """Whether the pace was measured in this very round."""
+
+    @property
+    def busy_s(self) -> Floats:
+        """Computing, and waiting for data."""
+        return self.computing_s + self.input_s
+
+
+def counted(run: Run) -> Bools:
+    """Return which rounds count: not the first, which pays for the start, unless it is the only one; (K,)."""
+    possible = np.asarray((run.elapsed_s > 0) & (run.elapsed_s <= LONGEST_ROUND_S))
+    later = possible & (run.round > run.first_round)
+    return later if later.any() else possible
+
+
+def impossible(run: Run) -> dict[str, Bools]:
+    """Return, for each column of seconds, which figures cannot be true; (K, n).
+
+    No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took.
+    ``elapsed_s`` goes by rank 0: if that one pauses before it sees that a round is over, its next round is short, and
+    others have waited for it since. If the round before was not recorded, it may have taken as long as all that were.
+    """
+    elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
+    before_s = np.full_like(elapsed_s, elapsed_s.sum())
+    follows = np.flatnonzero(np.diff(run.round) == 1) + 1
+    before_s[follows] = elapsed_s[follows - 1]
+    most_s = np.minimum(_LONGER * (elapsed_s + before_s), LONGEST_ROUND_S)[:, None]
+    columns = {"compute_s": run.compute_s, "input_s": run.input_s, "wait_s": run.wait_s}
+    return {name: np.asarray((seconds < 0) | (seconds > most_s)) for name, seconds in columns.items()}
+
+
+def work(run: Run) -> Work:
+    """Return what the ranks did, of all rounds of the run."""
+    wrong = impossible(run)
+    samples = run.samples.astype(np.float64)
+    beta = run.fixed_samples
+    if run.slope_s.any():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            beta = np.where((beta <= 0) & (run.slope_s > 0), run.intercept_s / run.slope_s, beta)
+    beta = np.where(np.isfinite(beta) & (beta > 0), beta, 0.0)
+    fixed = beta * run.micro_batches.astype(np.float64)
+    input_s = np.where((run.input_s > 0) & ~wrong["input_s"], run.input_s, 0.0)
+    update_s = np.where(run.once_s > input_s, run.once_s - input_s, 0.0)
+    c = run.compute_s
+    with np.errstate(invalid="ignore"):
+        known = (c > 0) & ~wrong["compute_s"] & (samples > 0)
+        known &= (samples + fixed <= MOST_SPEED * c) & (c <= MOST_SPEED * samples)
+        update_s[~(update_s < 0.9 * c)] = 0.0  # more cannot be true
+        pace = np.where(known, (samples + fixed) / np.where(known, c - update_s, 1.0), 0.0)
+    if not known.all():
+        pace = _filled(pace, known)
+        guess_s = np.where(pace > 0, (samples + fixed) / np.where(pace > 0, pace, 1.0), 0.0)
+        update_s[~known] = 0.0
+        c = np.where(known, c, guess_s)
+    return Work(samples, beta, fixed, c, input_s, update_s, pace, known)
+
+
+def _filled(values: Floats, known: Bools) -> Floats:
+    """Put the latest known value, or else the first one, where none is known; 0 where there is none at all."""
+    rounds = np.arange(len(values))[:, None]
+    latest = np.maximum.accumulate(np.where(known, rounds, -1), axis=0)
+    first = known.argmax(axis=0)
+    return np.asarray(np.take_along_axis(values, np.where(latest >= 0, latest, first), axis=0))

@@ -1,0 +1,86 @@
+r"""The best possible split: the one that a round would have had, had its speeds been known before it began.
+
+    T* = min { τ : sum_i cap_i(τ) >= X },    cap_i(τ) = max { x : f_i Γ_i(x) <= A_i(T, T + τ) }
+
+cap_i counts the samples that worker i can finish within τ seconds of the pace that it is going to have. T* is found by
+bisection over τ, which ends where the caps sum to X, for then they are cap(T*), or at a relative 1e-9, where several
+workers end a sample at T*. It begins at the T* of the round before. What is above X is cut from the workers that end
+most samples at T*. It minimises the round's computing over all splits, saturation, memory limits and changes of pace in
+the middle of the round included: no policy that ends a round when all are done can be sooner. With a server the same
+holds but for the queue at the server. Where every batch varies by itself (``per="batch"``), f_i is the mean of the
+draws that a share will meet, and the split is the best of those of one micro-batch a worker; what accumulates over many
+averages their luck, and may be sooner there.
+
+It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.policies import Policy
+from hvd_hetero.policies.base import equal_plan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
+from hvd_hetero.tools.simulation.cluster import Machines
+
+__all__ = ["BestSplit"]
+
+_LONGEST_S = 1e60  # arbitrary; beyond what any description or run allows
+
+
+class BestSplit(Policy):
+    """The oracle of the tables."""
+
+    name: ClassVar[str] = "best split"
+    measures: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._span_s = 1e-6  # T* of the round before
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """How many samples a round has; ``foresee`` says who does them."""
+        return equal_plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """As many again."""
+        return plan
+
+    def foresee(self, machines: Machines, begin_s: float, factors: NDArray[np.float64], total: int) -> RoundPlan:
+        """The split of the round that begins now."""
+        message_s = np.zeros(machines.count)
+        if machines.network.kind == "server":
+            message_s = machines.network.message_s(machines.bandwidth(begin_s))
+        start_s = begin_s + message_s
+
+        def capacity(span_s: float) -> NDArray[np.int64]:
+            end_s = np.maximum(begin_s + span_s - message_s, start_s)
+            return np.minimum(
+                machines.devices.within(machines.availability.work_between(start_s, end_s) / factors), total
+            )
+
+        early_s, late_s = 0.0, self._span_s
+        while int((shares := capacity(late_s)).sum()) < total:
+            early_s, late_s = late_s, 2.0 * late_s
+            if not late_s < _LONGEST_S:
+                raise ValueError(
+                    f"speeds must let {total} samples end within {_LONGEST_S:g} s, and rank {int(np.argmax(factors))} "
+                    f"takes {factors.max():g} times its time; mend the speeds of the description or of the run"
+                )
+        while (spare := int(shares.sum()) - total) and late_s - early_s > 1e-9 * late_s:
+            middle_s = 0.5 * (early_s + late_s)
+            fewer = capacity(middle_s)
+            if int(fewer.sum()) < total:
+                early_s = middle_s
+            else:
+                late_s, shares = middle_s, fewer
+        self._span_s = late_s
+        if spare:  # a few samples that end at T* itself
+            ended = np.maximum(shares - capacity(early_s), 0)
+            for i in np.argsort(-ended, kind="stable").tolist():
+                cut = min(spare, int(ended[i]))
+                shares[i] -= cut
+                spare -= cut
+        return RoundPlan.of(shares)

@@ -1,0 +1,206 @@
+"""Several schemes on one cluster, each until it has trained on the same number of samples, and what came of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.policies import BSP
+from hvd_hetero.tools.simulation.best import BestSplit
+from hvd_hetero.tools.simulation.description import Description
+from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
+from hvd_hetero.tools.simulation.learners import learner_for
+from hvd_hetero.tools.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.results import Simulated
+from hvd_hetero.tools.simulation.schemes import SchemeChoice
+from hvd_hetero.tools.simulation.server import ServerModel, ServerSimulation
+from hvd_hetero.topology.mixing import ALLREDUCE
+
+__all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "problem_named"]
+
+_BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
+WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary; rates are without
+_ALIKE = 0.05  # by which a figure may be off and still be told as one; as far as a replay is to be trusted anyway
+_SHARES = ("waiting_share", "transfer_share")
+_FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
+_EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One line of the table. Rates and shares are without the first tenth of the samples."""
+
+    scheme: str
+    samples_per_s: float
+    waiting_share: float
+    transfer_share: float
+    round_s: float
+    time_to_loss_s: float | None
+    """None where no loss was asked for; infinite where it was not reached"""
+    final_loss: float | None
+    times_bsp: float = math.nan
+    of_best: float = math.nan
+    error: float = math.nan
+    """By how much ``times_bsp`` may be off: what a recorded run leaves open, and two standard errors."""
+    usable: bool = True
+    """Whether production has this scheme."""
+    between: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Least and most of each figure that a recorded run does not tell."""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, which knows no infinity. A figure that is not told is null, and ``between`` has its range."""
+        figures = asdict(self) | dict.fromkeys(self.between)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+
+    def shown(self, name: str, form: str) -> str:
+        """Return a figure as text, or its range."""
+        if name not in self.between:
+            return format(getattr(self, name), form)
+        return " … ".join(format(end, form) for end in self.between[name])
+
+
+def problem_named(name: str | None, seed: int) -> Problem | None:
+    """The problem of a description."""
+    if name in (None, "none"):
+        return None
+    data = digits(seed)
+    return SoftmaxRegression(data) if name == "digits-softmax" else SmallNetwork(data)
+
+
+def compare(
+    described: Description, progress: Callable[[str, float], None] = lambda label, share: None
+) -> list[tuple[Outcome, Simulated]]:
+    """Every scheme asked for, after BSP and the best split, which the ratios need."""
+    problem = problem_named(described.problem, described.cluster.seed)
+    asked = list(described.schemes)
+    labels = {scheme.label for scheme in asked}
+    references = [SchemeChoice("bsp", BSP), SchemeChoice("best-split", BestSplit, usable=False)]
+    schemes = [reference for reference in references if reference.label not in labels] + asked
+    found: list[tuple[Outcome, Simulated]] = []
+    for scheme in schemes:
+        # A learning rate may be too large: what overflows then is the loss, and that is told.
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = _simulate(described, scheme, problem, progress)
+        found.append((_outcome(scheme.label, result, described), result))
+    rates = {outcome.scheme: outcome.samples_per_s for outcome, _ in found}
+    bsp = next(result for outcome, result in found if outcome.scheme == "bsp")
+    usable = {scheme.label: scheme.usable for scheme in schemes}
+
+    def completed(outcome: Outcome, result: Simulated) -> Outcome:
+        rate = outcome.samples_per_s
+        return replace(
+            outcome,
+            times_bsp=rate / rates["bsp"],
+            of_best=rate / rates["best-split"],
+            error=_scatter(result, bsp),
+            usable=usable[outcome.scheme],
+        )
+
+    return [(completed(outcome, result), result) for outcome, result in found]
+
+
+def compare_between(
+    described: Description,
+    progress: Callable[[str, float], None] = lambda label, share: None,
+) -> list[tuple[Outcome, Simulated]]:
+    """Compare on the described cluster, and on those between which it lies.
+
+    A figure that differs between these by more than a twentieth has a range. That of samples per second is wider by
+    ``rate_error`` at either end. It moves all schemes alike, so ratios and shares do not know it.
+    """
+    found = compare(described, progress)
+    others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]
+    compared = [compare(other, progress) for other in others if other.cluster != described.cluster]
+    of_each = zip(*([outcome for outcome, _ in each] for each in (found, *compared)), strict=True)
+    error = described.rate_error
+    return [(_ranged(outcomes, error), result) for outcomes, (_, result) in zip(of_each, found, strict=True)]
+
+
+def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
+    """Return the first of these, with the range of each figure that differs."""
+    figures = {name: [getattr(outcome, name) for outcome in outcomes] for name in _FIGURES}
+    ranges = {name: (min(values), max(values)) for name, values in figures.items()}
+    slowest, fastest = ranges["samples_per_s"]
+    ranges["samples_per_s"] = slowest / (1 + rate_error), fastest * (1 + rate_error)
+    scales = {name: 1.0 if name in _SHARES else least for name, (least, _) in ranges.items()}
+    between = {name: (least, most) for name, (least, most) in ranges.items() if most - least > _ALIKE * scales[name]}
+    ratios = figures["times_bsp"]
+    return replace(outcomes[0], between=between, error=outcomes[0].error + max(abs(r - ratios[0]) for r in ratios))
+
+
+def _simulate(
+    described: Description, scheme: SchemeChoice, problem: Problem | None, progress: Callable[[str, float], None]
+) -> Simulated:
+    cluster, seed = described.cluster, described.cluster.seed
+    wanted = described.rounds * described.global_batch
+    length = problem.samples if problem else described.dataset
+    data = WholeRounds(length, shuffle=True, seed=seed) if length else None
+    every = max(described.rounds // _EVALUATIONS, 1)
+    if scheme.server is not None:
+        workers = len(cluster.workers)
+        # One update of BSP moves by the mean gradient of n batches; n updates by one batch each move as far at η / n.
+        # DynSSP averages the updates of a clock by itself.
+        rate = described.learning_rate / (1 if scheme.server.name == "dyn-ssp" else workers)
+        model = ServerModel(problem, rate, seed) if problem else None
+        batch = max(described.global_batch // workers, 1)
+        asynchronous = ServerSimulation(
+            cluster, scheme.server, batch, data=data, model=model, evaluate_every=every * workers
+        )
+        while sum(asynchronous.result.samples) < wanted:
+            asynchronous.run(max(workers, described.rounds * workers // 50))
+            progress(scheme.label, sum(asynchronous.result.samples) / wanted)
+        return asynchronous.result
+    assert scheme.make is not None
+    policy = scheme.make()
+    mixing = mixing_on(cluster, policy, scheme.sync)
+    learner = learner_for(policy, problem, described.learning_rate, seed, mixing) if problem else None
+    options = Options(lead=described.lead, signal_s=described.signal_s, sync=mixing or ALLREDUCE, evaluate_every=every)
+    rounds = RoundSimulation(cluster, policy, described.global_batch, options=options, data=data, learner=learner)
+    done = 0
+    while done < wanted:
+        if rounds.rounds * len(cluster.workers) > MOST_WORKER_ROUNDS or rounds.rounds > MOST_ROUNDS:
+            raise ValueError(
+                f"{scheme.label}: it has done {done / wanted:.2%} of the samples in {rounds.rounds} rounds, which is "
+                "as long as a simulation may take; lower rounds, or micro_batches where the first rank ends a round"
+            )
+        finished = rounds.step()
+        done += int(finished.table.total)
+        progress(scheme.label, done / wanted)
+    return rounds.result
+
+
+def _outcome(label: str, result: Simulated, described: Description) -> Outcome:
+    samples = np.cumsum(result.samples)
+    skip = int(np.searchsorted(samples, WARM_UP * samples[-1]))
+    goal = described.target_loss
+    return Outcome(
+        label,
+        result.rate(skip),
+        result.waiting_share(skip),
+        result.transfer_share(skip),
+        result.round_s(skip),
+        None if goal is None else result.time_to(goal),
+        result.loss[-1][2] if result.loss else None,
+    )
+
+
+def _scatter(result: Simulated, bsp: Simulated) -> float:
+    """Return two standard errors of the ratio of rates, from blocks of equally many samples."""
+    blocks = min(_BLOCKS, min(len(result.samples), len(bsp.samples)) // 2)
+    if blocks < 2:
+        return math.inf
+    total = min(sum(result.samples), sum(bsp.samples))
+    edges = np.linspace(WARM_UP * total, total, blocks + 1)
+
+    def block_s(of: Simulated) -> NDArray[np.float64]:
+        return np.diff(np.interp(edges, np.append(0, np.cumsum(of.samples)), np.append(0.0, np.cumsum(of.elapsed_s))))
+
+    ratios = block_s(bsp) / block_s(result)
+    return float(2.0 * ratios.std(ddof=1) / math.sqrt(blocks))

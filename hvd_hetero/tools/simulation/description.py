@@ -1,0 +1,198 @@
+"""From a file ``cluster.toml`` to the cluster and the training that it describes (``docs/simulation.md``)."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvd_hetero.policies import SelfAdaptive
+from hvd_hetero.rounds import MAX_ROUND_SAMPLES
+from hvd_hetero.telemetry.files import named, read_text
+from hvd_hetero.tools.simulation import limits
+from hvd_hetero.tools.simulation.cluster import Cluster
+from hvd_hetero.tools.simulation.described_network import read_network
+from hvd_hetero.tools.simulation.described_workers import MILLISECONDS, read_workers
+from hvd_hetero.tools.simulation.engine import mixing_on
+from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
+from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.topology.mixing import ALLREDUCE
+
+__all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]
+
+SEED = Range(0, 2**63 - 1, "the seed of all draws")
+RATE_ERROR = Range(0, 1e3, "the share by which luck may move samples per second; 0.05 is 5 %")
+ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a file describes."""
+
+    cluster: Cluster
+    global_batch: int
+    rounds: int
+    """How many rounds of ``global_batch`` samples each scheme is to train on."""
+    schemes: tuple[SchemeChoice, ...]
+    lead: int = 0
+    signal_s: float = 0.0
+    dataset: int | None = None
+    """Samples of an epoch; None: endless."""
+    problem: str | None = None
+    learning_rate: float = 0.5
+    target_loss: float | None = None
+    between: tuple[Cluster, ...] = ()
+    """Other machines that these may be as well."""
+    rate_error: float = 0.0
+    """The share by which luck may move every scheme's samples per second."""
+
+
+def read_description(path: str | Path) -> Description:
+    """Read and check a file; an error names the place in it, the rule, the value and a way out."""
+    file = Path(path)
+    top = Settings(_toml(file), named(file.name))
+    training = top.table("training")
+    if training is None:
+        raise ValueError(f"{top.where} needs a table [training] with global_batch and rounds, and has none")
+    workers = read_workers(top, file.parent)
+    described = Description(
+        cluster=Cluster(
+            workers,
+            read_network(top.table("network") or Settings({}, f"{top.where}.network"), file.parent),
+            top.whole("seed", SEED, 0),
+            top.number("measurement_noise", Range(0, 0.99, "a relative error; 0.01 is 1 %"), 0.0),
+        ),
+        global_batch=training.whole("global_batch", Range(1, MAX_ROUND_SAMPLES, "the samples of a round")),
+        rounds=training.whole("rounds", ROUNDS, 300),
+        schemes=tuple(choose(entry, top.where) for entry in top.take("policies", list, ["bsp", "lb-bsp"])),
+        lead=training.whole("lead", Range(0, limits.MOST_LEAD, "the rounds that plans are fixed ahead"), 0),
+        signal_s=training.number("signal_ms", MILLISECONDS, 0.0) / 1e3,
+        dataset=training.whole("dataset", Range(1, limits.MOST_SAMPLES, "the samples of an epoch"), None),
+        problem=training.choice("problem", PROBLEMS, "none"),
+        learning_rate=training.number("learning_rate", Range(1e-9, 1e9, "the rate of an update of BSP"), 0.5),
+        target_loss=training.number("target_loss", Range(0, 1e9, "a training loss to reach"), None),
+    )
+    between = top.take("between", list, [])
+    described = replace(described, rate_error=top.number("rate_error", RATE_ERROR, 0.0))
+    training.finish()
+    top.finish()
+    described = replace(described, between=tuple(_other(name, file, described.cluster, top.where) for name in between))
+    check(described, top.where)
+    return described
+
+
+def _other(name: Any, file: Path, cluster: Cluster, where: str) -> Cluster:
+    """Return the cluster of another description, which may name no further ones."""
+    if not isinstance(name, str) or Path(name).name != name or name == file.name:
+        raise ValueError(
+            f'{where}: between must hold names of other files in its folder, got {shown(name)}; write ["other.toml"]'
+        )
+    if "between" in _toml(file.parent / name):
+        raise ValueError(f"{named(name)} must not have between: only the first description has; leave it out there")
+    other = read_description(file.parent / name).cluster
+    if len(other.workers) != len(cluster.workers):
+        raise ValueError(
+            f"{named(name)} must describe as many workers as {where}, {len(cluster.workers)}, got {len(other.workers)}"
+        )
+    return replace(other, seed=cluster.seed)
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    text = read_text(file, limits.MOST_BYTES_OF_A_DESCRIPTION)
+    if _NESTED.search(_QUOTED.sub("q", text)):
+        raise ValueError(
+            f"{named(file)} joins more than {limits.MOST_NESTED} names by dots; no setting is nested so deep"
+        )
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and numbers of thousands of digits
+        raise ValueError(f"{named(file)} is no TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(
+            f"{named(file)} is no TOML that can be read: it nests too deep; no setting nests so deep"
+        ) from None
+
+
+_QUOTED = re.compile(r""" "(?:\\.|[^"\\\n])*" | '[^'\n]*' """, re.VERBOSE)
+_NESTED = re.compile(r"(?:[\w-]+[ \t]*\.[ \t]*){" + str(limits.MOST_NESTED) + "}")
+
+
+PROBLEMS = ("none", "digits-softmax", "digits-network")
+
+
+def check(described: Description, where: str) -> None:
+    """Whether it can be simulated; an error names what cannot, and ``where`` it was described."""
+    workers = len(described.cluster.workers)
+    if not workers <= described.global_batch <= MAX_ROUND_SAMPLES:
+        raise ValueError(
+            f"{where}.training: global_batch must be at least the number of workers, {workers}, and at most "
+            f"{MAX_ROUND_SAMPLES}, got {described.global_batch}; change it or describe fewer workers"
+        )
+    if described.dataset is not None and not 1 <= described.dataset <= limits.MOST_SAMPLES:
+        raise ValueError(
+            f"{where}.training: dataset must be at least 1 sample and at most {limits.MOST_SAMPLES}, got "
+            f"{described.dataset}; leave it out for data without end"
+        )
+    if described.problem == "none" and described.target_loss is not None:
+        raise ValueError(f"{where}.training: target_loss needs a problem to train; add problem = 'digits-softmax'")
+    _check_schemes(described, where)
+    _check_length(described, where)
+
+
+def _check_schemes(described: Description, where: str) -> None:
+    workers = len(described.cluster.workers)
+    if not 1 <= len(described.schemes) <= limits.MOST_SCHEMES:
+        raise ValueError(
+            f"{where}.policies must name at least one scheme and at most {limits.MOST_SCHEMES}, got "
+            f'{len(described.schemes)}; write policies = ["bsp", "lb-bsp"]'
+        )
+    labels = [scheme.label for scheme in described.schemes]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"{where}.policies: {shown(twice[0])} stands there twice; leave one out, or give it a label")
+    for scheme in described.schemes:
+        if scheme.make is None:
+            continue
+        if scheme.sync != ALLREDUCE and workers > limits.MOST_MIXING_WORKERS:
+            raise ValueError(
+                f"{where}.policies, {scheme.label}: sync = '{scheme.sync}' is simulated for at most "
+                f"{limits.MOST_MIXING_WORKERS} workers, got {workers}; describe fewer workers"
+            )
+        policy = scheme.make()
+        try:
+            policy.first(workers, described.global_batch)
+            mixing_on(described.cluster, policy, scheme.sync)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{where}.policies, {scheme.label}: {error}") from None
+        endless = described.dataset is None and described.problem == "none"
+        if endless and isinstance(policy, SelfAdaptive) and policy.every is None:
+            raise ValueError(
+                f"{where}.policies, {scheme.label}: it re-allocates after every epoch, and the data have no end; add "
+                "dataset = … (samples of an epoch) to [training], or give the policy every = … (rounds)"
+            )
+
+
+def _check_length(described: Description, where: str) -> None:
+    """Whether it ends within minutes; schemes whose rounds turn out shorter are stopped by ``compare``."""
+    workers, schemes = len(described.cluster.workers), len(described.schemes) + 2  # BSP and the best split
+    served = sum(scheme.server is not None for scheme in described.schemes)
+    rounds = described.rounds
+    if described.dataset is not None:  # an epoch ends with a short round
+        epochs = -(-rounds * described.global_batch // described.dataset)
+        rounds = epochs * -(-described.dataset // described.global_batch)
+    pieces = max(max(len(w.availability.at_s), len(w.link.at_s)) for w in described.cluster.workers) * workers
+    if pieces > limits.MOST_PIECES:
+        raise ValueError(
+            f"{where}.workers: workers times the values of the longest series must be at most {limits.MOST_PIECES}, "
+            f"got {pieces}; describe fewer workers, or take a part of the series"
+        )
+    work, records = rounds * workers * schemes, rounds * (schemes - served + served * workers)
+    every = rounds * (schemes - served)
+    if work > limits.MOST_WORKER_ROUNDS or records > limits.MOST_RECORDS or every > limits.MOST_ROUNDS:
+        raise ValueError(
+            f"{where}.training: rounds must be fewer, got {described.rounds}: with {workers} workers and {schemes} "
+            f"schemes, bsp and best-split among them, that makes {every} rounds (at most {limits.MOST_ROUNDS}), "
+            f"{work} times that a worker computes (at most {limits.MOST_WORKER_ROUNDS}), and {records} records (at "
+            f"most {limits.MOST_RECORDS})"
+        )

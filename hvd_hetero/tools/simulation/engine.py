@@ -1,0 +1,307 @@
+r"""Rounds in simulated time: production's policy and paces decide, simulated machines say how long it takes.
+
+A round begins at T for all. Worker i, its share cut into k_i micro-batches, is ready at
+
+    r_i = finish_i(T + pull_i, f_i work_i) + push_i          (pull and push only where there is a server)
+
+and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan ends with the first, like this: let
+
+    e = min_i (time at which worker i has done all its micro-batches) + signal_s;
+
+every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
+the latest of these plus the transfer. Where the policy anticipates, a worker that expects the end itself stops before,
+and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so
+stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one for
+every micro-batch, where these vary by themselves or workers anticipate).
+
+**What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
+predictor and device profile, driven by a simulated clock, or a bank that does the same for all workers at once
+(``simulation.meters``); ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. Only the order of a balancer's steps is
+repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives
+n real balancers by the same clock and finds the same plans.
+
+Cost: O(n) a round: 2 microseconds a worker with a bank, at 1,000 workers; else 30 to 130, the predictors' mostly.
+
+Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
+rounds. ``Network(kind="recorded")`` can carry both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.data.order import EpochEnd
+from hvd_hetero.planner import Planner
+from hvd_hetero.policies import Policy
+from hvd_hetero.prediction import Predictor
+from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
+from hvd_hetero.tools.simulation.cluster import Cluster, Machines
+from hvd_hetero.tools.simulation.compute import Pieces
+from hvd_hetero.tools.simulation.limits import MOST_MICRO_BATCHES
+from hvd_hetero.tools.simulation.meters import meters_of
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.results import Learner, Simulated
+from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
+
+__all__ = ["Options", "RoundSimulation", "mixing_on", "simulate"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Foresight(Protocol):
+    """A plan made with knowledge of the future: the best that any could be (``hvd_hetero.tools.simulation.best``)."""
+
+    def foresee(self, machines: Machines, begin_s: float, factors: Floats, total: int) -> RoundPlan:
+        """The plan of the round that begins now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run the rounds. The defaults are those of the simplest job."""
+
+    lead: int = 0
+    """Rounds by which plans are fixed ahead, as by a loader that prefetches."""
+    signal_s: float = 0.0
+    """Seconds until the other workers hear that the first one has ended the round."""
+    sync: str | Mixing = ALLREDUCE
+    """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
+    place of the allreduce. A learner needs to know as well (``learner_for``)"""
+    together: bool = True
+    """True: measure and predict for all workers at once, where their predictor can. Else each has a meter."""
+    evaluate_every: int = 0
+    """Rounds between two evaluations of the loss, which take no simulated time; 0: never."""
+
+
+class RoundSimulation:
+    """A training in rounds. ``step`` does one; ``run`` does many."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        global_batch: int,
+        *,
+        options: Options | None = None,
+        data: WholeRounds | None = None,
+        learner: Learner | None = None,
+        observer: Callable[[FinishedRound], None] | None = None,
+        predictor: Callable[[], Predictor] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.machines = Machines(cluster)
+        self.options = options or Options()
+        self.data = data
+        self.learner = learner
+        self.observer = observer
+        if data is not None:
+            data.end = EpochEnd.of(policy)
+        n = self.machines.count
+        self.mixing = mixing_on(cluster, policy, self.options.sync)
+        self.planner = Planner(policy, n, global_batch)
+        self.planner.set_lead(self.options.lead)
+        self.now_s = 0.0
+        self.meters = meters_of(
+            self.machines, policy, self.planner.typical_size, predictor, together=self.options.together
+        )
+        self._wait_s = np.full(n, np.nan)
+        self.result = Simulated(policy.name, n)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds agreed so far."""
+        return self.planner.rounds
+
+    @property
+    def _foreseen(self) -> bool:
+        return hasattr(self.policy, "foresee")
+
+    def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
+        """So many rounds more."""
+        for _ in range(rounds):
+            self.step()
+            progress()
+        return self.result
+
+    def step(self) -> FinishedRound:
+        """One round."""
+        machines, options, n = self.machines, self.options, self.machines.count
+        begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
+        plan, samples = self._plan(factors)
+        epoch = 0 if self.data is None else self.data.epoch
+        pieces = machines.devices.pieces(plan.shares, plan.cuts)
+
+        served = machines.network.kind == "server"
+        link = machines.bandwidth(begin_s)
+        message_s = machines.network.message_s(link) if served else np.zeros(n)
+        start_s = begin_s + message_s
+        done, finish_s = self._compute(plan, pieces, start_s, factors, 2 * message_s)
+        ready_s = machines.network.served(finish_s + message_s) if served else finish_s
+        last_s = float(ready_s.max())
+        transfer_s = self._transfer_s(last_s)
+        self.now_s = last_s + transfer_s
+
+        used = pieces.samples_of(done)
+        table = self._table(plan, used, done, start_s, finish_s, 2 * message_s)
+        self._wait_s = self.now_s - finish_s
+        finished = FinishedRound(self.rounds, epoch, plan, table, self.now_s - begin_s)
+        self.planner.learn(finished)
+        if self.planner.fixed_costs is not None:
+            self.meters.know(self.planner.fixed_costs.samples)
+        if self.learner is not None:
+            self.learner.update(plan, [s[:u] for s, u in zip(samples, used.tolist(), strict=True)], done)
+        if self.data is not None:
+            self.data.finish(used.tolist())
+        self._note(finished, used, done, transfer_s, float((last_s - ready_s).mean()))
+        if self.observer is not None:
+            self.observer(finished)
+        if self.learner is not None and options.evaluate_every and self.rounds % options.evaluate_every == 0:
+            self.result.loss.append((self.now_s, self.rounds, self.learner.loss))
+        return finished
+
+    def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
+        """The plan of this round, and the samples of every rank."""
+        plan = self.planner.plan()
+        if self.data is not None:
+            plan = self.data.end.fit(plan, self.data.ahead())
+        if self._foreseen:
+            plan = self._foresee(factors, plan.total)
+        if self.data is None:
+            return plan, [_NOTHING] * plan.workers
+        return self.data.take_round(plan)
+
+    def _foresee(self, factors: Floats, total: int) -> RoundPlan:
+        """The best split, at the mean of the draws that each share will meet; it is asked until their number stays."""
+        machines, policy = self.machines, cast(Foresight, self.policy)
+        count = np.ones(machines.count, dtype=np.int64)
+        for _ in range(_FORESEEN):
+            _check_micro_batches(count)
+            draws = machines.per_batch.following(count)
+            mean = np.sum(draws, axis=1, where=np.arange(draws.shape[1]) < count[:, None]) / count
+            plan = policy.foresee(machines, self.now_s, factors * mean, total)
+            before, count = count, np.maximum(machines.devices.pieces(plan.shares, plan.cuts).count, 1)
+            if (before == count).all() or not machines.per_batch.any:
+                break
+        return plan
+
+    def _compute(
+        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
+    ) -> tuple[Ints, Floats]:
+        """Micro-batches done and when each worker has done its last."""
+        machines, count = self.machines, pieces.count
+        anticipated = plan.ends == "first" and self.planner.anticipation is not None
+        if anticipated or machines.per_batch.any:
+            return self._compute_one_by_one(plan, pieces, start_s, factors, input_s)
+        finish_s = machines.availability.finish(start_s, pieces.work_s * factors)
+        if plan.ends == "all":
+            return count, finish_s
+        heard_s = float(finish_s[count > 0].min()) + self.options.signal_s
+        # Work behind each worker at that moment; who has not even begun does one micro-batch all the same.
+        work_s = machines.availability.work_between(start_s, np.maximum(heard_s, start_s)) / factors
+        whole = pieces.finished_by(work_s)
+        at_hand = pieces.work_of(whole) < work_s * (1 - 1e-12)
+        done = np.minimum(np.maximum(whole + at_hand, 1), count)
+        return done, machines.availability.finish(start_s, pieces.work_of(done) * factors)
+
+    def _compute_one_by_one(
+        self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
+    ) -> tuple[Ints, Floats]:
+        machines, count = self.machines, pieces.count
+        _check_micro_batches(count)
+        each = machines.per_batch.following(count)  # (n, K)
+        number = np.arange(each.shape[1])
+        work_s = np.where(number < pieces.small[:, None], pieces.small_s[:, None], pieces.large_s[:, None])
+        total_s = np.cumsum(np.where(number < count[:, None], work_s * each, 0.0), axis=1) * factors[:, None]
+        ends_s = np.stack([machines.availability.finish(start_s, total_s[:, j]) for j in number], axis=1)
+        rows = np.arange(machines.count)
+        finish_s = np.where(count > 0, ends_s[rows, np.maximum(count, 1) - 1], start_s)
+        done = count
+        if plan.ends == "first":
+            most = count
+            if (end := self.planner.anticipation) is not None:
+                errors = self.machines.measurement.round(self.rounds)  # a worker goes by its own clock
+                busy_s = (ends_s - start_s[:, None]) * errors[:, None] + input_s[:, None]
+                stops = end.ends_before(busy_s, input_s[:, None], number + 1) & (number + 1 < count[:, None])
+                most = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
+            whole = (count > 0) & (most == count)
+            heard_s = float(finish_s[whole].min(initial=np.inf)) + self.options.signal_s
+            # What ends at that moment exactly has ended, however its end was rounded.
+            within = ends_s - start_s[:, None] < (heard_s - start_s)[:, None] * (1 - 1e-12)
+            done = np.minimum(within.sum(axis=1) + 1, most)
+            finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
+        # Where luck is foreseen a worker may get nothing to do for its bad luck, which passes all the same.
+        machines.per_batch.use(np.maximum(done, 1) if self._foreseen else done)
+        return done, finish_s
+
+    def _transfer_s(self, time_s: float) -> float:
+        network, link = self.machines.network, self.machines.bandwidth(time_s)
+        if self.mixing is None:
+            return network.allreduce_s(link, self.rounds)
+        return network.exchange_s(link, self.mixing.exchanges(self.rounds), self.rounds)
+
+    def _table(
+        self, plan: RoundPlan, used: Ints, done: Ints, start_s: Floats, finish_s: Floats, message_s: Floats
+    ) -> RoundTable:
+        """Every rank measures, learns and reports; the steps of ``Balancer.report``."""
+        self._run_out_of_memory(plan)
+        measured_s = start_s + (finish_s - start_s) * self.machines.measurement.round(self.rounds)
+        # With a server ``message_s`` is a rank's own transfers, which move with its link.
+        figures = self.meters.round(start_s, measured_s, message_s, used, done, short=self.planner.is_short(plan))
+        figures["wait_s"] = self._wait_s
+        rows = np.zeros((len(used), len(_COLUMNS)))
+        for name, figure in figures.items():
+            rows[:, _COLUMNS[name]] = figure
+        return RoundTable(rows, len(used))
+
+    def _run_out_of_memory(self, plan: RoundPlan) -> None:
+        """Micro-batches that do not fit fail, and so do their parts until they fit."""
+        fits = self.machines.devices.memory_limit
+        largest = -(-plan.shares // np.maximum(plan.cuts, 1))
+        for i in np.flatnonzero(largest > fits).tolist():
+            size = int(largest[i])
+            while size > fits[i]:
+                size = self.meters.failed(i, size)
+
+    def _note(self, finished: FinishedRound, used: Ints, done: Ints, transfer_s: float, idle_s: float) -> None:
+        result = self.result
+        result.elapsed_s.append(finished.elapsed_s)
+        result.samples.append(int(used.sum()))
+        result.transfer_s.append(transfer_s)
+        result.idle_s.append(idle_s)
+        result.micro_batches.append(int(done.sum()))
+        result.epochs.append(finished.epoch)
+
+
+def _check_micro_batches(count: Ints) -> None:
+    """Whether a matrix of all of them, one row for each worker, can be held."""
+    if len(count) * int(count.max()) > MOST_MICRO_BATCHES:
+        raise ValueError(
+            f"a round has {int(count.max())} micro-batches on one of {len(count)} workers, each of which varies by "
+            f"itself, and workers times micro-batches must be at most {MOST_MICRO_BATCHES}; let batches vary "
+            'per = "round", or raise memory_limit, or lower global_batch or micro_batches'
+        )
+
+
+def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:
+    """Whom each worker averages with, after production's checks; None: with all."""
+    mixing = resolve_mixing(sync, len(cluster.workers), updates_locally=policy.updates_locally)
+    if mixing is not None and cluster.network.kind == "server":
+        raise ValueError(
+            f"sync={sync!r} needs links between workers, and a network of kind 'server' has none; use kind 'ring'"
+        )
+    return mixing
+
+
+def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, **how: Any) -> Simulated:
+    """``RoundSimulation(...).run(rounds)`` in one call."""
+    return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
+
+
+_COLUMNS = {name: i for i, name in enumerate(RoundReport.__dataclass_fields__)}
+_FORESEEN = 8  # times that the best split is asked for: the count of micro-batches is at rest after two or three
+_NOTHING = np.empty(0, dtype=np.int64)

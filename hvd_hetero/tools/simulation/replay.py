@@ -1,0 +1,211 @@
+r"""A recorded run as a cluster: what would another scheme have made of these machines?
+
+From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work: computing, and
+waiting for its own data, which moves with the samples; not the update. A micro-batch costs as much as β_i samples
+besides its own (``micro_batch_cost`` finds β_i, and in which range it is). The rank's pace
+v_ik = (x_ik + β_i κ_ik) / t_ik is taken as it was, whatever the batch:
+
+    Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
+
+so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the scheme that was recorded, given its
+recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round has that of its round
+before. ``extremes`` are the same machines with the least and with the most β of all ranks: what differs between them is
+what the run does not tell.
+
+What is assumed, and when it fails: time is a line in the samples of a micro-batch; what was slow at round k would have
+been slow at round k of the other scheme too, though that comes at another moment; and the rest of the round,
+transfer_k, does not depend on the scheme. The first rounds (start-up) are left out, and so are short last rounds of
+epochs, but for β, of which they tell most.
+
+**Pairs of rounds that tell β** follow each other in one epoch. Both are whole: where the first rank ends a round, the
+pace decides what the others have done. Where a plan changes in the middle of an epoch, the rank's drivers must not have
+changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace. A record of
+every k-th round has no such pairs.
+
+**Drivers.** The line of round k tells what a rank read of its CPU and memory after computing it, that is before round
+k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
+drivers that go with v_ik. They move no speed here, which is v_ik whatever they say. Where the recorded scheme did not
+use drivers, production reads them once a second, and the readings are as old; a rank that read nothing knows nothing.
+
+Shapes: K rounds, n ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.measurement.readings import Resources
+from hvd_hetero.telemetry import Run
+from hvd_hetero.tools.simulation.cluster import Cluster, Drivers, Worker
+from hvd_hetero.tools.simulation.compute import Compute
+from hvd_hetero.tools.simulation.limits import MOST_SPEED
+from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, FixedSamples, fixed_samples, if_it_waits_once
+from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.rate_error import rate_error
+from hvd_hetero.tools.simulation.variation import Recorded
+
+__all__ = ["Replay", "replay"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_LONGEST_ROUND_S = 1e9  # thirty years
+_SAME_DRIVER = 0.05
+_COLD_ROUNDS = 2  # arbitrary; one odd pair does no harm, and a run of long rounds has few
+_LEAST_WAITING = 1e-3  # of a rank's work; less moves nothing
+_LEAST_CHANGE = 0.1  # of log s, where a plan changes in the middle of an epoch
+WARM_UP_ROUNDS = 5  # arbitrary; the first rounds of a real job pay for buffers, kernels and connections
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The cluster of a run."""
+
+    policy: str
+    cluster: Cluster
+    rounds: int
+    """Rounds that were usable."""
+    full_rounds: int
+    """Rounds of the global batch that hold the samples of these rounds, one at least."""
+    measured_rate: float
+    """Samples per second, in those rounds."""
+    dataset: int | None
+    """Samples of an epoch, if the run saw the end of one."""
+    extremes: tuple[Cluster, Cluster]
+    """The machines with the least and the most fixed cost that the run allows."""
+    fixed_s: tuple[tuple[float, float, float], ...]
+    """Of each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
+    kept: tuple[int, ...]
+    """Which rounds were usable, by their place in the run."""
+    rate_error: float
+    """The share by which another run's samples per second may differ, from how rounds scatter."""
+
+
+def replay(run: Run) -> Replay:
+    """The machines that a run was recorded on."""
+    wrong = ~((run.elapsed_s >= 0) & (run.elapsed_s <= _LONGEST_ROUND_S))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise ValueError(
+            f"elapsed_s must be at least 0 and at most {_LONGEST_ROUND_S:g} seconds, got {run.elapsed_s[first]:g} in "
+            f"round {run.round[first]}; remove that line"
+        )
+    keep = _usable(run)
+    if len(keep) < 2:
+        raise ValueError(
+            f"the run must hold at least 2 rounds after the start-up ({WARM_UP_ROUNDS} rounds) besides the short last "
+            f"rounds of epochs; it has {len(keep)}, of {len(run.round)} in all: record a longer one"
+        )
+    busy_s = run.compute_s + run.input_s
+    busy_s = np.where((busy_s > 0) & (busy_s <= _LONGEST_ROUND_S), busy_s, 0.0)
+    once_s = np.where((run.once_s > 0) & (run.once_s < busy_s), run.once_s, 0.0)
+    wait_s = np.minimum(once_s, np.where(run.input_s > 0, run.input_s, 0.0))  # for the first micro-batch
+    busy_s = busy_s - (once_s - wait_s)  # without the update
+    known = (run.samples * MOST_SPEED >= busy_s) & (busy_s * MOST_SPEED >= run.samples) & (run.samples > 0)
+    if not run.elapsed_s[keep].sum() > 0:
+        raise ValueError("elapsed_s must be above 0 in some round after the start-up, got 0 in all; record another run")
+    ranks = range(run.workers)
+    drivers = [Drivers(recorded=_readings(run, keep, rank)) for rank in ranks]
+    cut = np.clip(run.micro_batches, 1, np.maximum(run.samples, 1))  # a micro-batch has a sample
+    for rank in np.flatnonzero(~known[keep].any(axis=0)).tolist():
+        raise ValueError(f"rank {rank} has no round with samples and seconds in this run, so its speed is not known")
+    found = [_fixed(run, busy_s, wait_s, cut, known, rank) for rank in range(run.workers)]
+
+    def cluster(fixed: Callable[[FixedSamples], Fixed]) -> Cluster:
+        amounts = run.samples[keep] + cut[keep] * [fixed(each).micro_batch for each in found]
+        with_round = amounts + [fixed(each).round for each in found]
+        # A rank without a sample or a fixed cost has done nothing, and takes no time in the simulation either.
+        share = np.divide(amounts, with_round, out=np.zeros_like(amounts), where=with_round > 0)
+        work_s = busy_s[keep] * share
+        rest_s = np.maximum(run.elapsed_s[keep] - work_s.max(axis=1), 0.0)
+        network = Network("recorded", recorded_s=tuple(rest_s.tolist()))
+        return Cluster(tuple(worker(i, fixed(found[i]).micro_batch, amounts, work_s) for i in ranks), network)
+
+    def worker(rank: int, beta: float, amounts: Floats, work_s: Floats) -> Worker:
+        paces = _filled(amounts[:, rank], work_s[:, rank], known[keep, rank])
+        pace = float(np.median(paces))
+        variation = (Recorded("round", tuple((pace / paces).tolist())),)
+        return Worker(Compute.at_speed(pace, beta / pace), variation=variation, drivers=drivers[rank])
+
+    likely = cluster(lambda fixed: fixed.likely)
+    extremes = cluster(lambda fixed: fixed.least), cluster(lambda fixed: fixed.most)
+    figures = [[worker.compute.intercept_s for worker in c.workers] for c in (extremes[0], likely, extremes[1])]
+    measured = float(run.samples[keep].sum() / run.elapsed_s[keep].sum())
+    first = run.epoch == run.epoch[0]
+    dataset = None if first.all() else max(_samples_of(run, first), 1)
+    full_rounds = max(round(int(run.samples[keep].sum()) / run.global_batch), 1)
+    fixed_s = tuple(zip(*figures, strict=True))
+    slopes_s, intercepts_s = np.array([(w.compute.slope_s, w.compute.intercept_s) for w in likely.workers]).T
+    ranks_s = run.samples[keep] * slopes_s + cut[keep] * intercepts_s
+    luck = rate_error(run.elapsed_s[keep], ranks_s.max(axis=1) + np.median(likely.network.recorded_s))
+    return Replay(
+        run.policy, likely, len(keep), full_rounds, measured, dataset, extremes, fixed_s, tuple(keep.tolist()), luck
+    )
+
+
+def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
+    """Samples of an epoch with others after it. Rounds that are not recorded had as many as those that are."""
+    rounds = int(run.round[~epoch][0] - run.round[epoch][0]) if run.left_out else int(epoch.sum())
+    return round(int(run.samples[epoch].sum()) * rounds / int(epoch.sum()))
+
+
+def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
+    """β and γ of a rank, from all rounds after the start-up in which it had something to do."""
+    samples, counts = run.samples[:, rank], cut[:, rank]
+    follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
+    whole: NDArray[np.bool_] = samples == run.plan[:, rank]
+    even: NDArray[np.bool_] = samples % counts == 0
+    last = np.append(run.epoch[2:] != run.epoch[1:-1], np.True_)
+    short = last & (np.diff(run.plan.sum(axis=1)) < 0)
+    drivers = np.stack([run.cpu[:, rank], run.memory[:, rank]])
+    # The forecast for round k + 1 saw the line of round k, and that for round k the line before.
+    foreseen = np.append(np.False_, (np.abs(np.diff(drivers)) >= _SAME_DRIVER)[:, :-1].any(axis=0))
+    sizes = np.log(np.maximum(samples, 1) / counts)
+    alike = np.diff(samples * 1.0 / counts) == 0
+    drifts = ~alike & (np.abs(np.diff(sizes)) < _LEAST_CHANGE)
+    planned = short | (~foreseen & ~drifts & whole[:-1])
+    paired = follows & known[1:, rank] & known[:-1, rank] & whole[1:] & (whole | even)[:-1] & planned
+    used = _COLD_ROUNDS + np.flatnonzero(known[_COLD_ROUNDS:, rank])
+    done, cuts, seconds = samples[used].astype(np.float64), counts[used].astype(np.float64), busy_s[used, rank]
+    first_s, pairs = wait_s[used, rank], paired[used[:-1]] & (np.diff(used) == 1)
+    once_s = run.once_s[used, rank]
+    most_s = float(np.median(once_s)) if (once_s > 0).all() else math.inf
+    found = fixed_samples(done, cuts, seconds, pairs, most_round_s=most_s)
+    waiting = float(np.median(first_s / seconds))
+    if not waiting > _LEAST_WAITING:
+        return found
+    alone = fixed_samples(done, cuts, seconds - first_s, pairs, most_round_s=most_s)
+    return if_it_waits_once(found, alone, done, cuts, waiting)
+
+
+def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
+    """What this rank knew of its resources before each of these rounds; the start-up leaves none without one before."""
+    for name in ("cpu", "memory"):
+        read = getattr(run, name)[keep - 1, rank]
+        if (wrong := (read < 0) | (read > 1)).any():
+            first = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name} must be at least 0 and at most 1, got {read[first]:g} in round {run.round[keep[first] - 1]} "
+                f"on rank {rank}; remove that line"
+            )
+    before = zip(run.cpu[keep - 1, rank].tolist(), run.memory[keep - 1, rank].tolist(), strict=True)
+    return tuple(Resources(cpu, memory) for cpu, memory in before)
+
+
+def _usable(run: Run) -> NDArray[np.int64]:
+    planned = run.plan.sum(axis=1)
+    last = np.append(run.epoch[1:] != run.epoch[:-1], True)
+    short = last & (planned < np.median(planned))
+    return np.flatnonzero((run.round >= run.round[:1] + WARM_UP_ROUNDS) & ~short)
+
+
+def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats:
+    """Return the pace of each round; where it is not known, that of the round before."""
+    latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    rounds = np.where(latest >= 0, latest, int(np.argmax(known)))
+    return np.asarray(amount[rounds] / seconds[rounds])

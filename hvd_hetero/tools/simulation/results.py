@@ -1,0 +1,64 @@
+"""What a simulation is given to train, and what it tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_hetero.rounds import RoundPlan
+
+__all__ = ["Learner", "Simulated"]
+
+Ints = NDArray[np.int64]
+
+
+class Learner(Protocol):
+    """What a simulated training does with the samples of a round (``hvd_hetero.tools.simulation.learners``)."""
+
+    @property
+    def loss(self) -> float:
+        """Over all training samples."""
+
+    def update(self, plan: RoundPlan, samples: list[NDArray[np.int64]], done: Ints) -> None:
+        """Rank i has done its first ``done[i]`` micro-batches, on ``samples[i]``."""
+
+
+@dataclass(slots=True)
+class Simulated:
+    """What came of it: one entry a round, or one a worker."""
+
+    name: str
+    workers: int
+    elapsed_s: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    transfer_s: list[float] = field(default_factory=list)
+    idle_s: list[float] = field(default_factory=list)
+    """Seconds of waiting for others, the mean over workers."""
+    micro_batches: list[int] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    loss: list[tuple[float, int, float]] = field(default_factory=list)
+    """(time, updates, loss) wherever it was evaluated"""
+
+    def rate(self, skip: int = 0) -> float:
+        """Samples per second, without the first rounds."""
+        return sum(self.samples[skip:]) / sum(self.elapsed_s[skip:])
+
+    def waiting_share(self, skip: int = 0) -> float:
+        """The share of the workers' time spent waiting for others."""
+        return sum(self.idle_s[skip:]) / sum(self.elapsed_s[skip:])
+
+    def transfer_share(self, skip: int = 0) -> float:
+        """The share of the time spent in transfers."""
+        return sum(self.transfer_s[skip:]) / sum(self.elapsed_s[skip:])
+
+    def round_s(self, skip: int = 0) -> float:
+        """The mean seconds of a round."""
+        return sum(self.elapsed_s[skip:]) / len(self.elapsed_s[skip:])
+
+    def time_to(self, loss: float) -> float:
+        """When the loss first was at or below this; infinity if never."""
+        return next((t for t, _, value in self.loss if value <= loss), math.inf)

@@ -1,0 +1,141 @@
+"""The schemes that have names: production's policies, with which workers they average, and those with a server."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_hetero.policies import (
+    BSP,
+    LBBSP,
+    ElasticBSP,
+    LBNonBlocking,
+    NonBlocking,
+    Policy,
+    SelfAdaptive,
+    StaticAllocation,
+)
+from hvd_hetero.tools.simulation.best import BestSplit
+from hvd_hetero.tools.simulation.server import Scheme
+from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
+
+__all__ = ["SchemeChoice", "choose", "choose_all"]
+
+_POLICIES: dict[str, type[Policy]] = {
+    cls.name: cls for cls in (BSP, LBBSP, StaticAllocation, SelfAdaptive, NonBlocking, LBNonBlocking, ElasticBSP)
+} | {"best-split": BestSplit}
+_SERVER = ("asp", "ssp", "dyn-ssp")
+_STALENESS = 3.0  # iterations, as in elastic-bsp's experiments; lb-bsp uses 10
+_BOUND = Range(0, 1e9, "the iterations that a worker may be ahead of the slowest")
+_OPTION = "--policies"
+_LONGEST_LABEL = 60  # of a line of the table
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeChoice:
+    """A scheme to simulate. A policy serves one training, so it is made again each time."""
+
+    label: str
+    make: Callable[[], Policy] | None
+    """None where it needs a server"""
+    server: Scheme | None = None
+    sync: str = ALLREDUCE
+    """Which workers each one averages with, as production calls it (``hvd_hetero.topology.mixing``)."""
+    usable: bool = True
+    """Whether production has it, too."""
+    written: str = ""
+    """As a description has it."""
+
+
+def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
+    """Names separated by commas, or a list in the form that a description has."""
+    if not text.lstrip().startswith("["):
+        names = [name for name in map(str.strip, text.split(",")) if name]
+        if not names:
+            raise ValueError(f"{where} must name at least one scheme, got {shown(text)}; write {where} bsp,lb-bsp")
+        return tuple(choose(name, where) for name in names)
+    try:
+        entries = tomllib.loads(f"policies = {text}")["policies"]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{where} is no list of TOML: {error}; write names separated by commas, or as in "
+            '["bsp", { name = "lb-bsp", predictor = "narx" }]'
+        ) from None
+    return tuple(choose(entry, where) for entry in entries)
+
+
+def choose(entry: Any, where: str) -> SchemeChoice:
+    """A scheme from its name, or from a table with its name and options.
+
+    "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
+    """
+    settings = Settings({"name": entry} if isinstance(entry, str) else _table(entry, where), f"{where}.policies")
+    name = settings.choice("name", [*_POLICIES, *MIXING_NAMES, *_SERVER])
+    label = settings.take("label", str, "")
+    known = [*_POLICIES, *MIXING_NAMES, *_SERVER]
+    if label in known or len(label) > _LONGEST_LABEL or not label.isprintable():
+        raise ValueError(
+            f"{where}.policies, {name}: label must be a printable text of at most {_LONGEST_LABEL} characters that is "
+            f"no scheme's name, got {shown(label)}; give another, or none"
+        )
+    if name in _SERVER:
+        return _with_server(name, label, settings.rest(), f"{where}.policies, {name}", _written(entry))
+    mixes = name in MIXING_NAMES
+    sync = name if mixes else settings.choice("sync", [ALLREDUCE, *MIXING_NAMES], ALLREDUCE)
+    options = settings.rest()
+    kind = BSP if mixes else _POLICIES[name]
+    takes = {} if kind.__init__ is object.__init__ else dict(inspect.signature(kind).parameters)
+    _refuse_unknown(options, [*takes] if mixes else [*takes, "sync"], f"{where}.policies, {name}")
+    for needed in (p.name for p in takes.values() if p.default is p.empty and p.name not in options):
+        written = f'{{ name = "{name}", {needed} = … }}'
+        place, way_out = f"{where}.policies, {name}: it", written
+        if where == _OPTION:
+            place, way_out = f"{where}: {name}", f"{where} '[{written}]'"
+        raise ValueError(f"{place} needs {needed}, and has none; write {way_out}")
+
+    def make() -> Policy:
+        return kind(**options)
+
+    try:
+        make()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{where}.policies, {name}: {error}") from None
+    words = [name, *([sync] if sync not in (name, ALLREDUCE) else []), *map(str, options.values())]
+    label = label or " ".join(words)[:_LONGEST_LABEL]
+    return SchemeChoice(label, make, sync=sync, usable=kind is not BestSplit, written=_written(entry))
+
+
+def _with_server(name: str, label: str, options: dict[str, Any], where: str, written: str) -> SchemeChoice:
+    settings = Settings(options, where)
+    allowed = {} if name == "asp" else {"bound": settings.number("bound", _BOUND, _STALENESS)}
+    settings.finish()
+    scheme = Scheme(name, **allowed)  # type: ignore[arg-type]
+    label = label or name + (f" {scheme.bound:g}" if allowed else "")
+    return SchemeChoice(label, None, scheme, usable=False, written=written)
+
+
+def _written(entry: Any) -> str:
+    """Return an entry as TOML has it; of names, numbers and lists, JSON's form is TOML's, too."""
+    if isinstance(entry, str):
+        return json.dumps(entry)
+    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + " }"
+
+
+def _table(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ValueError(
+            f'{where}: policies must hold names or tables with a name, got {shown(entry)}; write "lb-bsp" or '
+            '{ name = "lb-bsp", predictor = "narx" }'
+        )
+    return entry
+
+
+def _refuse_unknown(options: dict[str, Any], known: list[str], where: str) -> None:
+    settings = Settings(options, where)
+    settings.know(*known)
+    settings.finish()

@@ -1,0 +1,175 @@
+r"""The straggler process: by which factor a batch of a worker takes longer than its pace explains.
+
+The k-th batch of worker i takes f_i(k) times as long. Families:
+
+    exponential   f ~ exp(1), so the time of a batch is exponential with mean Γ(x) (non-blocking-sgd, section 4)
+    slow-down     f = 1 with probability 1 - p, else uniform in [1, most] (its section 6: other nodes and other rates in
+                  every iteration, the slowest twice as slow as the fastest)
+    jitter        f log-normal with mean 1: what measurement shows of any machine
+    recorded      f given, one after the other, then from the start again
+
+**Common random numbers.** Every worker has a stream of its own for every variation, PCG64 seeded by (seed, worker,
+number of the variation), and f_i(k) depends on nothing else. So all schemes meet the same k-th batch on worker i, a
+difference between two schemes is theirs and not the dice's, and a scheme or a worker more changes no other's draws.
+
+"Batch" is what a worker does between two synchronisations (``per="round"``), as in the papers' analysis, or each of its
+micro-batches (``per="batch"``), which then vary independently.
+
+Left out: dependence between workers and between batches, except by ``hvd_hetero.tools.simulation.availability``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Per = Literal["round", "batch"]
+
+_BLOCK = 128  # draws per worker at a time; arbitrary
+
+
+@dataclass(frozen=True, slots=True)
+class Variation(ABC):
+    """A distribution of time factors."""
+
+    per: Per = "round"
+
+    def __post_init__(self) -> None:
+        if self.per not in get_args(Per):
+            raise ValueError(
+                f"per must be 'round', one factor in a round, or 'batch', one in each micro-batch; got {self.per!r}"
+            )
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
+        """Factors number ``first`` to ``first + count - 1`` of one worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential(Variation):
+    """Times are exponential around their mean."""
+
+    def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
+        """Mean 1."""
+        return rng.exponential(size=count)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown(Variation):
+    """Some batches take up to ``most`` times as long."""
+
+    most: float = 2.0
+    probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        Variation.__post_init__(self)
+        if not 1 <= self.most < float("inf"):
+            raise ValueError(f"most must be at least 1 and finite, got {self.most}; 2 means up to twice as long")
+        if not 0 <= self.probability <= 1:
+            raise ValueError(f"probability must be in [0, 1], got {self.probability}")
+
+    def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
+        """Uniform in [1, most], or 1."""
+        slow, chosen = rng.uniform(1.0, self.most, count), rng.random(count) < self.probability
+        return np.where(chosen, slow, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Jitter(Variation):
+    """Log-normal scatter of mean 1; ``sigma`` is about the relative standard deviation."""
+
+    sigma: float = 0.02
+
+    def __post_init__(self) -> None:
+        Variation.__post_init__(self)
+        if not 0 <= self.sigma < float("inf"):
+            raise ValueError(f"sigma must be finite and not negative, got {self.sigma}; 0.02 is about 2 %")
+
+    def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
+        """Mean 1."""
+        return rng.lognormal(-0.5 * self.sigma**2, self.sigma, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Variation):
+    """The factors of a recording, over and over."""
+
+    factors: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        Variation.__post_init__(self)
+        if not self.factors or not all(0 < f < float("inf") for f in self.factors):
+            wrong = next((f for f in self.factors if not 0 < f < float("inf")), "none")
+            raise ValueError(
+                f"factors must hold at least one number, all positive and finite, got {wrong}; mend or leave out others"
+            )
+
+    def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
+        """No chance in it."""
+        return np.array([self.factors[(first + k) % len(self.factors)] for k in range(count)])
+
+
+class Draws:
+    """The factors of all workers, in blocks, each worker from its own streams.
+
+    They are asked for by number, never backwards (``round``, ``one``), or one after the other (``following``, ``use``).
+    """
+
+    def __init__(self, variations: Sequence[tuple[Variation, ...]], seed: int, per: Per, stream: int) -> None:
+        self._variations = [[(j, v) for j, v in enumerate(each) if v.per == per] for each in variations]
+        self.any = any(self._variations)
+        self._seed, self._stream = seed, stream
+        self._generators: dict[tuple[int, int], np.random.Generator] = {}
+        self._blocks = np.ones((len(variations), _BLOCK))
+        self._number = np.full(len(variations), -1)
+        self._ahead: list[list[float]] = [[] for _ in variations]  # shown, and not used yet
+
+    def round(self, k: int) -> Floats:
+        """Every worker's factor number k, (n,)."""
+        if not self.any:
+            return self._blocks[:, 0]
+        for worker in np.flatnonzero(self._number != k // _BLOCK):
+            self._advance(int(worker), k // _BLOCK)
+        return self._blocks[:, k % _BLOCK]
+
+    def one(self, worker: int, k: int) -> float:
+        """The k-th factor of one worker."""
+        if not self._variations[worker]:
+            return 1.0
+        self._advance(worker, k // _BLOCK)
+        return float(self._blocks[worker, k % _BLOCK])
+
+    def following(self, counts: NDArray[np.int64]) -> Floats:
+        """The next ``counts[i]`` factors of each worker, (n, max count), 1 beyond."""
+        factors = np.ones((len(counts), max(int(counts.max()), 1)))
+        for worker, count in enumerate(counts.tolist()):
+            if self._variations[worker]:
+                ahead = self._ahead[worker]
+                while len(ahead) < count:
+                    self._advance(worker, int(self._number[worker]) + 1)
+                    ahead += self._blocks[worker].tolist()
+                factors[worker, :count] = ahead[:count]
+        return factors
+
+    def use(self, counts: NDArray[np.int64]) -> None:
+        """So many of the factors that ``following`` showed were used; the next are the ones after them."""
+        for ahead, count in zip(self._ahead, counts.tolist(), strict=True):
+            del ahead[:count]
+
+    def _advance(self, worker: int, block: int) -> None:
+        while self._number[worker] < block:
+            self._number[worker] += 1
+            row = np.ones(_BLOCK)
+            for j, variation in self._variations[worker]:
+                key = (worker, j)
+                if key not in self._generators:
+                    self._generators[key] = np.random.Generator(np.random.PCG64([self._seed, self._stream, worker, j]))
+                row *= variation.draw(self._generators[key], int(self._number[worker]) * _BLOCK, _BLOCK)
+            self._blocks[worker] = row
+        assert self._number[worker] == block, "draws were asked for backwards"

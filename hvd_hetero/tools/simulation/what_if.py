@@ -1,0 +1,84 @@
+"""Other machines than those at hand: without some workers, with more of them, with others, on another network.
+
+A change is text in the form that a description has, so each option of the command line reads like the file:
+
+    drop      "2" or "0,2"                          these workers leave
+    add       "0", or "samples_per_s = 400"         one more like worker 0, or one described by its settings
+    replace   "2: 0", or "2: slope_ms = 2.5"        worker 2 becomes like worker 0, or the one described
+    network   "bandwidth_mbps = 1000, message_mb = 5"
+
+Workers are counted from 0 as they were before any change. Each replaced worker keeps its place, the dropped ones leave,
+and the added ones come last. A worker that is like another has the same ups and downs at the same moments, as far as
+they were recorded.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hvd_hetero.tools.simulation.cluster import Cluster, Worker
+from hvd_hetero.tools.simulation.described_network import read_network
+from hvd_hetero.tools.simulation.described_workers import read_workers
+from hvd_hetero.tools.simulation.network import Network
+from hvd_hetero.tools.simulation.strict import Settings, shown
+
+__all__ = ["Changes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to change, as text."""
+
+    drop: str | None = None
+    add: Sequence[str] = ()
+    replace: Sequence[str] = ()
+    network: str | None = None
+
+    def of(self, cluster: Cluster) -> Cluster:
+        """Return the changed cluster; an error names the option."""
+        workers = list(cluster.workers)
+        for text in self.replace:
+            which, colon, by = text.partition(":")
+            if not colon:
+                raise ValueError(f'--replace must be "WORKER: OTHER", got {shown(text)}; write --replace "2: 0"')
+            workers[_index(which, cluster, "--replace")] = _worker(by, cluster, "--replace")
+        leave = {_index(each, cluster, "--drop") for each in self.drop.split(",")} if self.drop is not None else set()
+        workers = [worker for i, worker in enumerate(workers) if i not in leave]
+        workers += [_worker(text, cluster, "--add") for text in self.add]
+        if not workers:
+            raise ValueError(f"--drop must leave a worker, got {shown(self.drop)}: that is all of them; drop fewer")
+        network = cluster.network if self.network is None else _network(self.network)
+        return replace(cluster, workers=tuple(workers), network=network)
+
+
+def _index(text: str, cluster: Cluster, option: str) -> int:
+    count = len(cluster.workers)
+    name = text.strip()
+    if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < count):
+        raise ValueError(f"{option} must name a worker from 0 to {count - 1}, got {shown(name)}; count from 0")
+    return int(name)
+
+
+def _worker(text: str, cluster: Cluster, option: str) -> Worker:
+    if "=" not in text:
+        return cluster.workers[_index(text, cluster, option)]
+    top = Settings({"workers": [_table(text, option)]}, option)
+    return read_workers(top, Path())[0]
+
+
+def _network(text: str) -> Network:
+    return read_network(Settings(_table(text, "--network"), "--network"))
+
+
+def _table(text: str, option: str) -> dict[str, object]:
+    """Settings of TOML, with or without braces around them."""
+    inner = text.strip()
+    if not inner.startswith("{"):
+        inner = "{ " + inner + " }"
+    try:
+        return dict(tomllib.loads(f"it = {inner}")["it"])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f'{option} is no list of settings: {error}; write {option} "name = value, …"') from None

@@ -1,0 +1,1 @@
+"""What the project's own tests and benchmarks launch ranks with, beside ``hvd_hetero.testing``."""

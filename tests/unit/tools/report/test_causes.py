@@ -1,0 +1,383 @@
+"""What a run loses and why, on runs made by hand: the cause must explain the loss, and no loss needs no cause."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_hetero.telemetry import Run
+from hvd_hetero.tools.report import figures
+from hvd_hetero.tools.report.causes import KINDS, LEAST, LEAST_UNEXPLAINED, Cause, causes
+from hvd_hetero.tools.report.slowness import Slowness
+
+ROUNDS, TRANSFER_S = 60, 0.004
+
+
+def run_of(own_s, **figures) -> Run:
+    """Make a run of ranks that needed so many seconds in each round, all of them computing unless told otherwise."""
+    own_s = np.asarray(own_s, dtype=float)
+    rounds, workers = own_s.shape
+    elapsed_s = own_s.max(axis=1, initial=0.0) + figures.pop("transfer_s", TRANSFER_S)
+    per_rank = {field.name: np.zeros((rounds, workers)) for field in fields(Run) if field.default is MISSING}
+    counts = np.full((rounds, workers), 10)
+    per_rank |= {"plan": counts, "samples": counts, "micro_batches": np.ones_like(counts), "compute_s": own_s}
+    per_rank |= {"wait_s": elapsed_s[:, None] - own_s, "cpu": own_s * 0 + 1.0, "memory": own_s * 0 + 0.5}
+    per_rank |= {"round": np.arange(rounds), "epoch": np.zeros(rounds, int), "elapsed_s": elapsed_s}
+    per_rank |= {"policy": "bsp", "workers": workers, "global_batch": 10 * workers}
+    return Run(**per_rank | {name: np.broadcast_to(f, (rounds, workers)) for name, f in figures.items()})
+
+
+def steady(*seconds, rounds=ROUNDS, scatter=0.02):
+    noise = np.random.Generator(np.random.PCG64(0)).normal(1.0, scatter, (rounds, len(seconds)))
+    return noise * np.array(seconds)
+
+
+def kinds(run) -> list[str]:
+    return [cause.kind if cause else "" for cause in causes(run)]
+
+
+def test_a_rank_with_less_work_is_slow_though_it_holds_no_other_up():
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    found = Slowness.of(run_of(steady(0.1, 0.1, scatter=0.0), samples=samples))
+    assert found.shares.cost.tolist() == pytest.approx([0.0, 0.0])
+    assert found.turns.tolist() == pytest.approx([0.0, 0.0])
+    assert found.slow.tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_a_rank_with_too_much_work_holds_others_up_and_is_not_slow():
+    samples = np.tile([10, 20], (ROUNDS, 1))
+    found = Slowness.of(run_of(steady(0.1, 0.2, scatter=0.0), samples=samples, transfer_s=0.0))
+    assert found.shares.cost.tolist() == pytest.approx([0.0, 0.25])
+    assert found.slow.tolist() == pytest.approx([0.0, 0.0])
+
+
+def test_ranks_that_pause_in_turns_are_slow_by_what_that_costs():
+    """In a round with a pause, 20 samples at 10 / 0.05 and 10 / 0.15 would take 0.075 s, and take 0.15 s."""
+    own_s = np.full((81, 2), 0.05)
+    own_s[1::4, 0] += 0.10
+    own_s[3::4, 1] += 0.10
+    found = Slowness.of(run_of(own_s, transfer_s=0.0))
+    assert found.lag == pytest.approx([0.0, 0.0])
+    assert found.slow == pytest.approx([20 * 0.075 / (40 * 0.15 + 40 * 0.05)] * 2)
+    assert found.slow == pytest.approx(found.shares.cost)
+
+
+def test_a_fixed_cost_counts_as_the_samples_that_it_is_worth():
+    own_s = np.tile([0.010 * 30, 0.010 * 20], (ROUNDS, 1))
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    assert Slowness.of(run_of(own_s, samples=samples, fixed_samples=10.0)).lag.tolist() == pytest.approx([0.0, 0.0])
+
+
+def test_the_fixed_cost_of_a_small_batch_is_not_counted_against_its_rank():
+    """Per sample alone rank 1 takes 16 times as long; in micro-batches of the typical size, as the table has it, 4.7.
+
+    Both ranks know their fixed cost: 170 samples of the one, 12 of the other. The typical micro-batch has 62.5.
+    """
+    samples, fixed = np.tile([117, 8], (ROUNDS, 1)), np.array([170.0, 12.0])
+    seconds = np.array([1.0, 16.0]) * 1e-5
+    run = run_of((samples + fixed) * seconds, samples=samples, plan=samples, fixed_samples=fixed)
+    run = replace(run, policy="lb-bsp", global_batch=125)
+    ratio = 16 * ((62.5 + 12) / 62.5) / ((62.5 + 170) / 62.5)
+    assert ratio == pytest.approx(5.13, abs=0.01)
+    assert 1.0 / figures(run, replayed=False).ranks.of_best_rank[1] == pytest.approx(ratio)
+    assert 1.0 / (1.0 - Slowness.of(run).lag[1]) == pytest.approx(ratio)
+    assert causes(run)[1].evidence.startswith("It took 5.1 times as long per sample as the fastest rank")
+
+
+def test_a_loop_between_rounds_does_not_change_the_speed_that_is_told():
+    """Rank 1 takes twice as long to compute, and its loop a little longer: the table has its speed as a half."""
+    base = np.tile([0.05, 0.10], (ROUNDS, 1))
+    run = run_of(np.tile([0.05, 0.12], (ROUNDS, 1)), compute_s=base)
+    assert causes(run)[1].evidence.startswith("It took 2 times as long per sample")
+
+
+@pytest.mark.parametrize("policy", ["bsp", "lb-bsp"])
+def test_less_work_is_advised_only_where_the_policy_does_not_give_it(policy):
+    cause = causes(replace(run_of(steady(0.05, 0.10)), policy=policy))[1]
+    assert cause.way_out == (
+        "Give it less work (policy='lb-bsp'), or a faster machine."
+        if policy == "bsp"
+        else "Its share follows its speed, as far as its limits allow; a faster machine would help."
+    )
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    evened = causes(replace(run_of(samples * np.array([5e-3, 1e-2]), samples=samples), policy=policy))[1]
+    assert evened.way_out == "The split gives it less work already; a faster machine would help."
+
+
+def test_a_rank_that_is_as_fast_as_others_and_was_given_more_has_too_large_a_share():
+    samples = np.tile([10, 90], (ROUNDS, 1))
+    run = run_of(1e-3 * samples, samples=samples)
+    assert causes(run)[1] == Cause(
+        "share",
+        "It is not slow: it was given 90% of the samples, and has 50% of the speed of all ranks.",
+        "Give it fewer samples.",
+    )
+    assert kinds(run) == ["", "share"]
+    assert kinds(run_of(steady(0.05, 0.054))) == ["", ""], "an equal share"
+    three = np.tile([30, 90, 90, 90], (ROUNDS, 1))
+    assert kinds(run_of(1e-3 * three, samples=three)) == ["", "share", "share", "share"], "each costs a twelfth"
+    fair = np.tile([30, 90], (ROUNDS, 1))
+    assert kinds(run_of(fair * np.array([3e-3, 1e-3]), samples=fair)) == ["slower", ""], "a share by speed"
+
+
+def test_a_single_rank_waits_for_no_other():
+    cause = causes(run_of(np.full((ROUNDS, 1), 0.05), transfer_s=0.05))[0]
+    assert cause.evidence.startswith("It waited for the transfer: 50%")
+
+
+def test_equal_devices_with_unequal_shares_are_equally_fast():
+    """Their curve tells what a batch costs besides its samples: 0.004 s each and 0.1 s."""
+    samples = np.tile([400, 112], (ROUNDS, 1))
+    run = run_of(0.004 * samples + 0.1, samples=samples, slope_s=0.004, intercept_s=0.1)
+    assert Slowness.of(run).lag.tolist() == pytest.approx([0.0, 0.0])
+
+
+def test_the_start_and_a_last_round_without_waiting_are_left_out():
+    own_s = steady(0.1, 0.1)
+    own_s[0, 1] = 60.0
+    run = run_of(own_s)
+    run.wait_s[-1] = np.nan
+    assert kinds(run) == ["", ""]
+    assert len(Slowness.of(run).run.round) == ROUNDS - 2
+
+
+def test_a_rank_is_told_the_cost_that_the_report_tells():
+    """Not one that is computed again from a part of the rounds."""
+    own_s = np.full((80, 2), 0.05)
+    own_s[::4, 0] += 0.20
+    own_s[2::4, 1] += 0.20
+    run = run_of(own_s)
+    told = replace(Slowness.of(run).shares, cost=np.array([0.36, 0.36]))
+    assert "held all others up for 36% of the time" in causes(run, told)[0].evidence
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 100])
+def test_equal_ranks_raise_no_alarm(ranks):
+    assert kinds(run_of(steady(*[0.05] * ranks, scatter=0.05))) == [""] * ranks
+
+
+def test_a_loss_below_the_threshold_raises_none_whatever_the_readings_say():
+    own_s = steady(0.05, 0.05 / (1.0 - 0.9 * LEAST), scatter=0.0)
+    assert kinds(run_of(own_s, throttled=[0.0, 0.09])) == ["", ""]
+    assert kinds(run_of(steady(0.05, 0.05 / (1.0 - 1.1 * LEAST), scatter=0.0), throttled=[0.0, 0.11])) == [
+        "",
+        "throttled",
+    ]
+
+
+READINGS = {
+    "throttled": "throttled",
+    "contended": "competition",
+    "stolen": "stolen",
+    "stalled": "memory",
+    "collecting": "garbage",
+}
+
+
+@pytest.mark.parametrize(("column", "kind"), READINGS.items())
+def test_a_reading_that_explains_the_loss_is_the_cause(column, kind):
+    [none, cause] = causes(run_of(steady(0.05, 0.10), **{column: [0.0, 0.47]}, quota_cores=[0.0, 1.5]))
+    assert none is None
+    assert cause is not None
+    assert cause.kind == kind
+    assert "47%" in cause.evidence
+    assert cause.way_out
+
+
+def test_a_quota_that_came_later_is_named_as_it_is():
+    """Not as its mean with the time before, when there was none."""
+    quota = np.where(np.arange(ROUNDS)[:, None] < ROUNDS // 2, [0.0, 0.0], [0.0, 1.5])
+    run = run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=quota)
+    assert "its container's limit is 1.5 cores" in causes(run)[1].evidence
+
+
+def test_the_evidence_of_a_quota_names_it():
+    assert causes(run_of(steady(0.05, 0.10), throttled=[0.0, 0.41], quota_cores=[0.0, 1.5]))[1] == Cause(
+        "throttled",
+        "Its CPU was throttled for 41% of the time: its container's limit is 1.5 cores.",
+        "Raise the container's CPU limit, or start fewer threads or ranks in it.",
+    )
+
+
+@pytest.mark.parametrize("column", READINGS)
+def test_a_reading_that_explains_little_of_the_loss_or_that_all_ranks_have_is_not_the_cause(column):
+    assert kinds(run_of(steady(0.05, 0.10), **{column: [0.0, 0.1]})) == ["", "slower"]
+    assert kinds(run_of(steady(0.05, 0.10), **{column: [0.4, 0.4]})) == ["", "slower"]
+
+
+def test_of_two_readings_the_one_that_explains_more_is_the_cause():
+    assert kinds(run_of(steady(0.05, 0.10), throttled=[0.0, 0.3], contended=[0.0, 0.2])) == ["", "throttled"]
+    assert kinds(run_of(steady(0.05, 0.10), throttled=[0.0, 0.2], contended=[0.0, 0.3])) == ["", "competition"]
+
+
+def test_pauses_that_ranks_have_in_turns_explain_what_they_cost_although_all_have_them():
+    own_s = np.full((80, 2), 0.05)
+    own_s[::4, 0] += 0.10
+    own_s[2::4, 1] += 0.10
+    assert kinds(run_of(own_s, collecting=[0.3, 0.3])) == ["garbage", "garbage"]
+    assert kinds(run_of(own_s)) == ["", ""], "scatter, for all that is known: below a fifth"
+    own_s[::2] += (own_s[::2] > 0.05) * 0.10
+    assert kinds(run_of(own_s)) == ["unknown", "unknown"]
+
+
+def test_readings_of_the_first_second_are_not_known_and_do_not_dilute_those_of_later():
+    throttled = np.zeros((ROUNDS, 2))
+    throttled[:, 1] = 0.5
+    throttled[: ROUNDS // 2] = np.nan
+    [_, cause] = causes(run_of(steady(0.05, 0.10), throttled=throttled))
+    assert cause is not None
+    assert "50%" in cause.evidence
+
+
+@pytest.mark.parametrize(("column", "kind", "share"), [("input_s", "input", "38%"), ("loop", "loop", "37%")])
+def test_waiting_for_data_and_work_between_rounds_are_causes(column, kind, share):
+    """30 of 80 ms are input. Of a loop, the 1 ms that both ranks take are no rank's own: 29 of 79 ms."""
+    base = np.full((ROUNDS, 2), 0.05)
+    extra = np.tile([0.001, 0.03], (ROUNDS, 1))
+    figures = {"input_s": extra} if column == "input_s" else {}
+    [none, cause] = causes(run_of(base + extra, compute_s=base, **figures))
+    assert none is None
+    assert cause is not None
+    assert (cause.kind, share in cause.evidence) == (kind, True)
+
+
+def test_input_that_is_slow_now_on_one_rank_and_now_on_the_other_is_the_cause_on_both():
+    base, extra = np.full((80, 2), 0.05), np.zeros((80, 2))
+    extra[::4, 0] = extra[2::4, 1] = 0.10
+    assert kinds(run_of(base + extra, compute_s=base, input_s=extra)) == ["input", "input"]
+
+
+def test_what_all_loops_do_between_rounds_makes_a_rank_with_few_samples_no_slower():
+    """Both ranks validate for 20 ms in each round; one has 19 of 20 samples, and both need 1 ms for each."""
+    samples = np.tile([19, 1], (ROUNDS, 1))
+    compute_s = 0.001 * samples
+    run = run_of(compute_s, samples=samples, transfer_s=0.02)
+    run = replace(run, wait_s=run.wait_s - 0.02)
+    assert Slowness.of(run).shares.kinds["between"] == pytest.approx(0.02 / 0.039)
+    assert kinds(run) == ["share", ""], "rank 1 is not slow, and rank 0 has too much"
+
+
+def test_under_a_split_by_speed_slow_input_is_found_per_sample():
+    samples = np.tile([20, 10], (ROUNDS, 1))
+    input_s = np.tile([0.002, 0.051], (ROUNDS, 1))
+    run = run_of(np.full((ROUNDS, 2), 0.1), samples=samples, input_s=input_s, compute_s=0.1 - input_s)
+    assert kinds(run) == ["", "input"]
+
+
+def test_a_lower_clock_is_a_cause_where_it_is_known():
+    assert kinds(run_of(steady(0.05, 0.10), clock=[0.9, 0.45])) == ["", "clock"]
+    assert kinds(run_of(steady(0.05, 0.10), clock=[0.9, 0.0])) == ["", "slower"]
+
+
+def test_pages_read_back_and_memory_that_has_run_out_are_weaker_evidence():
+    assert kinds(run_of(steady(0.05, 0.10), faults_per_s=[2.0, 500.0])) == ["", "memory"]
+    assert kinds(run_of(steady(0.05, 0.10), memory=[0.5, 0.01])) == ["", "memory"]
+    assert kinds(run_of(steady(0.05, 0.10), faults_per_s=[2.0, 500.0], contended=[0.0, 0.5])) == ["", "competition"]
+
+
+def test_the_cpu_driver_is_evidence_in_files_without_the_kernels_counters():
+    run = run_of(steady(0.05, 0.10), cpu=[1.0, 0.5])
+    assert kinds(run) == ["", "cpu"]
+    assert kinds(run_of(steady(0.05, 0.10), cpu=[1.0, 0.5], sent_mb_s=[5.0, 5.0])) == ["", "slower"]
+    assert kinds(run_of(steady(0.05, 0.10), cpu=[np.nan, np.nan])) == ["", "slower"]
+
+
+def test_a_rank_that_is_slow_for_a_part_of_the_run_only_is_no_slower_processor():
+    own_s = steady(0.05, 0.05)
+    own_s[ROUNDS // 2 :, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
+@pytest.mark.parametrize("slow", [slice(40, None), slice(None, 120)])
+def test_what_began_or_is_over_is_no_slower_processor(slow):
+    """For three quarters of the run."""
+    own_s = steady(0.05, 0.05, rounds=160)
+    own_s[slow, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
+def test_a_part_in_which_a_rank_did_nothing_says_nothing_of_its_processor():
+    own_s, samples = steady(0.05, 0.10, rounds=160), np.full((160, 2), 10)
+    own_s[60:80, 1], samples[60:80, 1] = 0.0, 0
+    assert kinds(run_of(own_s, samples=samples)) == ["", "slower"]
+
+
+@pytest.mark.parametrize("extra", [0.15, 0.5, 1.0])
+def test_a_slower_processor_on_a_machine_that_scatters(extra):
+    """For a tenth of the run the other rank is as slow, and for another it is twice as slow itself."""
+    own_s, part = steady(0.05, 0.05 * (1.0 + extra), rounds=160), np.arange(160) * 16 // 160
+    own_s[part == 4, 0] *= 1.0 + extra
+    own_s[part == 8, 1] *= 2.0
+    assert kinds(run_of(own_s)) == ["", "slower"]
+
+
+def test_a_rank_that_is_slow_by_a_seventh_now_and_then_is_scatter_and_one_by_a_third_is_unknown():
+    own_s, parts = steady(0.05, 0.05, rounds=160), np.arange(160) * 8 // 160
+    own_s[parts % 3 == 0, 1] *= 1.45
+    assert 0.10 < Slowness.of(run_of(own_s)).slow[1] < 0.20
+    assert kinds(run_of(own_s)) == ["", ""]
+    own_s[parts % 3 == 0, 1] *= 1.7
+    assert kinds(run_of(own_s)) == ["", "unknown"]
+
+
+def test_a_rank_many_times_slower_may_scatter_as_much_as_one_that_is_little_slower():
+    """Its time per sample is between 4 and 6 times that of the other: three quarters and five sixths lost."""
+    own_s = steady(0.01, 0.05, scatter=0.0)
+    own_s[: ROUNDS // 2, 1], own_s[ROUNDS // 2 :, 1] = 0.04, 0.06
+    assert kinds(run_of(own_s)) == ["", "slower"]
+
+
+def test_what_to_do_depends_on_whether_the_split_follows_speed():
+    [_, waited_for] = causes(run_of(steady(0.05, 0.10)))
+    [_, evened] = causes(run_of(steady(0.1, 0.1), samples=np.tile([20, 10], (ROUNDS, 1))))
+    assert waited_for is not None
+    assert evened is not None
+    assert "lb-bsp" in waited_for.way_out
+    assert "lb-bsp" not in evened.way_out
+
+
+def test_a_slow_transfer_is_the_cause_on_all_ranks_unless_one_of_them_costs_more():
+    slow_s = 0.05 * LEAST_UNEXPLAINED / (1.0 - LEAST_UNEXPLAINED) * 1.2
+    [first, second] = causes(run_of(steady(0.05, 0.05), transfer_s=slow_s, sent_mb_s=[12.0, 12.0]))
+    assert first == second
+    assert first is not None
+    assert (first.kind, "12 MB per second" in first.evidence) == ("network", True)
+    assert kinds(run_of(steady(0.05, 0.05), transfer_s=slow_s / 1.5)) == ["", ""]
+    assert kinds(run_of(steady(0.05, 0.10), transfer_s=slow_s, contended=[0.0, 0.5])) == ["", "competition"]
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (1, 2), (3, 2), (50, 1)])
+def test_runs_too_short_or_of_one_rank_have_no_cause(shape):
+    assert kinds(run_of(np.full(shape, 0.1))) == [""] * shape[1]
+
+
+def test_a_rank_without_samples_is_not_blamed():
+    samples = np.tile([10, 0], (ROUNDS, 1))
+    assert kinds(run_of(np.tile([0.05, 0.0], (ROUNDS, 1)), samples=samples))[1] == ""
+
+
+NUMBERS = st.floats(0.0, 1e3) | st.just(float("nan"))
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 12))
+@settings(derandomize=True, max_examples=100, deadline=None)
+def test_any_file_that_can_be_read_is_answered_for_each_rank(data, workers, rounds):
+    def column():
+        return np.array(data.draw(st.lists(NUMBERS, min_size=rounds * workers, max_size=rounds * workers)), dtype=float)
+
+    figures = {
+        name: column().reshape(rounds, workers)
+        for name in ("compute_s", "input_s", "wait_s", "cpu", "memory", *READINGS, "clock", "faults_per_s")
+    }
+    figures["samples"] = np.array(
+        data.draw(st.lists(st.integers(0, 9), min_size=rounds * workers, max_size=rounds * workers)), int
+    )
+    figures["samples"] = figures["samples"].reshape(rounds, workers)
+    found = causes(run_of(np.full((rounds, workers), 0.1), **figures))
+    assert len(found) == workers
+    for cause in found:
+        assert cause is None or (cause.kind in KINDS and cause.evidence.endswith(".") and cause.way_out.endswith("."))

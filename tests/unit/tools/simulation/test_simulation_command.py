@@ -1,0 +1,306 @@
+"""``hvd-hetero simulate``: descriptions, recorded runs, tables, JSON and pictures."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP, LBBSP
+from hvd_hetero.telemetry import Telemetry, TelemetryWriter, read_run
+from hvd_hetero.tools.cli import commands as cli
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker, simulate
+from hvd_hetero.tools.simulation.compare import compare
+from hvd_hetero.tools.simulation.description import read_description
+from hvd_hetero.tools.simulation.figure import comparison_figure
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.replay import replay
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "cluster.toml"
+SMALL = """
+policies = ["bsp", "lb-bsp", "asp"]
+[training]
+global_batch = 60
+rounds = 40
+[[workers]]
+count = 2
+samples_per_s = 100
+[[workers]]
+samples_per_s = 400
+"""
+
+
+@pytest.fixture
+def described(tmp_path):
+    """A description with replacements."""
+
+    def write(*changes: tuple[str, str]) -> Path:
+        text = SMALL
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "cluster.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def simulated(arguments: list[object], capsys) -> dict:
+    assert cli.main(["simulate", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_has_every_scheme_and_the_ratios(described, capsys):
+    """Speeds 100, 100, 400: BSP 300, the best split and ASP 600."""
+    document = simulated([described()], capsys)
+    rows = {row["scheme"]: row for row in document["schemes"]}
+    assert set(rows) == {"best-split", "bsp", "lb-bsp", "asp"}
+    assert rows["bsp"]["samples_per_s"] == pytest.approx(300.0)
+    assert rows["lb-bsp"]["times_bsp"] == pytest.approx(2.0, rel=0.02)
+    assert rows["lb-bsp"]["of_best"] == pytest.approx(1.0, rel=0.02)
+    assert rows["asp"]["samples_per_s"] == pytest.approx(600.0, rel=0.05)
+
+
+def test_the_table_names_every_scheme_in_full(described, capsys):
+    """Though standard output is no terminal."""
+    assert cli.main(["simulate", str(described())]) == 0
+    said = capsys.readouterr().out
+    for word in ("best-split", "lb-bsp", "asp", "times BSP", "of best split", "600.0"):
+        assert word in said
+
+
+def test_the_example_is_a_valid_description():
+    """It is what the documentation tells people to start from."""
+    example = read_description(EXAMPLE)
+    assert len(example.cluster.workers) == 8
+    assert example.problem == "digits-network"
+
+
+def test_a_saturation_as_fitted_need_not_be_whole(described):
+    """`hvd-hetero profile` writes such a number."""
+    path = described(("samples_per_s = 400", "samples_per_s = 400\nsaturation = 2.5"))
+    assert [worker.compute.saturation for worker in read_description(path).cluster.workers] == [1.0, 1.0, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("rounds = 40", "runds = 40", "did you mean 'rounds'"),
+        ("[training]", "[trainning]", r"needs a table \[training\]"),
+        ("samples_per_s = 400", "sample_per_s = 400", "workers.1.*samples_per_s"),
+        ("samples_per_s = 400", "samples_per_s = -1", "workers.1.: samples_per_s must be at least .*, got -1"),
+        ("samples_per_s = 400", "samples_per_s = 400\nslope_ms = 1", "either"),
+        (
+            "samples_per_s = 400",
+            "samples_per_s = 400\navailability = { share = [0.0] }",
+            "availability: share.0. must be at least .* use a small one",
+        ),
+        (
+            "samples_per_s = 400",
+            "samples_per_s = 400\navailability = { shares = [1.0] }",
+            "needs share.*did you mean 'shares'",
+        ),
+        ("samples_per_s = 400", "sample_per_s = 400", "give either samples_per_s .*there is no setting 'sample_per_s'"),
+        ("samples_per_s = 400", "samples_per_s = 400\nvariation = [{ kind = 'jiter' }]", "did you mean 'jitter'"),
+        ("samples_per_s = 400", "samples_per_s = 400\nsaturation = 0.5", "saturation must be at least 1 .*got 0.5"),
+        ("count = 2", "count = 0", "count must be at least 1"),
+        ("count = 2", "count = true", "count must be a whole number, got True"),
+        ("global_batch = 60", "global_batch = 2", "at least the number of workers, 3, .*got 2"),
+        ("global_batch = 60", "", "needs global_batch"),
+        ('"asp"', '"aps"', "did you mean 'asp'"),
+        ('"asp"', '{ name = "lb-bsp", predictr = "ema" }', "did you mean 'predictor'"),
+        ('"asp"', '{ name = "lb-bsp", predictor = "emma" }', "did you mean 'ema'"),
+        ('"asp"', '"static"', "weights"),
+        ('"asp"', '"self-adaptive"', "dataset = … .* or give the policy every"),
+        ('"asp"', '{ name = "static", weights = [1, 2] }', "weights must name one number per rank"),
+        ('"asp"', '{ name = "asp", bound = 3 }', "no setting 'bound'"),
+        ('"asp"', "7", "policies must hold names"),
+        ("rounds = 40", "rounds = 40\ntarget_loss = 0.3", "needs a problem"),
+        ("rounds = 40", "rounds = 40\nproblem = 'digit-softmax'", "did you mean 'digits-softmax'"),
+        ("rounds = 40", "rounds = ", "no TOML"),
+    ],
+)
+def test_mistakes_in_a_description_are_told(old, new, said, described, capsys):
+    """One line that names the place, the rule, the value, and where it is near, what was meant."""
+    assert cli.main(["simulate", str(described((old, new)))]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(said, error), error
+
+
+@pytest.mark.parametrize("arguments", [[], ["x.toml", "--from", "y.jsonl"], ["missing.toml"]])
+def test_wrong_use_is_one_line(arguments, capsys):
+    assert cli.main(["simulate", *arguments]) == 2
+    assert capsys.readouterr().err.startswith("hvd-hetero: error: ")
+
+
+def test_a_time_series_from_a_file_is_a_share_or_a_factor(described, tmp_path, capsys):
+    """The same column as availability over time, and row by row per round."""
+    (tmp_path / "trace.csv").write_text("series,cpu\na,1.0\na,0.5\nb,9.0\n")
+    trace = "file = 'trace.csv', column = 'cpu', where = 'series', equals = 'a'"
+    by_time = described(("samples_per_s = 400", f"samples_per_s = 400\navailability = {{ {trace}, step_s = 2 }}"))
+    assert read_description(by_time).cluster.workers[2].availability.share == (1.0, 0.5)
+    by_round = described(
+        ("samples_per_s = 400", f"samples_per_s = 400\nvariation = [{{ kind = 'recorded', {trace} }}]")
+    )
+    assert read_description(by_round).cluster.workers[2].variation[0].factors == (1.0, 0.5)
+    wrong = described(
+        ("samples_per_s = 400", f"samples_per_s = 400\navailability = {{ {trace.replace('cpu', 'cpus')}, step_s = 2 }}")
+    )
+    assert cli.main(["simulate", str(wrong)]) == 2
+    assert "no column 'cpus'" in capsys.readouterr().err
+
+
+def test_a_trace_of_what_others_use_leaves_the_rest(described, tmp_path, capsys):
+    """A share of 0 would never finish: of a busy machine something is left, 1 %."""
+    (tmp_path / "trace.csv").write_text("cpu\n0\n30\n100\n")
+
+    def shares(more: str) -> tuple[float, ...]:
+        trace = "file = 'trace.csv', column = 'cpu', step_s = 2, used = true"
+        text = f"samples_per_s = 400\navailability = {{ {trace}, {more} }}"
+        return read_description(described(("samples_per_s = 400", text))).cluster.workers[2].availability.share
+
+    assert shares("scale = 0.01") == pytest.approx((1.0, 0.7, 0.01))
+    with pytest.raises(ValueError, match="at least 0 and at most 1"):
+        shares("scale = 1.0")
+
+
+def record(path: Path, policy, machines: Cluster, rounds: int = 60, length: int = 1000) -> float:
+    """A run, simulated, and its telemetry; samples per second without the start."""
+    writer = TelemetryWriter(path, policy=policy.name, workers=len(machines.workers), global_batch=120)
+    data = WholeRounds(length, shuffle=True)
+    result = RoundSimulation(machines, policy, 120, data=data, observer=writer).run(rounds)
+    writer.close()
+    return result.rate(min(5, rounds - 1))
+
+
+MACHINES = Cluster(
+    tuple(Worker(Compute.at_speed(v), variation=(Jitter("round", 0.05),)) for v in (100.0, 250.0, 300.0)),
+    Network(latency_s=1e-3, message_bytes=1e6, bandwidth=1e9),
+)
+
+
+def test_a_run_in_several_files_is_replayed_as_in_one(tmp_path):
+    record(tmp_path / "one.jsonl", BSP(), MACHINES)
+    record(Telemetry(tmp_path / "many.jsonl", rotate_bytes=2000), BSP(), MACHINES)
+    assert len(list(tmp_path.glob("many.*.jsonl"))) > 5
+    one, many = (replay(read_run(tmp_path / name)) for name in ("one.jsonl", "many.jsonl"))
+    assert (many.measured_rate, many.rounds, many.dataset) == (one.measured_rate, one.rounds, one.dataset)
+
+
+def test_a_run_of_every_fourth_round_is_replayed_and_what_it_does_not_tell_is_said(tmp_path, capsys):
+    path = tmp_path / "thin.jsonl"
+    rate = record(Telemetry(path, every=4), BSP(), MACHINES, rounds=120, length=6000)
+    machines = replay(read_run(path))
+    assert machines.measured_rate == pytest.approx(rate, rel=0.03)
+    assert machines.dataset == pytest.approx(6000, rel=4 * 120 / 6000)
+    assert cli.main(["simulate", "--from", str(path), "--policies", "bsp"]) == 0
+    assert "1 round of 4 is recorded. What a micro-batch costs" in capsys.readouterr().err
+
+
+def test_a_recorded_run_replayed_under_its_own_scheme_takes_as_long(tmp_path):
+    """BSP, whose plans are the recorded ones: to the digits of the telemetry."""
+    record(tmp_path / "run.jsonl", BSP(), MACHINES)
+    machines = replay(read_run(tmp_path / "run.jsonl"))
+    again = simulate(machines.cluster, BSP(), 120, machines.rounds)
+    assert again.rate() == pytest.approx(machines.measured_rate, rel=1e-5)
+
+
+@pytest.mark.parametrize(("recorded", "other"), [(BSP, LBBSP), (LBBSP, BSP)])
+def test_a_recorded_run_tells_what_the_other_scheme_would_have_done(recorded, other, tmp_path):
+    """Within 3 % of what it really does on those machines."""
+    record(tmp_path / "run.jsonl", recorded(), MACHINES, rounds=200)
+    machines = replay(read_run(tmp_path / "run.jsonl"))
+    told = simulate(machines.cluster, other(), 120, machines.rounds).rate(10)
+    assert told == pytest.approx(record(tmp_path / "other.jsonl", other(), MACHINES, rounds=200), rel=0.03)
+
+
+def test_the_command_replays_a_run(tmp_path, capsys):
+    """LB-BSP on a run of BSP gains. The measured rate is told, and BSP's range is about it: its rounds scatter."""
+    record(tmp_path / "run.jsonl", BSP(), MACHINES)
+    document = simulated(["--from", tmp_path / "run.jsonl", "--policies", "lb-bsp"], capsys)
+    assert document["recorded"]["policy"] == "bsp"
+    rows = {row["scheme"]: row for row in document["schemes"]}
+    recorded, (least, most) = document["recorded"], rows["bsp"]["between"]["samples_per_s"]
+    assert (least * most) ** 0.5 == pytest.approx(recorded["samples_per_s"], rel=0.02)
+    assert (most / least) ** 0.5 == pytest.approx(1 + recorded["rate_error"], rel=0.01)
+    assert rows["lb-bsp"]["times_bsp"] > 1.5
+
+
+def test_a_scheme_that_adapts_once_an_epoch_does_so_on_a_replayed_run(tmp_path, capsys):
+    """Recorded over seven epochs, or within a first one; by 1.5, should micro-batches cost nothing themselves."""
+    for length in (1000, 10**6):
+        record(tmp_path / "run.jsonl", BSP(), MACHINES, length=length)
+        document = simulated(["--from", tmp_path / "run.jsonl", "--policies", "self-adaptive"], capsys)
+        row = next(row for row in document["schemes"] if row["scheme"] == "self-adaptive")
+        assert row["between"]["times_bsp"][1] > 1.5
+
+
+def test_a_rank_without_figures_keeps_its_last_speed(tmp_path):
+    """A null in the telemetry is no speed of its own."""
+    record(tmp_path / "run.jsonl", BSP(), MACHINES)
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    changed = json.loads(lines[20])
+    changed["compute_s"][1] = None
+    lines[20] = json.dumps(changed)
+    (tmp_path / "run.jsonl").write_text("\n".join(lines) + "\n")
+    factors = replay(read_run(tmp_path / "run.jsonl")).cluster.workers[1].variation[0].factors
+    assert np.isfinite(factors).all()
+    assert sum(a == b for a, b in itertools.pairwise(factors)) == 1
+
+
+def test_a_run_too_short_to_replay_is_refused(tmp_path, capsys):
+    record(tmp_path / "run.jsonl", BSP(), MACHINES, rounds=4)
+    assert cli.main(["simulate", "--from", str(tmp_path / "run.jsonl")]) == 2
+    assert "record a longer one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("problem", ["none", "digits-softmax"])
+def test_a_picture_is_drawn(problem, described, tmp_path, capsys):
+    """A PNG, with a loss or without one."""
+    path = described(("rounds = 40", f"rounds = 40\nproblem = '{problem}'"))
+    assert cli.main(["simulate", str(path), "--plot", str(tmp_path / "it.png"), "--quiet"]) == 0
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+
+
+def test_time_to_loss_is_told_or_never(described, capsys):
+    """A loss that is reached, and one that is not."""
+    base = "rounds = 40\nproblem = 'digits-softmax'\ntarget_loss = "
+    reached = simulated([described(("rounds = 40", base + "1.5"))], capsys)["schemes"]
+    assert all(row["time_to_loss_s"] > 0 for row in reached)
+    never = simulated([described(("rounds = 40", base + "0.0001"))], capsys)["schemes"]
+    assert all(row["time_to_loss_s"] is None for row in never)
+
+
+def test_a_picture_tells_many_schemes_apart(described):
+    """A dozen equal schemes: no two look alike, curves that coincide differ in width, and the legend is outside."""
+    again = ", ".join(f'{{ name = "lb-bsp", label = "again {i}" }}' for i in range(11))
+    training = "rounds = 40\nproblem = 'digits-softmax'\ntarget_loss = 1.5"
+    path = described(('"asp"', again), ("rounds = 40", training))
+    found = compare(read_description(path))
+    figure = comparison_figure(found, "many", 1.5)
+    figure.canvas.draw()
+    bars, curves = figure.axes
+    lines = [line for line in curves.get_lines() if line.get_label() != "target loss"]
+    looks = [(line.get_color(), str(line.get_linestyle())) for line in lines]
+    assert len(set(looks)) == len(found) == 14
+    patches = [(patch.get_facecolor(), patch.get_hatch()) for patch in bars.patches]
+    assert len(set(patches)) == 14
+    widths = [line.get_linewidth() for line in lines]
+    assert all(a > b for a, b in itertools.pairwise(widths))
+    (target,) = [line for line in curves.get_lines() if line.get_label() == "target loss"]
+    assert set(target.get_ydata()) == {1.5}
+    legend = figure.legends[0].get_window_extent()
+    assert not any(legend.overlaps(axis.get_window_extent()) for axis in (bars, curves))
+
+
+def test_a_policy_that_needs_an_option_is_told_as_it_is_written(described, capsys):
+    assert cli.main(["simulate", str(described()), "--policies", "static"]) == 2
+    said = "--policies: static needs weights, and has none; write --policies '[{ name = \"static\", weights = … }]'"
+    assert said in capsys.readouterr().err

@@ -1,0 +1,304 @@
+"""``hvd-hetero simulate`` on hostile input: one line and exit code 2, or a result; soon, and in little memory."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import random
+import re
+import resource
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+import pytest
+
+from hvd_hetero.policies import BSP
+from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.tools.cli import commands as cli
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.availability import Availabilities
+
+LONGEST_S = 20.0  # of one case, on a machine with other work; most take milliseconds
+MOST_BYTES = 200_000_000  # held at once by one case
+
+DESCRIPTION = {
+    "": {"seed": "0", "measurement_noise": "0.01", "policies": '["bsp", "lb-bsp"]'},
+    "training": {"global_batch": "24", "rounds": "6", "lead": "1", "signal_ms": "0.1", "dataset": "100",
+                 "problem": '"none"', "learning_rate": "0.5"},
+    "network": {"kind": '"ring"', "latency_ms": "0.1", "bandwidth_mbps": "100", "message_mb": "1.0",
+                "server_bandwidth_mbps": "100"},
+    "[workers]": {"count": "2", "samples_per_s": "100", "fixed_ms": "5", "saturation": "4", "memory_limit": "8",
+                  "bandwidth_mbps": "50", "availability": "{ at_s = [0, 30], share = [1.0, 0.4], period_s = 60 }",
+                  "variation": '[{ kind = "jitter", sigma = 0.03 }]', "link": "{ share = [0.5] }",
+                  "drivers": "{ known = true, lag_s = 0.25, noise = 0.02 }"},
+}  # fmt: skip
+
+VALUES = [
+    "-1", "0", "-0.0", "1e-320", "-1e-9", "1e308", "1e12", "inf", "-inf", "nan", "true", '""', '"x"', '"\\u0000"', "[]",
+    "{}", "[[]]", "[nan]", "[1e400]", '["é\\u2028"]', "[true]", "[0, 0]", "[0, nan]", "[1, 0.5]", "{ a = 1 }", "[{}]",
+    "1979-05-27", "07:32:00", "9223372036854775807", "9223372036854775808", "1" + "0" * 400, "0x" + "f" * 9000,
+    '"' + "a" * 5000 + '"', "[" * 3000, "{ share = [] }", "{ share = [1e300] }", "{ at_s = [0, 1], share = [1] }",
+    "{ at_s = [nan], share = [1] }", "{ share = [1], period_s = 1e-300 }", "{ share = ['x'] }", "{ file = '.' }",
+    "{ file = '/dev/zero', column = 'a', step_s = 1 }", "{ file = 'no.csv', column = 'a', step_s = 1 }",
+    "{ file = 'zeros.csv.gz', column = 'a', step_s = 1 }", "{ file = 'cut.csv.gz', column = 'a', step_s = 1 }",
+    "{ file = 'ragged.csv', column = 'b', step_s = 1 }", "{ file = 'words.csv', column = 'a', step_s = 1 }",
+    "{ file = 'words.csv', column = 'c', step_s = 1 }", "{ file = 'good.csv', column = 'a', step_s = -1 }",
+    "{ file = 'good.csv', column = 'a', step_s = 1, scale = 1e300 }",
+    "{ file = 'empty.csv', column = 'a', step_s = 1 }",
+    "{ file = 'good.csv', column = 'a', step_s = 1, where = 'a' }", "{ file = 'binary.csv', column = 'a', step_s = 1 }",
+    "{ file = '" + "a" * 300 + "', column = 'a', step_s = 1 }", "[{ kind = 'jitter', sigma = 1e9 }]",
+    "[{ kind = 'slow-down', most = 1e300 }]", "[{ kind = 'slow-down', probability = nan }]", "[{ kind = [] }]",
+    "[{ kind = 'exponential', per = 'batch' }]", "[{ kind = 'recorded', file = 'good.csv', column = 'a' }]",
+    "[{ kind = 'recorded', file = 'zero.csv', column = 'a' }]", "[{ kind = 'exponential', per = 7 }]", "[7]",
+]  # fmt: skip
+
+POLICIES = [
+    "static", "''", "'bsp,,'", "bsp,bsp", "asp", "ssp,dyn-ssp", "d-psgd", "matcha", "[", "[7]", "[[]]", "[{}]", "7",
+    '["bsp", { name = "bsp" }]', '[{ name = "asp", label = "bsp" }]', '[{ name = "asp", label = "[/red]" }]',
+    '[{ name = "asp", label = "[red]$x_{$" }]', '[{ name = "asp", label = "a\\nb" }]', '[{ name = "asp", label = 7 }]',
+    '[{ name = "ssp", bound = -1 }]', '[{ name = "ssp", bound = nan }]', '[{ name = "ssp", bound = "x" }]',
+    '[{ name = "static", weights = [] }]', '[{ name = "static", weights = [1e308, 1, 1, 1] }]',
+    '[{ name = "static", weights = [1000000000000, 1] }]', '[{ name = "static", weights = "12" }]',
+    '[{ name = "lb-bsp", minimum = -1 }]', '[{ name = "lb-bsp", minimum = "x" }]',
+    '[{ name = "lb-bsp", tolerance = nan }]',
+    '[{ name = "lb-bsp", predictor = 7 }]', '[{ name = "lb-bsp", predictor = {} }]',
+    '[{ name = "lb-bsp", device = [] }]',
+    '[{ name = "lb-bsp", multiple_of = 0 }]', '[{ name = "lb-bsp", max_micro_batch = 0 }]',
+    '[{ name = "non-blocking", micro_batches = 1000000000 }]', '[{ name = "non-blocking", scaling = 1 }]',
+    '[{ name = "elastic-bsp", lookahead = 1000000000 }]', '[{ name = "elastic-bsp", updates = {} }]',
+    '[{ name = "self-adaptive", total = 1000000000 }]', '[{ name = "self-adaptive", start = [[1], 2] }]',
+    '[{ name = "self-adaptive", drift = nan }]', '[{ name = "self-adaptive", every = 0 }]',
+    '[{ name = "bsp", sync = "d-psgd", more = 1 }]', "[" * 20000, '[{ name = "' + "a" * 5000 + '" }]', "\ud800", "λ",
+    "[" + '"bsp",' * 100 + "]",
+]  # fmt: skip
+
+
+def written(tables: dict[str, dict[str, str]]) -> str:
+    lines = []
+    for name, settings in tables.items():
+        lines += [f"[{name}]" if name else "", *(f"{key} = {value}" for key, value in settings.items())]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Series of all kinds beside the description."""
+    tmp_path = tmp_path_factory.mktemp("cluster")
+    (tmp_path / "good.csv").write_text("a\n1\n0.5\n")
+    (tmp_path / "zero.csv").write_text("a\n1\n0\n")
+    (tmp_path / "words.csv").write_text("a,b\n1,2\nx,3\n")
+    (tmp_path / "ragged.csv").write_text("a,b\n1\n2,3,4\n")
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
+    (tmp_path / "zeros.csv.gz").write_bytes(gzip.compress(b"0" * 40_000_000, 1))
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"a\n1\n")[:-9])
+    return tmp_path
+
+
+@contextmanager
+def memory_for(more: int) -> Iterator[None]:
+    """Refuse what would take this process more than so many bytes beyond what it holds, with a ``MemoryError``."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def test_too_much_memory_is_noticed():
+    with memory_for(MOST_BYTES), pytest.raises(MemoryError):
+        np.ones(MOST_BYTES // 4)  # twice as much: what other threads give back meanwhile is little
+
+
+def ends_well(arguments: list[object], capsys) -> str:
+    """Run it; returns the error, which is one line that is not too long, or nothing."""
+    begin_s = time.perf_counter()
+    with memory_for(MOST_BYTES), warnings.catch_warnings():
+        warnings.simplefilter("error")  # a result comes without them
+        code = cli.main(["simulate", *map(str, arguments), "--json"])
+    took_s = time.perf_counter() - begin_s
+    out, error = capsys.readouterr()
+    assert took_s < LONGEST_S, f"{took_s:.1f} s"
+    if code == 0:
+        json.loads(out)
+        assert error == "", "a result without a warning"
+        return ""
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"hvd-hetero: error: [^\n]{10,1200}\n", error), error
+    return error
+
+
+def test_any_value_of_any_setting_is_simulated_or_refused(folder, capsys):
+    """Drawn by a seed: one or two settings of a description that works get a value that is wrong, or huge."""
+    dice, path, refused = random.Random(0), folder / "cluster.toml", 0
+    keys = [(table, key) for table, settings in DESCRIPTION.items() for key in settings]
+    for number in range(90):
+        tables = {name: dict(settings) for name, settings in DESCRIPTION.items()}
+        for table, key in [keys[number % len(keys)], *dice.sample(keys, dice.randrange(2))]:
+            tables[table][key] = dice.choice(VALUES)
+            if dice.random() < 0.1:
+                del tables[table][key]
+        path.write_text(written(tables), encoding="utf-8", errors="surrogatepass")
+        refused += bool(ends_well([path, "--rounds", 3] if number % 2 else [path], capsys))
+    assert 45 < refused < 90, "most are wrong, and some are not"
+
+
+@pytest.mark.parametrize("policies", POLICIES, ids=range(len(POLICIES)))
+def test_any_list_of_policies_is_simulated_or_refused(policies, folder, capsys):
+    (folder / "cluster.toml").write_text(written(DESCRIPTION))
+    ends_well([folder / "cluster.toml", "--policies", policies], capsys)
+
+
+FIGURES = [
+    "null", "-1", "0", "1e308", "1e400", "NaN", "-Infinity", "true", '"x"', "[]", "{}", "[null, null]", "[1]", "[0, 0]",
+    "[1, 2, 3]", "[-1, 1]", "[1e300, 1e300]", "[1e-300, 1e-300]", '["1", "2"]', "[true, true]", "[9007199254740993, 1]",
+    "[0.5, 0.5]", "9" * 5000, "[" * 3000, '"\\ud800"', '"[/red]"', "[1e12, 1e12]", "99999999999", "[5, 7]",
+]  # fmt: skip
+HEADER = ["schema", "version", "policy", "workers", "global_batch", "headroom"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """The lines of a run of two ranks."""
+    path = tmp_path_factory.mktemp("run") / "run.jsonl"
+    cluster = Cluster((Worker(Compute.at_speed(100.0)), Worker(Compute.at_speed(200.0))))
+    writer = TelemetryWriter(path, policy="bsp", workers=2, global_batch=12)
+    RoundSimulation(cluster, BSP(), 12, observer=writer).run(12)
+    writer.close()
+    return path.read_text().splitlines()
+
+
+def test_any_telemetry_is_replayed_or_refused(recorded, tmp_path, capsys):
+    """Drawn by a seed: a figure of some lines is another one, a line is lost or cut, bytes are others."""
+    dice, path, refused = random.Random(1), tmp_path / "run.jsonl", 0
+    keys = list(json.loads(recorded[1]))
+    for number in range(80):
+        lines = list(recorded)
+        chosen, value = dice.sample(range(1, len(lines)), dice.choice([1, 1, 12])), dice.choice(FIGURES)
+        if number % 4 == 0:
+            chosen, key = [0], HEADER[number // 4 % len(HEADER)]
+        else:
+            key = keys[number % len(keys)]
+        for nth in chosen:
+            row = {name: json.dumps(figure) for name, figure in json.loads(lines[nth]).items()} | {key: value}
+            lines[nth] = "{" + ", ".join(f'"{name}": {figure}' for name, figure in row.items()) + "}"
+        content = bytearray("\n".join(lines).encode("utf-8", "surrogatepass"))
+        if number % 8 == 3:
+            content[dice.randrange(len(content))] = dice.randrange(256)
+        elif number % 8 == 5:
+            del content[dice.randrange(len(content)) :]
+        path.write_bytes(bytes(content) + b"\n")
+        refused += bool(ends_well(["--from", path, "--policies", "lb-bsp"], capsys))
+    assert 40 < refused < 80, "most are wrong, and some are not"
+
+
+@pytest.mark.parametrize("option", ["CLUSTER", "--from"])
+def test_what_is_no_file_or_has_no_end_is_refused(option, tmp_path, capsys):
+    """A folder, a device, a pipe that nobody writes to, nothing, a file of zeros, and one of another encoding."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").write_bytes(bytes(20_000_000))
+    (tmp_path / "wide").write_text("[training]\n", encoding="utf-16")
+    (tmp_path / "dots").write_text("a" + ".a" * 50_000 + " = 1\n")
+    (tmp_path / "two\nlines").write_text("x")
+    for name in (".", "/dev/zero", "pipe", "missing", "zeros", "wide", "dots", "two\nlines", "a" * 300):
+        arguments = [tmp_path / name] if option == "CLUSTER" else [option, tmp_path / name]
+        assert ends_well(arguments, capsys), name
+
+
+def test_limits_end_what_would_take_hours(folder, capsys):
+    """A billion workers or rounds, epochs of one sample, and micro-batches that would fill the memory."""
+    for table, changes in [
+        ("[workers]", {"count": "1000000000"}),
+        ("training", {"rounds": "1000000000"}),
+        ("training", {"rounds": "4000000"}),
+        ("training", {"global_batch": "1000000000000"}),
+        ("training", {"global_batch": "16000000", "rounds": "10000", "dataset": "1"}),
+        ("training", {"dataset": "1000000000000"}),
+        ("training", {"lead": "1000000000"}),
+        ("network", {"latency_ms": "1e300"}),
+    ]:
+        tables = {name: dict(settings) for name, settings in DESCRIPTION.items()}
+        tables[table].update(changes)
+        (folder / "cluster.toml").write_text(written(tables))
+        assert ends_well([folder / "cluster.toml"], capsys), changes
+    (folder / "cluster.toml").write_text(
+        "[training]\nglobal_batch = 16000000\n[[workers]]\nsamples_per_s = 1\nmemory_limit = 1\n"
+        "variation = [{ kind = 'exponential', per = 'batch' }]\n"
+    )
+    assert "micro-batches must be at most" in ends_well([folder / "cluster.toml"], capsys)
+    (folder / "cluster.toml").write_text(written(DESCRIPTION).replace("count = 2", "count = 10001"))
+    assert "workers[0]: count must be at least 1 and at most 10000" in ends_well([folder / "cluster.toml"], capsys)
+
+
+def test_series_are_bounded_all_together(folder, capsys, monkeypatch):
+    """A description names a thousand of them, each within the limits of one."""
+    (folder / "long.csv").write_text("a\n" + "1\n" * 1000)
+    worker = "[[workers]]\nsamples_per_s = 1\navailability = { file = 'long.csv', column = 'a', step_s = 1 }\n"
+    (folder / "cluster.toml").write_text("[training]\nglobal_batch = 60\nrounds = 1\n" + 12 * worker)
+    assert ends_well([folder / "cluster.toml"], capsys) == ""
+    monkeypatch.setattr("hvd_hetero.tools.simulation.series.MOST_VALUES", 10_000)
+    assert "workers[10].availability: 'long.csv': all series together" in ends_well([folder / "cluster.toml"], capsys)
+    monkeypatch.undo()
+    monkeypatch.setattr("hvd_hetero.tools.simulation.series.MOST_BYTES_OF_SERIES", 20_000)
+    assert "workers[9].availability: 'long.csv': all series together" in ends_well([folder / "cluster.toml"], capsys)
+
+
+def test_errors_name_table_key_rule_value_and_way_out(folder, capsys):
+    """In the units of the file, also in [network]; what was taken in silence is refused."""
+    for table, key, value, said in [
+        ("[workers]", "fixed_ms", "-4", "workers[0]: fixed_ms must be at least 0 and at most 1000000000, got -4"),
+        ("training", "signal_ms", "-3", "training: signal_ms must be at least 0 and at most 1000000000, got -3"),
+        ("training", "target_loss", "-1", "training: target_loss must be at least 0 and at most 1000000000, got -1"),
+        ("network", "latency_ms", "-1", "network: latency_ms must be at least 0 and at most 1000000000, got -1"),
+        ("network", "bandwidth_mbps", "0", "network: bandwidth_mbps must be at least 1e-06, got 0"),
+        ("network", "message_mb", "nan", "network: message_mb must be at least 0 and at most 1000000000, got nan"),
+    ]:
+        tables = {name: dict(settings) for name, settings in DESCRIPTION.items()}
+        tables[table][key] = value
+        (folder / "cluster.toml").write_text(written(tables))
+        assert f"cluster.toml.{said}" in ends_well([folder / "cluster.toml"], capsys)
+    (folder / "cluster.toml").write_text(written(DESCRIPTION))
+    for option, value, said in [
+        ("--policies", "", "--policies must name at least one scheme"),
+        ("--policies", "static", "static needs weights, and has none; write"),
+        ("--rounds", "0", "--rounds must be at least 1"),
+        ("--seed", "-1", "--seed must be at least 0"),
+    ]:
+        assert said in ends_well([folder / "cluster.toml", option, value], capsys)
+
+
+def test_a_picture_that_cannot_be_written_is_told_before_the_simulation(folder, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("hvd_hetero.tools.simulation.compare"), "compare", None)
+    (folder / "cluster.toml").write_text(written(DESCRIPTION))
+    for path in (folder, folder / "no" / "it.png", folder / "it.exe", folder / "good.csv" / "it.png"):
+        assert cli.main(["simulate", str(folder / "cluster.toml"), "--plot", str(path)]) == 2
+        assert "--plot must" in capsys.readouterr().err
+
+
+def test_a_label_with_the_signs_of_formulas_is_drawn(folder, capsys):
+    (folder / "cluster.toml").write_text(written(DESCRIPTION))
+    label = '[{ name = "bsp", label = "[/x] $x_{$" }]'
+    arguments = [str(folder / "cluster.toml"), "--policies", label, "--plot", str(folder / "it.png"), "--quiet"]
+    assert cli.main(["simulate", *arguments]) == 0
+    assert "[/x] $x_{$" in capsys.readouterr().out
+
+
+def test_the_piece_of_a_moment_is_the_last_that_has_begun():
+    """By bisection what a count of all pieces finds, before the first and beyond the last included."""
+    rng = np.random.default_rng(0)
+    for pieces in (1, 2, 3, 4, 5, 8, 9, 100):
+        lengths = [max(pieces - fewer, 1) for fewer in range(3)]
+        moments = [(0.0, *np.cumsum(rng.uniform(0.1, 1.0, length - 1)).tolist()) for length in lengths]
+        processes = [Availability(at_s, tuple(rng.uniform(0.1, 1.0, len(at_s)).tolist())) for at_s in moments]
+        all_at_once = Availabilities(processes)
+        for time_s in [0.0, *moments[0], *rng.uniform(0, 60, 50).tolist()]:
+            for worker, process in enumerate(processes):
+                expected = process.share[sum(at_s <= time_s for at_s in process.at_s) - 1]
+                assert all_at_once.at(time_s)[worker] == all_at_once.at_one(worker, time_s) == expected

@@ -1,0 +1,108 @@
+"""A rank that did nothing in some round of a recorded run: the replay ends, and ends soon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP
+from hvd_hetero.telemetry import TelemetryWriter, read_run
+from hvd_hetero.tools.report.alternatives import alternatives
+from hvd_hetero.tools.simulation import Cluster, Compute, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.best import BestSplit
+from hvd_hetero.tools.simulation.cluster import Machines
+from hvd_hetero.tools.simulation.replay import replay
+
+LONGEST_S = 10.0  # on a machine with other work; most cases take a tenth of a second
+ROUNDS = 12
+
+
+@contextlib.contextmanager
+def ends_soon(told):
+    """Fail, and do not wait, if what is done takes longer."""
+
+    def late(*_):
+        raise TimeoutError(f"took more than {LONGEST_S} s: {told}")
+
+    former = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """A function that records a run of two ranks with some figures replaced: {(round, key): values}."""
+    path = tmp_path / "run.jsonl"
+    cluster = Cluster((Worker(Compute.at_speed(100.0)), Worker(Compute.at_speed(200.0))))
+    writer = TelemetryWriter(path, policy="bsp", workers=2, global_batch=24)
+    RoundSimulation(cluster, BSP(), 24, observer=writer).run(ROUNDS)
+    writer.close()
+    head, *rounds = path.read_text().splitlines()
+
+    def read(changes):
+        rows = [json.loads(line) for line in rounds]
+        for (number, key), values in changes.items():
+            rows[number][key] = values
+        path.write_text("\n".join([head, *map(json.dumps, rows)]) + "\n")
+        return read_run(path)
+
+    return read
+
+
+def test_a_rank_without_a_sample_in_a_whole_round_took_no_time_in_it(changed):
+    """So the rest of that round is what the other rank leaves, with the least fixed cost as with the most."""
+    run = changed({(8, "samples"): [12, 0]})
+    machines = replay(run)
+    place = machines.kept.index(8)
+    for cluster in (machines.cluster, *machines.extremes):
+        rest_s = np.array(cluster.network.recorded_s)
+        assert np.isfinite(rest_s).all()
+        assert rest_s[place] == pytest.approx(run.elapsed_s[8] - run.compute_s[8, 0])
+
+
+def test_the_best_split_of_a_run_with_an_idle_rank_is_found(changed):
+    """It is the split that the machines allow: 8 and 16 of 24 samples, in two thirds of the time of equal batches."""
+    with ends_soon("one idle round"):
+        found = alternatives(changed({(8, "samples"): [12, 0]}))
+    equal, best = found.of("equal batches"), found.of("best split")
+    assert best.samples_per_s / equal.samples_per_s == pytest.approx(1.5, rel=0.01)
+
+
+def test_any_idle_rounds_end_in_figures_or_an_error(changed):
+    """Drawn by a seed: samples, pieces, seconds and plans of either rank, or of both, are 0 in some rounds."""
+    dice, told, refused = random.Random(0), 0, []
+    for _ in range(30):
+        changes = {}
+        for number in dice.sample(range(ROUNDS), dice.choice([1, 1, 3, ROUNDS])):
+            idle = dice.choice([(0,), (1,), (0, 1)])
+            for key in dice.sample(["samples", "micro_batches", "compute_s", "plan"], dice.randrange(1, 5)):
+                whole = {"samples": 12, "micro_batches": 1, "compute_s": 0.1, "plan": 12}[key]
+                changes[number, key] = [0 if rank in idle else whole for rank in (0, 1)]
+        with ends_soon(changes):
+            try:
+                found = alternatives(changed(changes))
+            except ValueError as error:
+                refused.append(str(error))
+                continue
+        told += 1
+        for each in found.each:
+            assert np.isfinite([each.samples_per_s, each.least, each.most]).all(), changes
+    assert told > 15, "most runs can be replayed"
+    assert all("is not known" in each or "must be above 0" in each for each in refused), refused
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_search_that_cannot_end_is_an_error():
+    """A factor that is no number allows no sample, however long the round is."""
+    machines = Machines(Cluster.of_speeds([100.0, 200.0]))
+    with ends_soon("no number"), pytest.raises(ValueError, match="speeds must let 10 samples end"):
+        BestSplit().foresee(machines, 0.0, np.array([1.0, np.nan]), 10)

@@ -1,0 +1,204 @@
+"""The models of the simulator: compute, availability, variation, network."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.tools.simulation import (
+    Availability,
+    Compute,
+    Drivers,
+    Exponential,
+    Jitter,
+    Network,
+    Recorded,
+    SlowDown,
+    Worker,
+)
+from hvd_hetero.tools.simulation.availability import Availabilities
+from hvd_hetero.tools.simulation.cluster import Meter
+from hvd_hetero.tools.simulation.compute import Devices
+from hvd_hetero.tools.simulation.variation import Draws
+
+DEVICES = (Compute.at_speed(100.0), Compute.at_speed(50.0, 0.01), Compute(0.002, 0.05, 40, 120), Compute(0.01))
+
+
+def gamma(compute: Compute, batch: int) -> float:
+    """Γ as the docstring writes it."""
+    return compute.slope_s * max(batch, compute.saturation) + compute.intercept_s if batch else 0.0
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 100, 119])
+@pytest.mark.parametrize("cuts", [1, 3, 7])
+def test_a_round_costs_the_sum_of_its_micro_batches(samples, cuts):
+    """Sizes are those of RoundPlan, and each costs Γ."""
+    k = min(cuts, samples)
+    plan = RoundPlan((samples,) * 4, (k,) * 4)
+    pieces = Devices(DEVICES).pieces(np.array(plan.samples), np.array(plan.micro_batches))
+    for i, compute in enumerate(DEVICES):
+        times = [gamma(compute, size) for size in plan.sizes(i)]
+        assert pieces.work_s[i] == pytest.approx(sum(times))
+        for done in range(k + 1):
+            done_all = np.full(4, done)
+            assert pieces.work_of(done_all)[i] == pytest.approx(sum(times[:done]))
+            assert pieces.samples_of(done_all)[i] == sum(plan.sizes(i)[:done])
+            assert pieces.finished_by(pieces.work_of(done_all))[i] == done
+
+
+def test_a_micro_batch_above_the_memory_limit_is_cut():
+    """300 samples on a device that holds 120 are three micro-batches, not one."""
+    pieces = Devices(DEVICES).pieces(np.full(4, 300), np.ones(4, dtype=np.int64))
+    assert pieces.count.tolist() == [1, 1, 3, 1]
+    assert pieces.work_s[2] == pytest.approx(3 * gamma(DEVICES[2], 100))
+
+
+def test_within_is_the_inverse_of_gamma():
+    """The most samples that fit in a time are those whose Γ does, and one more does not."""
+    devices = Devices(DEVICES)
+    for work_s in (0.0, 0.049, 0.13, 0.29, 1.0):
+        most = devices.within(np.full(4, work_s))
+        for i, compute in enumerate(DEVICES):
+            x = int(most[i])
+            pieces = -(-x // compute.memory_limit) if compute.memory_limit else min(x, 1)
+            cost_s = compute.slope_s * x + compute.intercept_s * pieces if x > compute.saturation else gamma(compute, x)
+            assert cost_s <= work_s + 1e-9
+            if x < (compute.memory_limit or 10**9):
+                assert gamma(compute, x + 1) > work_s - 1e-9
+
+
+PROCESSES = (
+    Availability(),
+    Availability((0.0, 3.0, 4.5), (1.0, 0.25, 2.0)),
+    Availability((0.0, 1.0), (0.5, 1.5), period_s=2.5),
+    Availability.series([0.2, 0.9, 0.4], 0.7),
+)
+
+
+def test_work_is_the_integral_of_the_share():
+    """Against a sum over small steps, from any moment, over several periods."""
+    processes = Availabilities(PROCESSES)
+    step = 4e-3
+    for begin, end in ((0.0, 1.0), (0.3, 6.1), (4.4, 4.6), (2.0, 17.3)):
+        middles = np.arange(begin + step / 2, end, step)
+        sums = sum(processes.at(t) for t in middles) * step
+        assert processes.work_between(np.full(4, begin), np.full(4, end)) == pytest.approx(sums, abs=2e-2)
+
+
+def test_finish_inverts_work_and_one_worker_is_like_all():
+    """Work begun at t and ended at finish(t, w) is w."""
+    processes = Availabilities(PROCESSES)
+    for begin, work in ((0.0, 0.4), (2.9, 1.0), (1.2, 40.0), (7.7, 0.0)):
+        end = processes.finish(np.full(4, begin), np.full(4, work))
+        assert processes.work_between(np.full(4, begin), end) == pytest.approx(np.full(4, work), abs=1e-9)
+        assert [processes.finish_one(i, begin, work) for i in range(4)] == pytest.approx(end)
+
+
+def test_a_change_in_the_middle_of_a_batch_slows_its_rest_alone():
+    """Two seconds of work, one before the share halves: done after three."""
+    process = Availabilities([Availability((0.0, 1.0), (1.0, 0.5))])
+    assert process.finish(0.0, np.array([2.0])) == pytest.approx([3.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (((1.0,), (1.0,)), "begin with 0"),
+        (((0.0, 2.0, 2.0), (1.0, 1.0, 1.0)), "increase"),
+        (((0.0,), (0.0,)), "positive"),
+        (((0.0, 1.0), (1.0,)), "one number for each"),
+        (((0.0, 1.0), (1.0, 1.0), 1.0), "period_s"),
+    ],
+)
+def test_impossible_availabilities_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Availability(*arguments)
+
+
+VARIATIONS = (Exponential(), SlowDown("round", 2.0, 0.5), Jitter("round", 0.1))
+
+
+def draws(workers: int, seed: int = 7) -> Draws:
+    return Draws([VARIATIONS] * workers, seed, "round", 0)
+
+
+def test_draws_depend_on_seed_and_worker_and_number_alone():
+    """Whether asked for all workers, for one, out of step with others, or beside more workers."""
+    together = np.array([draws(3).round(k) for k in [300]])[0]
+    stepwise = draws(3)
+    rows = [stepwise.round(k).copy() for k in range(301)]
+    alone = draws(5)
+    assert [alone.one(1, k) for k in range(301)] == [row[1] for row in rows]
+    assert rows[300].tolist() == together.tolist()
+    assert draws(3, seed=8).round(0).tolist() != rows[0].tolist()
+
+
+def test_variations_have_the_means_that_they_claim():
+    """Exponential and jitter 1; half the batches up to twice as long, 1.25."""
+    rng = np.random.default_rng(0)
+    for variation, mean in zip(VARIATIONS, (1.0, 1.25, 1.0), strict=True):
+        assert variation.draw(rng, 0, 40_000).mean() == pytest.approx(mean, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [Exponential, SlowDown, Jitter, Recorded])
+def test_a_variation_of_what_is_not_known_is_refused(kind):
+    """It changed nothing, and said nothing."""
+    with pytest.raises(ValueError, match="one in each micro-batch; got 'micro-batch'"):
+        kind("micro-batch")
+
+
+def test_a_recording_is_played_in_order_and_again():
+    """Also over the border of a block."""
+    recorded = Draws([(Recorded("round", (1.0, 2.0, 3.0)),)], 0, "round", 0)
+    assert [recorded.round(k)[0] for k in range(400)] == [(1.0, 2.0, 3.0)[k % 3] for k in range(400)]
+
+
+def test_batches_follow_one_another_over_rounds_of_any_size():
+    """What a round shows and does not use is the next round's."""
+    per_batch = Draws([(Jitter("batch", 0.1),)] * 2, 1, "batch", 0)
+    shown = per_batch.following(np.array([3, 1]))
+    per_batch.use(np.array([2, 1]))
+    again = per_batch.following(np.array([2, 2]))
+    assert again[0, 0] == shown[0, 2]
+    assert shown[1, 1] == 1.0
+    assert len({*shown[0], *again[0]}) == 4
+
+
+def test_ring_and_exchange_by_hand():
+    """2 (n-1) (latency + M / (n b)), and one exchange per matching, over the slowest link, beside the table."""
+    network = Network("ring", latency_s=0.001, message_bytes=1000.0)
+    link = np.array([1e6, 2e6, 0.5e6])
+    assert network.allreduce_s(link, 0) == pytest.approx(2 * 2 * (0.001 + 1000 / (3 * 0.5e6)))
+    assert network.allreduce_s(link[:1], 0) == 0
+    assert network.exchange_s(link, 2, 0) == pytest.approx(2 * (0.001 + 1000 / 0.5e6) + 2 * 2 * 0.001)
+
+
+def test_the_servers_queue_against_a_loop():
+    """First come, first served, ties to the lower rank."""
+    rng = np.random.default_rng(3)
+    network = Network("server", message_bytes=30.0, server_bandwidth=100.0)
+    for _ in range(50):
+        arrival = rng.integers(0, 8, 9) / 4
+        free, expected = 0.0, np.empty(9)
+        for i in sorted(range(9), key=lambda j: (arrival[j], j)):
+            free = max(free, arrival[i]) + 0.3
+            expected[i] = free
+        assert network.served(arrival) == pytest.approx(expected)
+
+
+def test_drivers_are_late_and_within_bounds():
+    """A share that falls at 10 s is seen to fall at 12 s; noise never leaves [0, 1]; unknown is NaN."""
+    falling = Availability((0.0, 10.0), (1.0, 0.5))
+    now = np.array([11.9])
+    meter = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
+    assert meter.read().cpu == 1.0
+    now[0] = 12.1
+    assert meter.read().cpu == 0.5
+    assert np.isnan(meter.read().memory)
+    noisy = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
+    readings = [noisy.read() for _ in range(200)]
+    assert {0.0, 1.0} < {r.cpu for r in readings}
+    assert all(0 <= r.memory <= 1 for r in readings)
+    blind = Meter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
+    assert np.isnan(blind.read().cpu)

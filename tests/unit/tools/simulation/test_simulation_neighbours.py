@@ -1,0 +1,202 @@
+"""D-PSGD and MATCHA in simulated time: how long their exchanges take, what they train, and how they are asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking
+from hvd_hetero.tools.cli import commands as cli
+from hvd_hetero.tools.simulation import Cluster, Network, Options, RoundSimulation, simulate
+from hvd_hetero.tools.simulation.learners import Neighbours, learner_for
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
+from hvd_hetero.topology import complete, matcha
+from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
+
+SLOW_LINKS = Network("ring", latency_s=0.5, message_bytes=100.0, bandwidth=100.0)  # 1.5 s a message
+
+
+def test_a_round_of_d_psgd_takes_one_exchange_after_the_other_and_its_table():
+    """Four who all average, a second of computing: three turns of 1.5 s, and 2 · 3 · 0.5 s for the table."""
+    options = Options(sync=NeighbourMixing(complete(4)))
+    finished = RoundSimulation(Cluster.of_speeds([100.0] * 4, SLOW_LINKS), BSP(), 400, options=options).step()
+    assert finished.elapsed_s == pytest.approx(1.0 + 3 * 1.5 + 3.0)
+
+
+def test_a_round_of_matcha_takes_as_many_exchanges_as_are_drawn():
+    """Round for round the matchings that production draws: on a ring of six none, one or two; one in the mean."""
+    machines = Cluster.of_speeds([100.0] * 6, SLOW_LINKS)
+    taken_s = np.array(simulate(machines, BSP(), 600, 400, options=Options(sync="matcha")).elapsed_s)
+    drawn = np.array([resolve_mixing("matcha", 6).exchanges(r) for r in range(400)])
+    assert taken_s == pytest.approx(1.0 + 1.5 * drawn + 5.0)
+    assert set(drawn.tolist()) == {0, 1, 2}
+    assert drawn.mean() == pytest.approx(1.0, abs=0.1)
+
+
+def test_on_recorded_machines_a_round_keeps_its_recorded_transfer():
+    """What an exchange would have taken there is not known, so none is made free."""
+    machines = Cluster.of_speeds([100.0] * 4, Network("recorded", recorded_s=(0.25, 0.75)))
+    for sync in ("allreduce", "d-psgd", "matcha"):
+        assert simulate(machines, BSP(), 400, 4, options=Options(sync=sync)).elapsed_s == [1.25, 1.75] * 2
+
+
+def test_non_blocking_d_psgd_ends_with_the_first_and_then_exchanges():
+    """The slow of two does four of its ten micro-batches, 12 s, as under allreduce; then one exchange and the table."""
+    machines = Cluster.of_speeds([1.0, 1 / 3], SLOW_LINKS)
+    finished = RoundSimulation(machines, NonBlocking(10), 20, options=Options(sync="d-psgd")).step()
+    assert finished.table.column("micro_batches").tolist() == [10, 4]
+    assert finished.elapsed_s == pytest.approx(12.0 + 1.5 + 1.0)
+
+
+@pytest.mark.parametrize("mixing", [NeighbourMixing(complete(3)), MatchaMixing(matcha(complete(3), 0.5), seed=4)])
+def test_the_models_are_those_of_the_rule_by_hand(mixing):
+    """Six rounds of unequal shares: x_i <- sum_j W_ij x_j - eta (n S_i / S) G_i, with the rows that a rank uses."""
+    problem = SoftmaxRegression(digits())
+    policy = NonBlocking(4)
+    learner = learner_for(policy, problem, 0.5, mixing=mixing)
+    assert isinstance(learner, Neighbours)
+    order = WholeRounds(problem.samples, shuffle=True, seed=2)
+    again = WholeRounds(problem.samples, shuffle=True, seed=2)
+    machines = Cluster.of_speeds([100.0, 200.0, 400.0])
+    simulation = RoundSimulation(machines, policy, 96, options=Options(sync=mixing), data=order, learner=learner)
+    models = [problem.start(0)] * 3
+    for number in range(6):
+        finished = simulation.step()
+        used = [int(s) for s in finished.table.figures("samples")]
+        assert len(set(used)) > 1
+        _, samples = again.take_round(finished.plan)
+        again.finish(used)
+        steps = [problem.gradient(m, s[:u]) * 3 * u / sum(used) for m, s, u in zip(models, samples, used, strict=True)]
+        rows = [mixing.row(i, number) for i in range(3)]
+        models = [
+            sum(w * models[j] for j, w in row.items()) - 0.5 * step for row, step in zip(rows, steps, strict=True)
+        ]
+    assert learner.parameters == pytest.approx(np.mean(models, axis=0), abs=1e-12)
+
+
+def test_where_there_is_nobody_to_average_with_nothing_is_exchanged():
+    """One worker trains by itself."""
+    machines = Cluster.of_speeds([100.0], SLOW_LINKS)
+    assert simulate(machines, BSP(), 100, 3, options=Options(sync="matcha")).elapsed_s == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("network", "policy", "sync", "said"),
+    [
+        (Network("server"), BSP(), "d-psgd", "kind 'server' has none; use kind 'ring'"),
+        (Network(), ElasticBSP(updates="local"), "matcha", "does not go with local updates"),
+        (Network(), BSP(), "dpsgd", "did you mean 'd-psgd'"),
+        (Network(), BSP(), NeighbourMixing(complete(4)), "graph of 4 nodes, and there are 3 ranks"),
+    ],
+)
+def test_what_cannot_be_is_refused(network, policy, sync, said):
+    machines = Cluster.of_speeds([100.0] * 3, network)
+    with pytest.raises(ValueError, match=said):
+        RoundSimulation(machines, policy, 60, options=Options(sync=sync))
+
+
+DESCRIPTION = """
+policies = ["d-psgd", "matcha", { name = "lb-bsp", predictor = "ema", sync = "d-psgd" }]
+[training]
+global_batch = 240
+rounds = 60
+[network]
+latency_ms = 10
+message_mb = 1
+bandwidth_mbps = 80
+[[workers]]
+count = 3
+samples_per_s = 100
+[[workers]]
+samples_per_s = 300
+"""
+
+
+@pytest.fixture
+def described(tmp_path):
+    def write(*changes: tuple[str, str]):
+        text = DESCRIPTION
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "cluster.toml").write_text(text)
+        return str(tmp_path / "cluster.toml")
+
+    return write
+
+
+def told(arguments: list[str], capsys) -> dict[str, dict]:
+    assert cli.main(["simulate", *arguments, "--json"]) == 0
+    return {row["scheme"]: row for row in json.loads(capsys.readouterr().out)["schemes"]}
+
+
+def test_both_are_asked_for_by_name(described, capsys):
+    """60 samples at 100/s; messages of 0.1 s and 10 ms: two exchanges, or one in the mean, against 6 quarter ones."""
+    rows = told([described()], capsys)
+    assert set(rows) == {"bsp", "best-split", "d-psgd", "matcha", "lb-bsp d-psgd ema"}
+    assert rows["bsp"]["round_s"] == pytest.approx(0.6 + 6 * (0.01 + 0.025))
+    assert rows["d-psgd"]["round_s"] == pytest.approx(0.6 + 2 * 0.11 + 0.06)
+    assert rows["matcha"]["round_s"] == pytest.approx(0.6 + 0.11 + 0.06, rel=0.05)
+    assert rows["lb-bsp d-psgd ema"]["round_s"] == pytest.approx(0.4 + 2 * 0.11 + 0.06, rel=0.02)
+    assert rows["matcha"]["transfer_share"] < rows["d-psgd"]["transfer_share"]
+
+
+def test_also_on_the_command_line(described, capsys):
+    """By name, or with options as in the description."""
+    names = told([described(), "--policies", "matcha, d-psgd"], capsys)
+    assert set(names) == {"bsp", "best-split", "matcha", "d-psgd"}
+    tables = told([described(), "--policies", '[{ name = "non-blocking", sync = "matcha" }, "asp"]'], capsys)
+    assert set(tables) == {"bsp", "best-split", "non-blocking matcha", "asp"}
+
+
+def test_the_loss_is_that_of_models_that_differ(described, capsys):
+    """D-PSGD sees the samples of BSP in its order, takes the same steps in the mean, and ends near it, not at it."""
+    changes = ("rounds = 60", "rounds = 60\nproblem = 'digits-softmax'\ntarget_loss = 1.0")
+    rows = told([described(changes)], capsys)
+    for name in ("d-psgd", "matcha"):
+        assert rows[name]["final_loss"] != rows["bsp"]["final_loss"]
+        assert rows[name]["final_loss"] == pytest.approx(rows["bsp"]["final_loss"], rel=0.05)
+        assert rows[name]["time_to_loss_s"] > 0
+
+
+def test_the_example_trains_with_neighbours(capsys):
+    """The command of docs/simulation.md, with fewer rounds: both reach the target loss, and end near BSP's loss."""
+    example = Path(__file__).parents[3] / "examples" / "cluster.toml"
+    rows = told([str(example), "--policies", "d-psgd,matcha", "--rounds", "150"], capsys)
+    for name in ("d-psgd", "matcha"):
+        assert rows[name]["time_to_loss_s"] > 0
+        assert rows[name]["final_loss"] < rows["bsp"]["final_loss"] * 1.5
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('{ name = "bsp", sync = "dpsgd" }', "did you mean 'd-psgd'"),
+        ('{ name = "asp", sync = "d-psgd" }', "no setting 'sync'"),
+        ('{ name = "matcha", sync = "d-psgd" }', "no setting 'sync'"),
+        ('{ name = "matcha", budgt = 0.5 }', "no setting 'budgt'"),
+        ('{ name = "elastic-bsp", updates = "local", sync = "matcha" }', "does not go with local updates"),
+    ],
+)
+def test_mistakes_are_told(entry, said, described, capsys):
+    """In a description and on the command line, in one line."""
+    for change, arguments in ((('"matcha"', entry), []), (("", ""), ["--policies", f"[{entry}]"])):
+        assert cli.main(["simulate", described(change), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert re.search(said, error), error
+
+
+def test_a_server_has_no_links_between_workers(described, capsys):
+    assert cli.main(["simulate", described(("[network]", "[network]\nkind = 'server'"))]) == 2
+    assert "sync='d-psgd' needs links between workers" in capsys.readouterr().err
+
+
+def test_a_list_that_is_none_is_told(described, capsys):
+    assert cli.main(["simulate", described(), "--policies", '["bsp", lb-bsp]']) == 2
+    assert "--policies is no list of TOML" in capsys.readouterr().err

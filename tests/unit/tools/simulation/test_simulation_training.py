@@ -1,0 +1,263 @@
+"""What is trained in simulated time: problems, update rules, and the schemes that need a server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, SelfAdaptive
+from hvd_hetero.rounds import RoundPlan
+from hvd_hetero.tools.simulation import (
+    Availability,
+    Cluster,
+    Compute,
+    Exponential,
+    Network,
+    Options,
+    RoundSimulation,
+    Worker,
+)
+from hvd_hetero.tools.simulation.learners import Allreduce, Local, Neighbours, learner_for
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.topology import complete, from_edges, matcha
+from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return digits()
+
+
+@pytest.mark.parametrize("problem", [SoftmaxRegression, SmallNetwork])
+def test_gradients_are_the_slopes_of_the_loss(problem, data):
+    """Central differences along ten directions, over all training samples."""
+    made = problem(data)
+    rng = np.random.default_rng(0)
+    at = made.start(1) + 0.1 * rng.normal(size=made.start(1).shape)
+    gradient = made.gradient(at, np.arange(made.samples))
+    for _ in range(10):
+        step = 1e-6 * rng.normal(size=at.shape)
+        assert (made.loss(at + step) - made.loss(at - step)) / 2 == pytest.approx(gradient @ step, rel=1e-4)
+
+
+def test_the_digits_are_all_there_once(data):
+    """1,797 in two parts."""
+    assert len(data.train_y) + len(data.test_y) == 1797
+    assert np.bincount(data.train_y, minlength=10).min() > 100
+
+
+def train(policy, problem, rounds=40, **how):
+    machines = Cluster.of_speeds([100.0, 200.0, 400.0])
+    learner = learner_for(policy, problem, 0.5, **how)
+    RoundSimulation(machines, policy, 84, data=WholeRounds(problem.samples, shuffle=True, seed=3), learner=learner).run(
+        rounds
+    )
+    return learner
+
+
+@pytest.mark.parametrize("policy", [LBBSP(), SelfAdaptive(12, every=4)], ids=["lb-bsp", "self-adaptive"])
+def test_the_split_does_not_change_the_training(policy, data):
+    """To rounding, the parameters of BSP after the same rounds."""
+    problem = SmallNetwork(data)
+    assert train(policy, problem).parameters == pytest.approx(train(BSP(), problem).parameters, abs=1e-9)
+
+
+def test_one_process_on_the_same_batches_gets_the_same(data):
+    """BSP on three workers is plain SGD on the shared permutation."""
+    problem = SoftmaxRegression(data)
+    order, at = WholeRounds(problem.samples, shuffle=True, seed=3), problem.start(0)
+    for _ in range(40):
+        _, (batch,) = order.take_round(RoundPlan.of([84]))
+        order.finish([len(batch)])
+        at = at - 0.5 * problem.gradient(at, batch)
+    assert train(BSP(), problem).parameters == pytest.approx(at, abs=1e-12)
+
+
+def test_the_papers_scaling_weighs_twice(data):
+    """Half the micro-batches done by one of two ranks: its mean gradient counts 1/2 · 1/2 · 1/2 of the step."""
+    problem = SoftmaxRegression(data)
+    plan = RoundPlan((8, 8), (4, 4), "first")
+    samples, done = [np.arange(8), np.arange(8, 12)], np.array([4, 2])
+    learner = Allreduce(problem, 1.0, weighs_twice=True)
+    learner.update(plan, samples, done)
+    start = problem.start(0)
+    step = problem.gradient(start, samples[0]) / 2 + problem.gradient(start, samples[1]) * (2 / 4) * (4 / 16)
+    assert learner.parameters == pytest.approx(start - step)
+
+
+def test_neighbours_who_all_average_are_an_allreduce(data):
+    """Mixing with the mean over everybody, whatever each has done."""
+    problem = SmallNetwork(data)
+    plan = RoundPlan((8, 8, 8), (4, 4, 4), "first")
+    everybody = Neighbours(problem, 0.3, NeighbourMixing(complete(3)), seed=1)
+    one = Allreduce(problem, 0.3, seed=1)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        done = rng.integers(1, 5, 3)
+        samples = [rng.integers(0, problem.samples, 2 * k) for k in done]
+        everybody.update(plan, samples, done)
+        one.update(plan, samples, done)
+        # The models differ by their own steps until the next mixing; their mean is the one model only to first order,
+        # so let them agree.
+        everybody._models[:] = everybody.parameters
+        assert everybody.parameters == pytest.approx(one.parameters, abs=1e-12)
+
+
+@pytest.mark.parametrize("sync", ["d-psgd", "matcha", MatchaMixing(matcha(complete(6), 0.2))])
+def test_neighbours_learn_and_come_together(sync, data):
+    """On a ring of six, and with a fifth of all pairs, the loss falls and the models stay near their mean."""
+    problem = SoftmaxRegression(data)
+    learner = learner_for(BSP(), problem, 0.5, mixing=resolve_mixing(sync, 6))
+    RoundSimulation(
+        Cluster.of_speeds([100.0] * 6),
+        BSP(),
+        96,
+        options=Options(sync=sync),
+        data=WholeRounds(problem.samples, shuffle=True),
+        learner=learner,
+    ).run(150)
+    assert isinstance(learner, Neighbours)
+    assert learner.loss < 0.5
+    mean = learner.parameters
+    assert np.linalg.norm(learner._models - mean, axis=1).max() < 0.2 * np.linalg.norm(mean)
+
+
+def test_weights_leave_room_for_curvature(data):
+    """A star, whose hub has up to eight partners in a round. With weights that make rho least, the loss stays above."""
+    star = from_edges([(0, i) for i in range(1, 9)])
+    mixing = MatchaMixing(matcha(star, 0.5))
+    problem = SmallNetwork(data)
+    learner = learner_for(BSP(), problem, 0.6, mixing=mixing)
+    RoundSimulation(
+        Cluster.of_speeds([100.0] * 9),
+        BSP(),
+        72,
+        options=Options(sync=mixing),
+        data=WholeRounds(problem.samples, shuffle=True),
+        learner=learner,
+    ).run(200)
+    assert learner.loss < 0.2
+
+
+def test_local_steps_then_the_average(data):
+    """Two ranks, two steps and one: each by hand, averaged by samples."""
+    problem = SoftmaxRegression(data)
+    learner = Local(problem, 0.5)
+    samples = [np.arange(8), np.arange(8, 12)]
+    learner.update(RoundPlan((8, 4), (2, 1), local=True), samples, np.array([2, 1]))
+    first = problem.start(0)
+    for batch in (samples[0][:4], samples[0][4:]):
+        first = first - 0.5 * problem.gradient(first, batch)
+    second = problem.start(0) - 0.5 * problem.gradient(problem.start(0), samples[1])
+    assert learner.parameters == pytest.approx(2 / 3 * first + 1 / 3 * second)
+
+
+def test_elastic_with_local_updates_takes_the_local_rule(data):
+    assert isinstance(learner_for(ElasticBSP(updates="local"), SoftmaxRegression(data), 0.1), Local)
+    assert learner_for(NonBlocking(4, scaling="n/N"), SoftmaxRegression(data), 0.1).weighs_twice
+
+
+UNEQUAL = Cluster.of_speeds([100.0, 200.0, 400.0])
+
+
+def test_asp_is_as_fast_as_all_workers_together():
+    """700 samples a second, and nobody waits."""
+    result = ServerSimulation(UNEQUAL, Scheme("asp"), 20).run(3500)
+    assert result.rate(100) == pytest.approx(700.0, rel=0.01)
+    assert result.waiting_share() == 0.0
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_ssp_keeps_its_bound_and_is_as_slow_as_the_slowest(bound):
+    """No clock ever more than bound + 1 ahead (it has pushed what it began in time), and 3 x 100 samples/s."""
+    simulation = ServerSimulation(UNEQUAL, Scheme("ssp", bound), 20)
+    furthest = 0
+
+    def look() -> None:
+        nonlocal furthest
+        furthest = max(furthest, max(simulation._clocks) - min(simulation._clocks))
+
+    result = simulation.run(3000, look)
+    assert furthest == bound + 1
+    assert result.rate(300) == pytest.approx(300.0, rel=0.02)
+    # Idle: 1/2 of the middle worker's time and 3/4 of the fastest's.
+    assert result.waiting_share(300) == pytest.approx((0.5 + 0.75) / 3, abs=0.02)
+
+
+def test_one_worker_with_a_server_is_plain_sgd(data):
+    """Nothing is stale."""
+    problem = SoftmaxRegression(data)
+    model = ServerModel(problem, 0.5)
+    machines = Cluster.of_speeds([100.0])
+    simulation = ServerSimulation(
+        machines, Scheme("asp"), 84, data=WholeRounds(problem.samples, shuffle=True, seed=3), model=model
+    )
+    simulation.run(40)
+    assert set(simulation.staleness) == {0}
+    assert model.parameters == pytest.approx(train(BSP(), problem).parameters, abs=1e-12)
+
+
+def test_staleness_of_equal_workers_is_the_number_of_the_others():
+    """Random times, as long as they are alike: n - 1 in the mean."""
+    workers = tuple(Worker(Compute.at_speed(100.0), variation=(Exponential(),)) for _ in range(8))
+    simulation = ServerSimulation(Cluster(workers), Scheme("asp"), 20)
+    simulation.run(8000)
+    assert np.mean(simulation.staleness) == pytest.approx(7.0, rel=0.02)
+
+
+def test_all_pushes_of_one_clock_count_as_their_mean(data):
+    """DynSSP: after n pushes of a clock the parameters have moved by the mean gradient, in whatever order."""
+    problem = SoftmaxRegression(data)
+    model = ServerModel(problem, 0.5)
+    start, batches = model.parameters, [np.arange(8), np.arange(8, 30), np.arange(30, 31)]
+    gradients = [problem.gradient(start, batch) for batch in batches]
+    for batch in batches:
+        model.push(start, batch, clock=0, workers=3)
+    assert model.parameters == pytest.approx(start - 0.5 * np.mean(gradients, axis=0))
+    assert not model._of_clock
+
+
+def test_stale_gradients_are_those_of_the_parameters_that_were_pulled(data):
+    """Two workers, one three times as fast: replayed by hand from the order of pulls and pushes."""
+    problem = SoftmaxRegression(data)
+    model = ServerModel(problem, 0.1)
+    order = WholeRounds(problem.samples, shuffle=True, seed=1)
+    ServerSimulation(Cluster.of_speeds([10.0, 31.0]), Scheme("asp"), 10, data=order, model=model).run(5)
+    # Pulls: both at 0, then the fast one after each push; pushes: fast, fast, fast, slow (at 1 s), fast.
+    again = WholeRounds(problem.samples, shuffle=True, seed=1)
+    batches = []
+    for _ in range(6):
+        batches.append(again.take_round(RoundPlan.of([10]))[1][0])
+        again.finish([10])
+    start = at = problem.start(0)
+    at = at - 0.1 * problem.gradient(at, batches[1])
+    at = at - 0.1 * problem.gradient(at, batches[2])
+    at = at - 0.1 * problem.gradient(at, batches[3])
+    fast = at
+    at = at - 0.1 * problem.gradient(start, batches[0])
+    at = at - 0.1 * problem.gradient(fast, batches[4])
+    assert model.parameters == pytest.approx(at, abs=1e-12)
+
+
+def test_pushes_queue_at_the_server():
+    """Four workers of no computing to speak of: as fast as the server's link, one message a tenth of a second."""
+    workers = tuple(Worker(Compute.at_speed(1e6)) for _ in range(4))
+    machines = Cluster(workers, Network("server", message_bytes=10.0, server_bandwidth=100.0))
+    result = ServerSimulation(machines, Scheme("asp"), 10).run(400)
+    assert sum(result.elapsed_s) == pytest.approx(40.0, rel=0.01)
+
+
+def test_time_of_a_batch_is_that_of_rounds():
+    """One worker with a changing share: the server's time is BSP's."""
+    worker = Worker(Compute.at_speed(100.0, 0.01), Availability((0.0, 2.0), (1.0, 0.3), 5.0), (Exponential(),))
+    by_server = ServerSimulation(Cluster((worker,), seed=3), Scheme("asp"), 50).run(60)
+    by_rounds = RoundSimulation(Cluster((worker,), seed=3), BSP(), 50).run(60)
+    assert by_server.elapsed_s == pytest.approx(by_rounds.elapsed_s)
+
+
+@pytest.mark.parametrize(("name", "bound"), [("ssp", -1.0), ("ssp", float("inf")), ("asp", 3.0), ("bsp", 1.0)])
+def test_impossible_schemes_are_refused(name, bound):
+    with pytest.raises(ValueError, match=r"bound|name"):
+        Scheme(name, bound)

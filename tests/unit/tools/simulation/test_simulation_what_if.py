@@ -1,0 +1,282 @@
+"""What if: other machines, another network, another batch; a recommendation; and a recorded run as a description."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvd_hetero.policies import BSP, NonBlocking
+from hvd_hetero.telemetry import TelemetryWriter
+from hvd_hetero.tools.cli import commands as cli
+from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.compare import Outcome
+from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.recommendation import recommended, told
+
+DESCRIBED = """
+policies = ["lb-bsp"]
+[training]
+global_batch = 120
+rounds = 40
+[[workers]]
+count = 2
+samples_per_s = 100
+[[workers]]
+samples_per_s = 400
+"""
+DOCS = Path(__file__).parents[3] / "docs" / "simulation.md"
+
+
+@pytest.fixture
+def described(tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(DESCRIBED)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """BSP on three ranks of 2, 2 and 4 ms a sample and 10 ms a micro-batch; its short rounds tell these."""
+    return _recorded(tmp_path_factory.mktemp("recorded") / "run.jsonl", BSP(), 96 * 8 + 40)
+
+
+def _recorded(path: Path, policy, length: int, rounds: int = 90) -> Path:
+    workers = tuple(Worker(Compute(m / 1e3, 0.01), variation=(Jitter("round", 0.01),)) for m in (2, 2, 4))
+    writer = TelemetryWriter(path, policy=policy.name, workers=3, global_batch=96)
+    RoundSimulation(Cluster(workers), policy, 96, data=WholeRounds(length, shuffle=True), observer=writer).run(rounds)
+    writer.close()
+    return path
+
+
+def rates(capsys, *arguments: object) -> dict[str, float]:
+    return {row["scheme"]: row["samples_per_s"] for row in asked(capsys, *arguments)["schemes"]}
+
+
+def asked(capsys, *arguments: object) -> dict:
+    assert cli.main(["simulate", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "bsp", "best"),
+    [
+        ([], 300, 600),
+        (["--drop", "0"], 200, 500),
+        (["--drop", "0, 1"], 400, 400),
+        (["--add", "2"], 400, 1000),
+        (["--add", "samples_per_s = 50", "--add", "{ slope_ms = 20 }"], 250, 700),
+        (["--replace", "0: 2"], 300, 900),
+        (["--replace", "0: samples_per_s = 200", "--replace", "1:2"], 600, 1000),
+        (["--replace", "0: 2", "--drop", "0"], 200, 500),
+        (["--global-batch", "240"], 300, 600),
+        (["--network", "latency_ms = 100"], 150, 200),
+    ],
+)
+def test_a_change_gives_the_rates_of_the_changed_machines(options, bsp, best, described, capsys):
+    """By hand: BSP is n times the slowest, the best split the sum; four latencies of 100 ms add 0.4 s to a round."""
+    found = rates(capsys, described, *options)
+    assert found["bsp"] == pytest.approx(bsp, rel=0.01)
+    assert found["best-split"] == pytest.approx(best, rel=0.025)  # samples are whole
+
+
+def test_machines_of_a_recorded_run_change_alike(recorded, capsys):
+    """Without the slow rank BSP and LB-BSP are one; with two of it, too, and slower. 64 ms + 10 ms, 192 ms + 10 ms."""
+    fast = rates(capsys, "--from", recorded, "--policies", "lb-bsp", "--drop", "2", "--global-batch", 64)
+    assert fast["bsp"] == pytest.approx(64 / 0.074, rel=0.03)
+    assert fast["lb-bsp"] == pytest.approx(fast["bsp"], rel=0.02)
+    slow = rates(capsys, "--from", recorded, "--policies", "lb-bsp", "--replace", "0: 2", "--replace", "1: 2")
+    assert slow["bsp"] == pytest.approx(96 / 0.138, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--drop", "3"], "--drop must name a worker from 0 to 2, got '3'; count from 0"),
+        (["--drop", "-1"], "--drop must name a worker from 0 to 2"),
+        (["--drop", "0,1,2"], "--drop must leave a worker.*drop fewer"),
+        (["--add", "seven"], "--add must name a worker"),
+        (["--add", "sample_per_s = 3"], r"--add.workers\[0\]: give either .*no setting 'sample_per_s'"),
+        (["--add", "slope_ms = "], "--add is no list of settings"),
+        (["--replace", "2"], "--replace must be \"WORKER: OTHER\", got '2'"),
+        (["--replace", "9: 0"], "--replace must name a worker"),
+        (["--network", "bandwidth_mbps = -1000"], "--network: bandwidth_mbps must be at least .*got -1000.0"),
+        (["--network", "bandwith_mbps = 1000"], "--network has no setting 'bandwith_mbps' .did you mean"),
+        (["--global-batch", "1"], "global_batch must be at least the number of workers"),
+        (["--export", "x.toml"], "--export writes the machines of a recorded run; give --from"),
+    ],
+)
+def test_a_change_that_cannot_be_is_told_by_its_option(options, said, described, capsys):
+    assert cli.main(["simulate", str(described), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(said, error), error
+
+
+@pytest.mark.parametrize(("policy", "length"), [(BSP, 808), (NonBlocking, 768)], ids=["told", "ranges"])
+def test_an_exported_run_gives_the_same_answer(policy, length, tmp_path, capsys):
+    """Figures, ranges and recommendation, also of changed machines; NaN of drivers and quotes in the name survive."""
+    run, path = _recorded(tmp_path / "run.jsonl", policy(), length, 45), tmp_path / 'my "clüster".toml'
+    change = ["--drop", "1", "--add", "slope_ms = 3"]
+    before = asked(capsys, "--from", run, *change, "--export", path)
+    after = asked(capsys, path)
+    assert before["recommended"] == after["recommended"]
+    ranges = 0
+    for there, here in zip(before["schemes"], after["schemes"], strict=True):
+        for name in ("samples_per_s", "times_bsp", "waiting_share", "error"):
+            same = here[name] == there[name] is None or here[name] == pytest.approx(there[name], rel=1e-5, abs=1e-6)
+            assert same, (there["scheme"], name)
+        assert set(here["between"]) == set(there["between"])
+        for name, ends in there["between"].items():
+            ranges += 1
+            assert here["between"][name] == pytest.approx(ends, rel=1e-5, abs=1e-6)
+    assert ranges > 0 or policy is BSP
+
+
+@pytest.mark.parametrize("name", ["cluster.json", "nowhere/cluster.toml"])
+def test_an_export_that_cannot_be_written_is_refused_at_once(name, recorded, tmp_path, capsys):
+    assert cli.main(["simulate", "--from", str(recorded), "--export", str(tmp_path / name)]) == 2
+    assert "--export must" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".csv", ".least.csv"])
+def test_an_export_replaces_no_file_but_an_earlier_export(suffix, tmp_path, capsys):
+    run = _recorded(tmp_path / "run.jsonl", NonBlocking(2), 768, 45)
+    export = ["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--quiet", "--export"]
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    theirs = folder / f"project{suffix}"
+    theirs.write_text("[project]\nname = 'mine'\n")
+    assert cli.main([*export, str(folder / "project.toml")]) == 2
+    assert re.search(r"--export names .*, which exists and is no .*; name another", capsys.readouterr().err)
+    assert [each.name for each in folder.iterdir()] == [theirs.name], "nothing is written, either"
+    assert theirs.read_text().startswith("[project]")
+    theirs.unlink()
+    assert cli.main([*export, str(folder / "project.toml")]) == 0
+    before = {each.name: each.read_bytes() for each in folder.iterdir()}
+    assert theirs.name in before
+    assert cli.main([*export, str(folder / "project.toml")]) == 0
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
+
+
+def test_the_name_of_an_export_cannot_steer_the_terminal(tmp_path, capsys):
+    run = _recorded(tmp_path / "run.jsonl", BSP(), 808, 45)
+    name = tmp_path / "a\x1b[31m.toml"
+    assert cli.main(["simulate", "--from", str(run), "--rounds", "2", "--policies", "bsp", "--export", str(name)]) == 0
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_other_machines_that_may_be_are_ranges(described, tmp_path, capsys):
+    """``between`` names descriptions of as many workers; what differs among them is a range."""
+    (tmp_path / "slow.toml").write_text(DESCRIBED.replace("400", "200"))
+    described.write_text('between = ["slow.toml"]\n' + DESCRIBED)
+    rows = {row["scheme"]: row for row in asked(capsys, described)["schemes"]}
+    assert rows["lb-bsp"]["between"]["samples_per_s"] == pytest.approx([400, 600], rel=0.01)
+    assert rows["bsp"]["between"]["of_best"] == pytest.approx([0.5, 0.75], rel=0.01)
+    assert rows["bsp"]["samples_per_s"] == pytest.approx(300, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        ('["cluster.toml"]', "between must hold names of other files"),
+        ('["../x.toml"]', "between must hold names of other files"),
+        ('["two.toml"]', "must describe as many workers as cluster.toml, 3, got 2"),
+        ('["again.toml"]', "again.toml must not have between"),
+    ],
+)
+def test_between_is_checked(between, said, described, tmp_path, capsys):
+    (tmp_path / "two.toml").write_text(DESCRIBED.replace("count = 2", "count = 1"))
+    (tmp_path / "again.toml").write_text('between = ["two.toml"]\n' + DESCRIBED)
+    described.write_text(f"between = {between}\n" + DESCRIBED)
+    assert cli.main(["simulate", str(described)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def outcome(scheme: str, times_bsp: float, error: float, *, usable: bool = True) -> Outcome:
+    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, 1.0, None, None, times_bsp, 1.0, error, usable)
+
+
+BASE = [outcome("best-split", 1.9, 0.0, usable=False), outcome("bsp", 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            [outcome("lb-bsp", 1.5, 0.04), outcome("elastic-bsp", 1.4, 0.02)],
+            "lb-bsp: 1.50 of bsp, ± 0.04; nothing else is better by more than its error.",
+        ),
+        (
+            [outcome("lb-bsp", 1.5, 0.04), outcome("non-blocking", 1.2, 0.5)],
+            "lb-bsp: 1.50 of bsp, ± 0.04; nothing else is better by more than its error. "
+            "non-blocking lies between 0.70 and 1.70.",
+        ),
+        ([outcome("lb-bsp", 1.02, 0.05)], "bsp: nothing else is better by more than its error."),
+    ],
+)
+def test_the_recommendation_is_what_is_best_even_if_it_errs(others, said):
+    assert told([*BASE, *others]).startswith(said)
+    best = recommended([*BASE, *others])
+    assert all(o.times_bsp - o.error <= best.times_bsp for o in others)
+
+
+def reaches(scheme: str, times_bsp: float, error: float, seconds: float, round_s: float = 1.0) -> Outcome:
+    return Outcome(scheme, 100 * times_bsp, 0.1, 0.1, round_s, seconds, 0.5, times_bsp, 1.0, error)
+
+
+@pytest.mark.parametrize(
+    ("bsp_s", "others", "said"),
+    [
+        (
+            12.0,
+            [reaches("elastic-bsp", 1.73, 0.02, 19.5, 4.8), reaches("lb-bsp", 1.6, 0.04, 6.0)],
+            "lb-bsp: 6.0 s to the target loss; nothing else is sooner",
+        ),
+        (12.0, [reaches("elastic-bsp", 1.73, 0.02, math.inf, 4.8)], "bsp: 12.0 s to the target loss; nothing else is"),
+        (math.inf, [reaches("lb-bsp", 1.6, 0.04, 6.0)], "lb-bsp: 6.0 s to the target loss; "),
+        (math.inf, [reaches("lb-bsp", 1.6, 0.04, math.inf)], "lb-bsp: 1.60 of bsp, ± 0.04; nothing else is better"),
+    ],
+)
+def test_if_a_loss_is_asked_for_the_recommendation_goes_by_the_time_to_it(bsp_s, others, said):
+    """ElasticBSP does most samples per second, and its longer updates take longer to the loss."""
+    text = told([reaches("bsp", 1.0, 0.0, bsp_s), *others])
+    assert text.startswith(said)
+    assert ("No scheme reaches the target loss" in text) == ("1.60 of bsp" in said)
+
+
+def test_updates_that_are_much_longer_are_told():
+    longer = replace(outcome("elastic-bsp", 1.73, 0.02), round_s=4.8)
+    assert "Its updates take 4.8 times as long as those of bsp" in told([*BASE, longer])
+    assert "updates" not in told([*BASE, outcome("lb-bsp", 1.5, 0.04)])
+
+
+def test_the_command_ends_with_the_recommendation(described, capsys):
+    assert cli.main(["simulate", str(described)]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("nothing else is better by more than its error.")
+
+
+COMMANDS = re.findall(
+    r"^hvd-hetero simulate (.*--(?:drop|add|replace|network|global-batch|export).*)$", DOCS.read_text(), re.M
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_documented_questions_can_be_asked(command, tmp_path, monkeypatch, capsys):
+    """Each in a folder that holds run.jsonl."""
+    import shlex
+
+    _recorded(tmp_path / "run.jsonl", BSP(), 96 * 8 + 40, 30)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["simulate", "--quiet", *shlex.split(command)]) == 0
+    assert "nothing else is better by more than its error" in capsys.readouterr().out
+
+
+def test_each_option_has_an_example():
+    """And there are six of them."""
+    shown = " ".join(COMMANDS)
+    assert all(f"--{name}" in shown for name in ("drop", "add", "replace", "network", "global-batch", "export"))
