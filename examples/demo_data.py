@@ -21,6 +21,8 @@ NOISE = 3.5
 WARM_UP_ROUNDS = 5
 SEED = 0
 ROUNDS, GLOBAL_BATCH = 120, 128
+LEAST_ROUNDS, TRAINING_S = 30, 60.0
+"""Of each training at least, and of the three together about, where the number of rounds is not given."""
 
 # A rate three times as high still trains, but close to the edge of stability rounding decides whether a training
 # succeeds. Schemes would then end at different losses for no reason of their own (benchmarks/demo_losses.py).
@@ -54,10 +56,18 @@ def rank_options() -> argparse.Namespace:
     """Settings that the demo's front passes to a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", type=float, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--rounds", type=int, help="all that the time allows if not given")
     parser.add_argument("--global-batch", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+def affordable_rounds(round_s: float, slow: float) -> int:
+    """Return how many rounds of each training take about a minute in all, where a round of BSP takes ``round_s``.
+
+    Of two ranks, one s times slower than the other, balanced rounds take 2 / (1 + s) of that. Two trainings have them.
+    """
+    return max(LEAST_ROUNDS, min(ROUNDS, int(TRAINING_S / (round_s * (1 + 4 / (1 + slow))))))
 
 
 def hand_set_split(options: argparse.Namespace) -> list[int]:

@@ -126,12 +126,18 @@ class Rank:
         balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         loader = BalancedLoader(self.data, balance, shuffle=True, seed=SEED, stop_at=options.rounds)
         optimizer = DistributedOptimizer(sgd(model), balance, model.named_parameters())
-        while balance.rounds < options.rounds:
+        while options.rounds is None or balance.rounds < options.rounds:
+            began, before = time.perf_counter(), balance.rounds
             for x, y in loader:
                 optimizer.zero_grad()
                 pace.gradient(model, x, y)
                 optimizer.step()
                 self.say(phase=policy, round=balance.rounds, batch=balance.plan)
+            if options.rounds is None:  # the first epoch shows the machine's pace
+                round_s = (time.perf_counter() - began) / (balance.rounds - before)
+                rounds = max(demo_data.affordable_rounds(round_s, options.slow), balance.rounds)
+                options.rounds = loader.stop_at = hvd.broadcast_object(rounds, root_rank=0, name="rounds")
+                self.say(rounds=options.rounds)
         balance.close()
         warm = read_run(telemetry).after(WARM_UP_ROUNDS) if hvd.rank() == 0 else None
         self.finish(policy, model, warm.throughput if warm else math.nan)

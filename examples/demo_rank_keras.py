@@ -83,18 +83,21 @@ class StockTape:
 
 
 class Progress(keras.callbacks.Callback):  # type: ignore[misc]
-    """Report every round, of which some may be done already."""
+    """Report every round, of which some may be done already, and end fit after ``rounds``."""
 
     def __init__(self, tell: Callable[[int], None], done: int = 0) -> None:
         super().__init__()
         self._tell = tell
         self.done = done
+        self.rounds: int | None = None
         self.times: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.done += 1
         self.times.append(time.perf_counter())
         self._tell(self.done)
+        if self.done == self.rounds:
+            self.model.stop_training = True
 
 
 class Rank:
@@ -139,8 +142,20 @@ class Rank:
         telemetry = options.out / f"{policy}.jsonl"
         balance = LoadBalance(policy, global_batch=options.global_batch, telemetry=telemetry)
         batches = resize_batches(self.arrays(), balance, shuffle=True, seed=demo_data.SEED)
-        progress = Progress(lambda done: self.say(phase=policy, round=done, batch=balance.plan))
-        model.fit(batches.repeat(), steps_per_epoch=options.rounds, verbose=0, callbacks=[balance, progress])
+
+        def tell(done: int) -> None:
+            self.say(phase=policy, round=done, batch=balance.plan)
+            if options.rounds is None and done == 4 * demo_data.WARM_UP_ROUNDS:  # these show the machine's pace
+                round_s = float(np.median(np.diff(progress.times[demo_data.WARM_UP_ROUNDS :])))
+                rounds = demo_data.affordable_rounds(round_s, options.slow)
+                options.rounds = hvd.broadcast_object(rounds, root_rank=0, name="rounds")
+                progress.rounds = options.rounds - 1  # by one more, all ranks hear of the end
+                self.say(rounds=options.rounds)
+
+        progress = Progress(tell)
+        most = options.rounds or demo_data.ROUNDS
+        model.fit(batches.repeat(), steps_per_epoch=most, verbose=0, callbacks=[balance, progress])
+        self.say(phase=policy, round=options.rounds, batch=balance.plan)
         balance.close()
         warm = read_run(telemetry).after(demo_data.WARM_UP_ROUNDS) if hvd.rank() == 0 else None
         self.finish(policy, model, warm.throughput if warm else math.nan)
