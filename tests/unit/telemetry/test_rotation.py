@@ -240,7 +240,7 @@ for number in range(100_000):
 
 def test_a_killed_process_loses_one_line_at_most(tmp_path, request):
     path = tmp_path / "run.jsonl"
-    folders = [str(request.config.rootpath), str(request.path.parent)]
+    folders = [str(request.config.rootpath), str(request.path.parent.parent)]
     with subprocess.Popen(
         [sys.executable, "-c", _TRAINING, str(path), *folders], stdout=subprocess.PIPE, text=True
     ) as job:
