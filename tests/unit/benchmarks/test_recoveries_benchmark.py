@@ -7,7 +7,7 @@ from script_modules import load
 
 from hvd_hetero.telemetry import TelemetryWriter
 
-runs = load("runs", "tests/unit/telemetry")
+runs = load("recorded_runs", "tests/unit")
 recoveries = load("_recoveries", "benchmarks")
 throughput = load("reliability_throughput", "benchmarks")
 NOTICED_AT = runs.recovery_of(2)["noticed_at"][0]
