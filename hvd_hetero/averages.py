@@ -1,4 +1,4 @@
-"""Means over the samples of all ranks, of the means and the numbers of samples that ranks have."""
+"""Means over the samples of all ranks, from each rank's mean and number of samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def averages(values: Any, samples: int, add_up: Callable[[Numbers], Numbers], ra
     )
     named = values if isinstance(values, Mapping) else {"": values}
     arrays = {name: np.asarray(named[name], dtype=np.float64) for name in sorted(named)}
-    # Names that differ would be summed one onto the other: their checksum tells, if their number does not already.
+    # Ranks with other names would add unrelated values. Their number or the checksum shows it.
     # Squares of 20 bits add up exactly for 8,192 ranks.
     shapes = checksum(repr([(name, array.shape) for name, array in arrays.items()]).encode()) & 0xFFFFF
     sums = [array.ravel() * samples if samples else np.zeros(array.size) for array in arrays.values()]

@@ -7,18 +7,18 @@
                                  ▼      │
                                  PAUSED ┘
 
-A round that ends when the first rank is done has one more way on: ``stop_early`` turns the micro-batch at hand into the
-last one, once another rank has signalled that it has finished.
+A round that ends when the first rank is done has one more transition: once another rank signals that it has finished,
+``stop_early`` makes the current micro-batch the last one.
 
 One rank's balancer hears what the rank did and the table that all ranks share, and says what comes next. It moves no
-tensor, calls no collective and owns no clock: the clock is handed to it, and the adapter carries the vectors.
+tensor, calls no collective and owns no clock: it is given the clock, and the adapter carries the vectors.
 
 **The gradient.** With n_j samples in micro-batch j of a rank, its mean gradient g_j, and X samples planned for the
 round, the ranks sum ``Σ_j (n_j / X) g_j``, which is the mean gradient of all X samples, whatever the split. Inside a
 rank the accumulator is kept in units of the present micro-batch, ``A_j = A_{j-1} · n_{j-1} / n_j + g_j``: the
-frameworks accumulate g_j themselves, so nothing is to be done while the sizes are equal (``rescale == 1``), and one
-factor ``weight = n_last / X`` follows at the end, n_last being of the last micro-batch that held any. Where the samples
-really used, S, are not the X planned, everybody multiplies the sum by ``X / S`` afterwards; S is in the table.
+frameworks accumulate g_j themselves, so nothing needs doing while the sizes are equal (``rescale == 1``), and one
+factor ``weight = n_last / X`` follows at the end, where n_last is the size of the last micro-batch that held samples.
+If the round used S samples instead of X, every rank multiplies the sum by ``X / S`` afterwards; S is in the table.
 
 A rank that stopped early has done S_i of its x_i samples; nothing else changes. Under the rule of non-blocking SGD its
 gradient is further multiplied by the share that it did, S_i / x_i, and no rank multiplies by X / S.
@@ -81,16 +81,16 @@ class Balancer:
         self.workers = workers
         self.global_batch = self._planner.global_batch
         self.signals: Signals | None = None
-        """What policies need whose rounds end when the first rank is done."""
+        """The channel that ends rounds early, for policies whose rounds end when the first rank is done."""
         self.observer = observer
         self.next_round_over: Callable[[], None] | None = None
         """A function to call once, when the next round is agreed."""
         self.ways_out = WaysOut()
-        """What errors tell users of this framework to do."""
+        """What errors advise users of this framework to do."""
         self.allow_nan = False
         self.agreement = Agreement()
         self.kernels = 0.0
-        """What updates are computed by (``hvd_hetero.witness.kernels``)."""
+        """A checksum of what computes the updates (``hvd_hetero.witness.kernels``)."""
         self.finished: FinishedRound | None = None
         """The latest round that all ranks have agreed on."""
         self.meter = SpeedMeter(
@@ -127,7 +127,7 @@ class Balancer:
         self._planner.set_lead(rounds, begun=self.in_round)
 
     def plan(self, ahead: int = 0) -> RoundPlan:
-        """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
+        """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
         return self._planner.plan(ahead)
 
     # What the rank does.
@@ -139,37 +139,37 @@ class Balancer:
 
     @property
     def work(self) -> MicroBatch:
-        """The micro-batch at hand, or the last one."""
+        """The current micro-batch; between two, the latest one."""
         return self._work
 
     @property
     def computing(self) -> bool:
-        """Whether a micro-batch is at work."""
+        """True while a micro-batch is computing."""
         return self._state is _State.COMPUTING
 
     @property
     def at_work(self) -> bool:
-        """Whether a micro-batch is, or the row of the table has left, as it may before the last gradient is there."""
+        """True while a micro-batch is computing or its report is being summed."""
         return self._state in (_State.COMPUTING, _State.SYNCHRONISING)
 
     @property
     def synchronising(self) -> bool:
-        """Whether this rank's row of the table has left, so that it waits for the others at the end of the round."""
+        """True while this rank waits for the others at the end of a round: its row of the table was sent."""
         return self._state is _State.SYNCHRONISING
 
     @property
     def between_updates(self) -> bool:
-        """Whether gradients are still being gathered for an update: not during the last micro-batch, nor after it."""
+        """True from the start of a round until its last micro-batch begins."""
         return self.in_round and not self.closing
 
     @property
     def accumulating(self) -> bool:
-        """Whether the gradient of an earlier micro-batch of this round waits to be added to."""
+        """True while the gradient of an earlier micro-batch of this round waits to be added to."""
         return self.micro_batches_so_far > 0 and self._state in (_State.PAUSED, _State.COMPUTING)
 
     @property
     def closing(self) -> bool:
-        """Whether the micro-batch at work is the last of its round, so that the synchronisation follows."""
+        """True while the last micro-batch of a round is computed or synchronised."""
         return self._state is _State.SYNCHRONISING or (self._state is _State.COMPUTING and self._work.last)
 
     @property
@@ -179,44 +179,44 @@ class Balancer:
 
     @property
     def samples_so_far(self) -> int:
-        """Samples of this rank in this round, those of the micro-batch at hand included."""
+        """Samples of this rank in this round, including the current micro-batch."""
         return self.meter.round.samples + self._work.samples
 
     @property
     def rescale(self) -> float:
-        """What to multiply the gradient accumulated so far by before this micro-batch adds to it."""
+        """The factor for the gradient accumulated so far, before this micro-batch adds to it."""
         return self._rescale
 
     def expect_next(self) -> None:
-        """Raise if the micro-batch at hand is not finished, so that no other can begin."""
+        """Raise if the current micro-batch is not finished, so that no other can begin."""
         if self._state in (_State.COMPUTING, _State.SYNCHRONISING):
             raise RoundStateError(f"the next batch was asked for before the last one was used. {self.ways_out.unused}")
 
     def begin(self, work: MicroBatch, input_s: float = 0.0) -> None:
-        """A micro-batch is at hand after ``input_s`` seconds of waiting for it; computing starts now."""
+        """Start computing a micro-batch, after ``input_s`` seconds of waiting for it."""
         self.expect_next()
         self._rescale = self._work.samples / work.samples if self.micro_batches_so_far and work.samples else 1.0
         self._work = work
-        if work.samples or not self.micro_batches_so_far:  # else what is gathered keeps its units, and nothing is added
+        if work.samples or not self.micro_batches_so_far:  # else the accumulator keeps its units, and nothing is added
             self.weight = work.samples / work.plan.total
         self._state = _State.COMPUTING
         self.meter.begin(input_s)
 
     def pause(self) -> None:
-        """A micro-batch is done and is not the last of its round."""
+        """End a micro-batch that is not the last of its round."""
         self._expect(_State.COMPUTING)
         self.meter.done(self._work.samples)
         self._state = _State.PAUSED
 
     def stop_early(self) -> bool:
-        """Whether another rank has finished the round, or is about to: the micro-batch just computed is the last."""
+        """Return whether the micro-batch just computed is the last, as another rank has finished or is about to."""
         if self._state is not _State.COMPUTING or self._work.last or self._work.plan.ends != "first":
             return False
         if self.signals is None:
             return False
         self.meter.catch_up()
         if not self.signals.raised(self.rounds):
-            # Work that is queued runs behind the clock, which then tells nothing of how far it is.
+            # Queued work runs behind the clock, so the clock does not show how far it is.
             end, meter = self._planner.anticipation, self.meter
             if end is None or meter.queued:
                 return False
@@ -229,11 +229,11 @@ class Balancer:
         return True
 
     def out_of_memory(self, *, cramped: bool = False, again: bool = False) -> int:
-        """The micro-batch at hand does not fit. Returns how large its parts may be, which come next.
+        """Note that the current micro-batch does not fit, and return how large its parts may be.
 
-        Every rank learns of the limit with the next table, and from then on plans keep to it. Where something else may
-        still have held memory (``cramped``), that it failed says nothing of its size. If what the round had gathered
-        before is lost with it, all of the round is done ``again``.
+        The next table shows the limit to every rank, and plans keep to it from then on. If something else may still
+        have held memory (``cramped``), the failure says nothing about the size. ``again``: what the round had gathered
+        is lost, so all of the round is done again.
         """
         self._expect(_State.COMPUTING)
         size = self._work.samples
@@ -258,18 +258,18 @@ class Balancer:
         ended: bool = False,
         dtype: npt.DTypeLike = np.float64,
     ) -> npt.NDArray[Any]:
-        """The last gradient is ready: this rank's contribution to the table, to be summed over all ranks.
+        """Return this rank's contribution to the table, to be summed over all ranks; the last gradient is ready.
 
         ``broken`` is 1 if the gradient is not finite, ``trained`` a checksum of which parameters are trained; ``ended``
-        says whether data that this rank reads alone end with this round.
+        is True if data that this rank reads alone end with this round.
         """
         self._expect(_State.COMPUTING)
         work = self._work
         self.meter.done(work.samples)
         self._state = _State.SYNCHRONISING
         if work.plan.ends == "first" and self.signals is not None and self._finishes:
-            self.meter.catch_up()  # who has merely queued all of its work is not done
-            self.signals.raise_signal(self.rounds)  # of one that has been raised already, this says nothing new
+            self.meter.catch_up()  # a rank that has only queued its work is not done
+            self.signals.raise_signal(self.rounds)  # raising it again changes nothing
         # Fewer than planned, in a round that no rank ends early: the data of this rank have ended.
         fewer = work.plan.ends == "all" and self.meter.round.samples < work.plan.samples[self.rank]
         self.meter.learn(short=fewer or self._planner.is_short(work.plan))
@@ -286,25 +286,25 @@ class Balancer:
         ).vector(self.rank, self.workers, dtype)
 
     def waiting(self) -> tuple[float, float]:
-        """The table has left, and there is time. Returns the seconds that the wait and the transfer in it will take.
+        """Work while the table travels; return the expected seconds of the wait, and of the transfer in it.
 
-        The estimate is the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come
-        waits only for the transfer. NaN where there was no such round, or where layers waited in it, too.
+        Both are the last round's: the rank's own wait, and the shortest wait of any rank, since the last to come waits
+        only for the transfer. NaN if there was no such round; the transfer is NaN, too, if layers waited in it.
         """
         self._expect(_State.SYNCHRONISING)
         self.meter.rest()
         return self._expected_s, self._transfer_s
 
     def hear(self, summed: list[float] | npt.NDArray[Any]) -> None:
-        """The table has arrived: raise, on every rank alike, if any of them has gone its own way."""
+        """Take the table, which has arrived: raise, on every rank alike, if any of them has gone its own way."""
         self._expect(_State.SYNCHRONISING)
         self._heard = RoundTable(summed, self.workers)
         self.agreement.require(self.rounds, self._heard, self.ways_out)
 
     def agree(self, summed: list[float] | npt.NDArray[Any] | None = None) -> float:
-        """All sums have arrived (the table's has been heard, or is given): decide the next plan.
+        """Decide the next plan, and return the factor for the summed gradient.
 
-        Returns what to multiply the summed gradient by.
+        All sums have arrived. ``summed`` is the table; None if ``hear`` has taken it.
         """
         self._expect(_State.SYNCHRONISING)
         now = self._clock()
@@ -313,7 +313,7 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.meter.done_at
-        # Transfers in layers are told with the others, and this is of the one at the end, whose time is not known then.
+        # If layers exchanged, too, the table has one time for all transfers; that of the one at the end is not known.
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)
@@ -339,21 +339,21 @@ class Balancer:
         require_finite(self.finished.round, self.finished.table.column("broken"))
 
     def applying(self) -> None:
-        """The optimizer's update begins; needed where work is queued, for its time is not the caller's."""
+        """Note that the optimizer's update begins; needed where work is queued, which no clock of the caller times."""
         self.meter.applying()
 
     def applied(self, seconds: float) -> None:
-        """The optimizer's update took this long."""
+        """Note how long the optimizer's update took."""
         self.meter.applied(seconds)
 
     def abandon(self) -> None:
-        """Forget the round at hand, which no synchronisation has seen; its plan is used for the next one."""
+        """Forget the current round, which no synchronisation has seen; the next one uses its plan."""
         if self._state is _State.SYNCHRONISING:
             raise RoundStateError("a round that is being synchronised cannot be abandoned")
         self._reset_round()
 
     def state_dict(self) -> dict[str, Any]:
-        """The plans decided, what the policy keeps, and what this rank has learned of itself; between rounds only."""
+        """Return the plans, the policy's state, and what this rank has learned about itself; between rounds only."""
         self._expect(_State.AGREED)
         return {"version": _STATE_VERSION, **self._planner.state_dict(), "pace": self.meter.state_dict()}
 
@@ -369,17 +369,17 @@ class Balancer:
 
     @property
     def prospects(self) -> tuple[float, int]:
-        """The speed that this rank expects of itself (NaN: not known), and its limit of memory (0: not known)."""
+        """The speed that this rank expects (NaN: not known), and its largest micro-batch by memory (0: not known)."""
         return self.meter.expected(), self.meter.limit
 
     def load_own_state(self, pace: Mapping[str, Any]) -> None:
-        """Take up what this rank has learned of itself, and nothing else: ``pace`` of a ``state_dict``."""
+        """Load what this rank has learned about itself, and nothing else: ``pace`` of a ``state_dict``."""
         self.meter.load_state_dict(pace)
 
     def go_on(self, common: Mapping[str, Any], prospects: Sequence[tuple[float, int]], *, same_ranks: bool) -> bool:
         """Go on after the rounds of a state, the same on every rank; return whether its plans hold.
 
-        They do if the ranks are the same and train by the same terms. Otherwise the policy renegotiates the shares by
+        They do if the ranks are the same and train on the same terms. Otherwise the policy renegotiates the shares by
         all ranks' ``prospects``.
         """
         self._expect(_State.AGREED)

@@ -1,4 +1,4 @@
-"""What the core asks of its arguments and of saved states, said in one voice.
+"""Checks of arguments and of saved states, with messages of one form.
 
 Shapes: n = workers, one entry per rank in rank order.
 """
@@ -26,9 +26,9 @@ def integer(
     *,
     way_out: str = "give a whole number, the same on every rank",
 ) -> int:
-    """`value` as a Python integer, least <= value < below; `way_out` ends the message where it is not.
+    """Return `value` as a Python integer, least <= value < below; an error's message ends with `way_out`.
 
-    Python's booleans are integers; here they are not, since a flag in the place of a number is a slip of the pen.
+    Python's booleans are integers; here they are refused, since a flag in the place of a number is a mistake.
     """
     try:
         if isinstance(value, bool):
@@ -44,7 +44,7 @@ def integer(
 
 
 def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
-    """`values`, one integer or one per worker, as an int64 array of shape (n,) with every entry >= 0."""
+    """Return `values`, one integer or one per worker, as an int64 array of shape (n,) with every entry >= 0."""
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
@@ -66,7 +66,7 @@ def integers(name: str, values: ArrayLike, workers: int) -> IntArray:
 
 
 def floats(name: str, values: ArrayLike, workers: int | None = None) -> FloatArray:
-    """`values` as float64 of shape (n,), whatever they hold; a single number is repeated where n is given."""
+    """Return `values` as float64 of shape (n,), not checked further; if n is given, a single number is repeated."""
     try:
         array = np.asarray(values)
         if array.dtype.kind in "USc":  # NumPy would read text, and drop imaginary parts
@@ -84,7 +84,7 @@ def floats(name: str, values: ArrayLike, workers: int | None = None) -> FloatArr
 
 
 def finite(name: str, values: ArrayLike, workers: int | None = None, *, least: float, way_out: str) -> FloatArray:
-    """`floats` whose every entry is finite and at least `least`; `way_out` ends the message where one is not."""
+    """Return `floats` whose every entry is finite and at least `least`; an error's message ends with `way_out`."""
     array = floats(name, values, workers)
     # A NaN fails every comparison, hence "not all good" and not "any bad".
     if not (array.min() >= least and array.max() < np.inf and array.min() > -np.inf):
@@ -95,11 +95,11 @@ def finite(name: str, values: ArrayLike, workers: int | None = None, *, least: f
 
 
 def total_in_units(total: int, multiple_of: int) -> int:
-    """The number of multiples in `total`, which must be a whole number of them.
+    """Return the number of multiples in `total`, which must be a whole number of them.
 
-    A total that is not a multiple is an error rather than a last share that is not one: who asks for multiples (of a
-    tensor core's tile, of a micro-batch) would get, in silence, one rank that is slow for no visible reason, and the
-    rank would change with the speeds. In a short last round the remainder goes to one rank.
+    Any other total is an error. One share that is not a multiple (of a tensor core's tile, of a micro-batch) would make
+    one rank slow for no visible reason, and the rank would change with the speeds. In a short last round the remainder
+    goes to one rank.
     """
     if total % multiple_of:
         below = total - total % multiple_of

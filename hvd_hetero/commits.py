@@ -1,4 +1,4 @@
-"""How often to commit: as often as a hundredth of the time pays for.
+"""How often to commit: as often as 1 % of the time allows.
 
 A commit that takes c seconds, in every n rounds of r seconds each, takes the share c / (c + n r) of a training's time.
 It is at most SHARE where
@@ -6,17 +6,18 @@ It is at most SHARE where
     n  >=  (1 / SHARE - 1) c / r
 
 and what a failure costs grows with n, so the least such n is the best. Both c and r are measured as training goes on: r
-is the mean of the rounds since the commit before, and c has two parts. What a rank does alone, such as to copy, is the
-second longest of the last five: one that stumbled does not count, and few of the others take more. (By their median the
-share came to 0.010 to 0.013, because such times are skewed.) What ranks do together is the shortest of the five: the
-rest was waiting for a rank that was late, for which the next exchange of gradients would have waited instead. (An
+is the mean of the rounds since the commit before, and c has two parts. For what a rank does alone, such as copying, c
+takes the second longest of the last five: one stumble does not count, and few of the others take more.
+(By their median the share came to 0.010 to 0.013, because such times are skewed.) For what ranks do together it takes
+the shortest of the five:
+the rest was waiting for a late rank, for which the next exchange of gradients would have waited instead. (An
 average with neighbours would not have: there some waiting is a cost that is left out.) A rank that is late at each
 commit counts in full, so an unbalanced training commits less often than it could. A large model with small batches
 commits seldom, a small one in each round. The clock is the host's: copies that a GPU has only queued count as rounds.
 
-Ranks must commit before the same round. So rank 0 measures, and tells the others n with each commit, beside what a
-commit tells anyway. A membership begins with n = 1, and n at most doubles from one commit to the next: one round that
-is long, or one commit that is, decides nothing for long.
+Ranks must commit before the same round. So rank 0 measures, and sends n to the others with each commit, which sends
+something anyway. A membership begins with n = 1, and n at most doubles from one commit to the next, so one long round
+or commit has no lasting effect.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Every: TypeAlias = int | Literal["auto"]
 
 
 def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
-    """Return the user's choice, once it is one."""
+    """Return the user's choice after checking it."""
     if isinstance(value, str):
         if value != "auto":
             raise ValueError(f"{name} must be a number of rounds or 'auto', got {value!r}; {way_out}")
@@ -50,16 +51,16 @@ def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
 
 
 class CommitPace:
-    """One rank's measure of its commits, and what rank 0 made of its own. ``clock`` gives monotonic seconds."""
+    """One rank's times of its commits, and the pace that rank 0 made of its own. ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """A new membership: with other ranks, rounds and commits take another time."""
+        """Begin a new membership: with other ranks, rounds and commits take another time."""
         self.rounds = 1
-        """Rounds between two commits, as rank 0 has told."""
+        """Rounds between two commits, as rank 0 decided."""
         self._most = 1
         self._alone_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._together_s: deque[float] = deque(maxlen=_REMEMBERED)
@@ -69,7 +70,7 @@ class CommitPace:
 
     @contextmanager
     def commit(self, rounds: int) -> Iterator[None]:
-        """Around a commit, after so many rounds of the training."""
+        """Time a commit that comes after this many rounds of the training."""
         self._most = 2 * self.rounds
         self._in_this_one_s = 0.0
         begin_s = self._clock()
@@ -83,14 +84,14 @@ class CommitPace:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Around what ranks do together in a commit, where one that is late is waited for."""
+        """Time what ranks do together in a commit, including the wait for late ones."""
         begin_s = self._clock()
         yield
         self._in_this_one_s += self._clock() - begin_s
 
     @property
     def paid_for(self) -> int:
-        """Rounds until the next commit, by what this rank has measured: what rank 0 tells."""
+        """Rounds until the next commit, by what this rank has measured; all ranks follow rank 0's."""
         if not self._alone_s or not self._round_s > 0.0:
             return 1
         commit_s = sorted(self._alone_s)[-2:][0] + min(self._together_s)
@@ -98,5 +99,5 @@ class CommitPace:
         return min(max(least, 1), self._most)
 
     def is_due(self, chosen: Every, rounds: int) -> bool:
-        """Whether so many rounds since the last commit are enough."""
+        """Return whether so many rounds since the last commit are enough."""
         return rounds >= (self.rounds if chosen == "auto" else chosen)

@@ -1,4 +1,4 @@
-"""Whether the ranks are still together: what must be the same in every row of the table, and what it means if not."""
+"""Checks that the ranks are still together: what must be equal in each row of the table, and what differences mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Agreement", "WaysOut", "require_finite", "settings_of"]
 
 @dataclass(frozen=True, slots=True)
 class WaysOut:
-    """What to do about ranks that went their own ways. An adapter has its own, in the words of its framework."""
+    """Advice about ranks that went their own ways. Each adapter has its own, in the words of its framework."""
 
     fingerprint: str = "Give all ranks the same policy, global_batch, data, seed, lead and parameters to train"
     contents: str = "Give all ranks the same samples in the same order, and seed what is drawn at random"
@@ -30,8 +30,8 @@ class WaysOut:
     memory: str = "use a smaller model"
 
 
-# To what relative tolerance. All but the first have one because unlike processors round unlike; what they are to find,
-# other samples and settings, is far larger.
+# Name, relative tolerance, meaning. Unlike processors round differently, hence the tolerances; the differences that
+# matter, other samples and settings, are far larger.
 _MUST_AGREE = (
     ("fingerprint", 0.0, "follow another plan or another order of the data than rank 0, or train other parameters"),
     ("contents", 1e-4, "cut the round from other samples than rank 0"),
@@ -43,7 +43,7 @@ _TOLERANCE = 1e-3  # whatever rounding may explain; numbers of less than four by
 
 
 class Agreement:
-    """Whether the ranks are together, table by table. The same on every rank, since all hold the same tables.
+    """Checks, table by table, that the ranks are together. All ranks hold the same tables, so all find the same.
 
     Ranks of one kind of processor, with the same number of threads, hold the same bits of each parameter: they sum the
     same gradient, and update alike. Once some rounds have shown so, any difference is an error. Other ranks may round
@@ -93,7 +93,7 @@ class Agreement:
 
 
 def require_finite(round: int, broken: npt.NDArray[np.float64]) -> None:
-    """Raise if a rank says that its gradient of the round, which is not applied yet, is not finite."""
+    """Raise if a rank reports that its gradient of the round, which is not applied yet, is not finite."""
     if broken.any():
         raise HeteroError(
             f"round {round}: the gradient of ranks {np.flatnonzero(broken).tolist()} is not finite. Look at the "
@@ -106,9 +106,9 @@ _NO_RATE = 1e-30  # a rate of 0 has no logarithm
 
 
 def settings_of(groups: Iterable[Mapping[str, Any]]) -> float:
-    """One number for the hyper-parameters that schedules change, so made that a change shows in it.
+    """Return one number for the hyper-parameters that schedules change; a change of any shows in it.
 
-    Learning rates enter by their logarithms, for they are small beside the rest. Not a checksum, because ranks on
+    Learning rates enter by their logarithms, because they are small beside the rest. Not a checksum, because ranks on
     unlike processors may compute a schedule with unlike last bits.
     """
     total = 0.0

@@ -1,14 +1,14 @@
-"""What a training takes from one membership to the next, when ranks were lost or have come.
+"""What a training takes from one membership to the next, when ranks were lost or have joined.
 
 Three kinds of knowledge, and each lives where it can survive:
 
     common    plans, what the policy keeps, the count of rounds: the same on every rank, so any survivor's will do
-    own       a rank's predictor, and what fits its memory: of that process and its machine, wherever it is numbered now
-    place     in the data: what it says is the data side's business (``state_dict`` of the order)
+    own       a rank's predictor, and what fits its memory: bound to the process and its machine, whatever its rank
+    place     in the data; only the data side reads it (``state_dict`` of the order)
 
-Where the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated again,
-before the first round: each rank tells the speed that it expects of itself, and the policy divides by what is known
-(``Policy.renegotiate``). A newcomer knows nothing of itself yet, and begins with a fresh predictor.
+If the very same ranks have come back, all goes on as it was committed. Otherwise the allocation is negotiated again,
+before the first round: each rank sends the speed that it expects, and the policy divides by the speeds that are known
+(``Policy.renegotiate``). A newcomer knows nothing about itself yet, and begins with a fresh predictor.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class Survival:
 
     @property
     def has_taken_part(self) -> bool:
-        """Whether this rank has committed anything: a newcomer has not."""
+        """True if this rank has committed anything; a newcomer has not."""
         return self._own is not None
 
     def keep(self, balancer: Balancer, place: Mapping[str, Any] | None = None, *, mixes: bool = False) -> None:
-        """A commit, between two rounds. Nothing is sent."""
+        """Keep the state of this moment, between two rounds. Nothing is sent."""
         self.common = balancer.state_dict()
         self._own = self.common.pop("pace")
         self._rank = balancer.rank
@@ -82,29 +82,29 @@ class Survival:
 
     @property
     def own(self) -> Mapping[str, Any] | None:
-        """What this rank has learned of itself, as of the last commit."""
+        """What this rank has learned about itself, as of the last commit."""
         return self._own
 
     def state_dict(self) -> dict[str, Any]:
-        """What is the same on every rank, as plain data."""
+        """Return what is the same on every rank, as plain data."""
         return {"common": self.common, "place": self.place, "rates_for": self.rates_for}
 
     def load_state_dict(self, state: Mapping[str, Any], own: Mapping[str, Any] | None, rank: int) -> None:
-        """As if this process had been that rank, which had learned so much of itself, at that commit."""
+        """Load a commit as if this process had made it as ``rank``."""
         self.common, self.place, self.rates_for = state["common"], state["place"], state["rates_for"]
         self._own, self._rank = own, None if own is None else rank
 
     def share(self, wire: Wire) -> Shared:
-        """What rank 0 has, for all to ``accept``; the first collective call of a membership."""
+        """Return rank 0's state, for all to ``accept``; the first collective call of a membership."""
         mine = (self.common, self.place, self.mixes, self.resets, self.rates_for)
         return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
 
     def accept(self, shared: Shared) -> None:
-        """Once all else has been heard, too: whoever fails before goes back to a commit that is all its own."""
+        """Take rank 0's state, once all else has arrived: a rank that fails before goes back to a commit of its own."""
         self.common, self.place, self.mixes, self.resets, self.rates_for = shared
 
     def rate_factor(self, global_batch: int, *, scales: bool) -> float:
-        """What to multiply the learning rate by, now that the global batch is this one: the linear rule, if wanted."""
+        """Return the factor of the learning rate for this global batch: by the linear rule, or 1."""
         if self.rates_for is None:
             self.rates_for = global_batch
         before = self.rates_for
@@ -117,9 +117,9 @@ class Survival:
         return global_batch / before if scales else 1.0
 
     def take_up(self, balancer: Balancer, wire: Wire, prefix: str) -> bool:
-        """Before the first round of a membership, once ``share`` was called; a collective call.
+        """Take up the last commit; return whether the ranks are the very same as then, or there was none.
 
-        Returns whether the ranks are the very same as at the last commit, or there was none.
+        A collective call, before the first round of a membership and after ``share``.
         """
         common = self.common
         if common is None:
@@ -128,7 +128,7 @@ class Survival:
             self._load_own(balancer)
         ranks = wire.allgather_object((self._rank, balancer.prospects), name=f"{prefix}.survivors")
         came_from, prospects = zip(*ranks, strict=True)
-        same = list(came_from) == list(range(common["workers"]))  # of the commit: some of the first are not all
+        same = list(came_from) == list(range(common["workers"]))  # of the commit: its first few ranks are not all
         if balancer.go_on(common, prospects, same_ranks=same):
             return True
         if balancer.rank == 0:
@@ -149,24 +149,24 @@ class Survival:
 
 
 class Member:
-    """What elastic states have in common, whatever the framework; the base before Horovod's ``ObjectState``.
+    """What the elastic states of all frameworks have in common; the base before Horovod's ``ObjectState``.
 
-    Differences from Horovod's: every change of hosts is followed by ``sync()``, for ranks may be ahead in the data by
-    different numbers of rounds, or hold different models (D-PSGD); values are copied, so that what changes in place
+    Differences from Horovod's: every change of hosts is followed by ``sync()``, because ranks may have read different
+    numbers of rounds of the data, or hold different models (D-PSGD); values are copied, so that what changes in place
     does not change in the commit.
     """
 
     _host_messages: Any
     _saved_state: dict[str, Any]
     scale_learning_rate: bool
-    # What an adapter does: keep and load model and optimizer, scale the learning rates, tell the place in the data, and
-    # let go of what the session of a former membership has wrapped.
+    # An adapter's part: keep and load model and optimizer, scale the learning rates, return the place in the data, and
+    # unwrap what the session of a former membership has wrapped.
     _save_parts: Callable[[], None]
     _load_parts: Callable[[], None]
     _scale_rates: Callable[[float], None]
     _place: Callable[[], Mapping[str, Any] | None]
     _let_go: Callable[[Any], None]
-    # The error of a collective whose ranks are not all there any more, and how to close this process's connections.
+    # The error of a collective that has lost ranks, and a way to close this process's connections.
     _failure: type[Exception]
     _hang_up: Callable[[], None]
 
@@ -178,18 +178,18 @@ class Member:
         self._former: Callable[[], Any] = lambda: None
         """A function that returns the former session, while it exists."""
         self._recovery = RecoveryClock()
-        self._tells = False  # of a recovery, when its ranks agree: the same on all of them
+        self._tells = False  # whether to record a recovery once its ranks agree; the same on all
         super().__init__(functools.partial(self._from_rank_0, broadcast), rank, **values)  # type: ignore[call-arg]
         self._save_values()
 
     @property
     def resets(self) -> int:
-        """How often the membership has changed, the same on every rank: to name files by, such as telemetry."""
+        """How often the membership has changed, the same on every rank: for names of files, such as telemetry."""
         return self._survival.resets
 
     @property
     def hosts_have_changed(self) -> bool:
-        """Whether this rank has heard that hosts came or went, of which the next commit tells all."""
+        """True if this rank has heard that hosts came or went; the next commit lets all ranks know."""
         return not self._host_messages.empty()
 
     def commit(self) -> None:
@@ -200,7 +200,7 @@ class Member:
                 self.check_host_updates()
 
     def save(self) -> None:
-        """Keep everything as it is now; ``commit()`` does so."""
+        """Keep everything as it is now; ``commit()`` calls this."""
         if (session := self._session) is not None:
             self._survival.keep(session.balancer, self._place(), mixes=session.mixing is not None)
         self._save_parts()
@@ -208,23 +208,23 @@ class Member:
         self._save_values()
 
     def restore(self) -> None:
-        """Everything as at the last commit; after a failure, as soon as Horovod is up again (``reset``)."""
+        """Go back to the last commit; after a failure, as soon as Horovod is up again (``reset``)."""
         if isinstance(sys.exception(), self._failure):
             self._notice(failed=True)
             self._leave()
-            self._hang_up()  # before all else, for other ranks may wait for this one; values may ask Horovod, so later
+            self._hang_up()  # first, because others may wait for this rank; values may ask Horovod, so later
             self._recovery.over("leave")
         else:
             self._leave()
             self._go_back()
 
     def reset(self) -> None:
-        """The membership has changed (Horovod's way of saying so, on survivors)."""
+        """Go back to the last commit: the membership has changed (Horovod calls this on survivors)."""
         if not self._recovery.running:
             self._notice(failed=False)
         self._recovery.over("rendezvous")
-        # Also where nothing has failed, and hosts were asked for without a commit: what was done since the last one is
-        # done again, for the place in the data is that of the commit.
+        # Also if nothing has failed, and hosts were checked without a commit: the place in the data is the commit's, so
+        # all rounds since then are done again.
         self._leave()
         self._go_back()
         self._survival.resets += 1
@@ -241,12 +241,12 @@ class Member:
             raise
 
     def _from_rank_0(self, broadcast: Callable[[Any], Any], value: Any) -> Any:
-        """What rank 0 has instead of this value, and beside it, how many rounds may pass until the next commit."""
+        """Return rank 0's value; take its number of rounds until the next commit, too."""
         told, self._pace.rounds = broadcast((value, self._pace.paid_for))
         return told
 
     def _commit_is_due(self, every: Every) -> bool:
-        if self._session is None:  # let go of, by a restore() of the user's own
+        if self._session is None:  # let go of by the user's own restore()
             return False
         return self._pace.is_due(every, self._session.balancer.rounds - self._survival.rounds)
 
@@ -260,14 +260,14 @@ class Member:
         self._save_values()
 
     def _hear(self, wire: Wire) -> Shared:
-        """What rank 0 has; the first collective call of a membership."""
+        """Return rank 0's state; the first collective call of a membership."""
         self._leave()
         self._pace.begin()
         self._recovery.arrive()
         return self._survival.share(wire)
 
     def _have_heard(self, shared: Shared) -> None:
-        """All that rank 0 has is here now."""
+        """Accept rank 0's state: all of it is here now."""
         self._survival.accept(shared)
         self._save_parts()
         self._save_values()
@@ -292,7 +292,7 @@ class Member:
                 "it, again inside the function that hvd.elastic.run calls after every reset"
             )
         self._leave()
-        self._session = session  # from here on it is to be let go of, whatever fails
+        self._session = session  # to be let go of from here on, whatever fails
         self._scale_rates(self._survival.rate_factor(session.balancer.global_batch, scales=self.scale_learning_rate))
         same = self._survival.take_up(session.balancer, session.wire, session.prefix)
         if self._tells:

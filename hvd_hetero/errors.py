@@ -4,7 +4,7 @@ __all__ = ["HeteroError", "PeerLostError", "PlanMismatchError", "RoundStateError
 
 
 class HeteroError(Exception):
-    """Something went wrong in a running job; the message says what and what to do."""
+    """Something went wrong in a running job; the message says what, and what to do."""
 
 
 class PlanMismatchError(HeteroError):
@@ -16,4 +16,4 @@ class RoundStateError(HeteroError):
 
 
 class PeerLostError(HeteroError):
-    """Another rank has failed, has returned, or does not come in time, so that this one would wait for it for ever."""
+    """Another rank has failed, has returned, or does not come in time: this one would wait for it for ever."""

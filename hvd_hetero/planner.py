@@ -70,17 +70,17 @@ class Planner:
         self._plans = deque([self._plans[0]] * (rounds + 1))
 
     def plan(self, ahead: int = 0) -> RoundPlan:
-        """The plan of the round that is ``ahead`` rounds after the present one (or the next, between rounds)."""
+        """Return the plan of the round ``ahead`` rounds after the present one (or the next, between rounds)."""
         if not 0 <= ahead <= self.lead:
             raise RoundStateError(f"plans are known up to {self.lead} rounds ahead, asked for {ahead}")
         return self._plans[ahead]
 
     def is_short(self, plan: RoundPlan) -> bool:
-        """Whether the plan of the present round has been shortened, as it is where an epoch ends."""
+        """Return whether the plan of the present round has been shortened, as at the end of an epoch."""
         return plan.total < self._plans[0].total
 
     def learn(self, finished: FinishedRound) -> None:
-        """The present round is agreed: decide one more plan."""
+        """Learn from the present round, which is agreed, and decide one more plan."""
         believed = finished
         if self._plausibility is not None:
             short = self.is_short(finished.plan)
@@ -99,7 +99,7 @@ class Planner:
         self.rounds += 1
 
     def renegotiate(self, state: Mapping[str, Any], speeds: Sequence[float], limits: Sequence[int]) -> None:
-        """Go on where another membership left off, with its state: shares by what its ranks know of themselves.
+        """Go on from the state of another membership; shares follow what the present ranks know about themselves.
 
         Speeds and limits are one per rank, the same on every rank: the speed that it expects (NaN: not known), and the
         largest micro-batch that fits its memory (0: none has failed).
@@ -111,13 +111,13 @@ class Planner:
             self.fixed_costs.restore(state["costs"])
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether the plans of that state can go on as they are."""
+        """Return whether the plans of that state can go on as they are."""
         return not self._other_terms(state) and len(state["plans"]) == self.lead + 1
 
     @property
     def _terms(self) -> dict[str, Any]:
         """What a state must have in common with this training."""
-        # The first plan tells options apart, such as max_micro_batch and the weights of StaticAllocation.
+        # The first plan differs if options do, such as max_micro_batch and the weights of StaticAllocation.
         begins = [list(self._begins.samples), list(self._begins.micro_batches)]
         return {
             "policy": self.policy.name,
@@ -127,11 +127,11 @@ class Planner:
         }
 
     def _other_terms(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What that state has not in common with this training; one of before the first plan was kept need not tell."""
+        """Return the terms of that state that differ. A missing one counts as equal: old states lack the first plan."""
         return {name: state[name] for name, mine in self._terms.items() if state.get(name, mine) != mine}
 
     def state_dict(self) -> dict[str, Any]:
-        """The plans decided and what the policy keeps, as plain data; the same on every rank."""
+        """Return the plans decided and the policy's state, as plain data; the same on every rank."""
         return {
             **self._terms,
             "rounds": self.rounds,

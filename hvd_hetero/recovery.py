@@ -36,7 +36,7 @@ _WORDS = {
 def age_s() -> float:
     """Return the seconds since this rank began, to a hundredth; NaN where the system does not say (not Linux).
 
-    It began with its process. One that was started ahead, and kept no rank waiting, began when it was given its place.
+    It began with its process. A process that was started ahead, and kept no rank waiting, began when it got its place.
     """
     if given_at := os.environ.get("HOROVOD_GIVEN_PLACE_AT"):
         return time.monotonic() - float(given_at)
@@ -48,7 +48,7 @@ def age_s() -> float:
 
 
 class RecoveryClock:
-    """One rank's clock. ``clock`` gives monotonic seconds, ``now`` those since 1970, ``age_s`` those of the rank."""
+    """One rank's clock. ``clock`` gives monotonic seconds, ``now`` seconds since 1970, ``age_s`` the rank's age."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class RecoveryClock:
 
     @property
     def running(self) -> bool:
-        """Whether ranks are changing, and the first round after that is not over."""
+        """True from a change of ranks until the first round after it is over."""
         return self._began is not None
 
     def stop(self) -> None:
@@ -74,7 +74,7 @@ class RecoveryClock:
         self._noticed_at = self._noticed_s = math.nan
 
     def notice(self, since_round_s: float = math.nan, *, failed: bool = True) -> None:
-        """Begin: a failure was noticed, or other hosts heard of, so long after the last round (NaN: there was none)."""
+        """Begin: a failure, or a change of hosts, was noticed so long after the last round (NaN: there was none)."""
         if self._began is None:
             self._began = self._latest = self._clock()
             self._noticed_at, self._noticed_s = self._now(), since_round_s
@@ -83,9 +83,9 @@ class RecoveryClock:
         self._at_hand = "leave" if failed else "rendezvous"
 
     def arrive(self) -> None:
-        """Begin where the rank began, if this is its first membership; the others are about to tell where they are.
+        """Begin at the start of the rank, if this is its first membership; the others are about to send their state.
 
-        Whether this is a recovery, a new process does not know yet. If not, ``stop`` follows.
+        A new process does not know yet whether this is a recovery. If not, ``stop`` follows.
         """
         if self._is_new and self._began is None and math.isfinite(age_s := self._age_s()):
             self._latest = self._clock()
@@ -95,7 +95,7 @@ class RecoveryClock:
         self._is_new = False
 
     def over(self, step: str) -> float:
-        """A step is over, and the next one begins. Return the seconds that it took, this time."""
+        """End a step and begin the next one; return the seconds that the step took this time."""
         if self._began is None:
             return 0.0
         now = self._clock()
@@ -106,14 +106,14 @@ class RecoveryClock:
 
     @property
     def so_far(self) -> SoFar:
-        """The steps that are over, and their total, measured by itself; None: not known, or no such step."""
+        """The steps that are over, and their total, measured separately; None: not known, or no such step."""
         total_s = math.nan if self._began is None else self._latest - self._began
         found = {"noticed_at": self._noticed_at, "noticed_s": self._noticed_s, "total_s": total_s}
         found |= {f"{step}_s": self._seconds.get(step, math.nan) for step in STEPS}
         return {key: round(value, 6) if math.isfinite(value) else None for key, value in found.items()}
 
     def agreed(self, session: Any) -> None:
-        """All ranks are about to begin the first round: meet, and exchange the steps so far, collective calls.
+        """Meet, before the first round, and exchange the steps so far, in collective calls.
 
         The rest follows by itself when the first round is over: a line in the log, and the record on rank 0.
         """
@@ -151,9 +151,9 @@ class RecoveryClock:
 
 
 def record_of(ranks: Sequence[SoFar], first_round_s: float) -> dict[str, Any]:
-    """Return the record of a recovery, from what each rank has told before the first round, and how long that took.
+    """Return the record of a recovery, from each rank's steps before the first round, and the seconds of that round.
 
-    All ranks begin the first round together and end it together, so rank 0's time of it is that of all.
+    All ranks begin the first round together and end it together, so rank 0's time is the time of all.
     """
     first_round_s = round(first_round_s, 6)
     columns: dict[str, Any] = {key: [each[key] for each in ranks] for key in ranks[0]}

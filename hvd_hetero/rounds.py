@@ -1,4 +1,4 @@
-"""The currency of the house: what is planned for a round, what was done in it, and the table that all ranks share.
+"""Plan, report and table: what is planned for a round, what was done in it, and the rows that all ranks share.
 
 A **round** is everything between two synchronisations. Let ``n`` be the number of ranks, ``X`` the samples of a round:
 
@@ -44,7 +44,7 @@ MAX_ROUND_SAMPLES = 2**24
 
 
 def checksum(content: bytes | memoryview) -> int:
-    """24 bits, which travel exactly as a float32."""
+    """Return a checksum of 24 bits, which travels exactly as a float32."""
     return zlib.crc32(content) & 0xFFFFFF
 
 
@@ -56,7 +56,7 @@ class RoundPlan:
     micro_batches: tuple[int, ...]
     ends: Literal["all", "first"] = "all"
     """"all": the round ends when every rank has done its micro-batches. "first": it ends when one rank has. The others
-    stop after the micro-batch at hand, and what they leave undone returns to the queue."""
+    stop after their current micro-batch, and what they leave undone returns to the queue."""
     local: bool = False
     """True: each rank updates its own parameters after every micro-batch, and the round averages the parameters."""
     total: int = field(init=False, repr=False, compare=False)
@@ -91,7 +91,7 @@ class RoundPlan:
 
     @classmethod
     def of(cls, samples: Sequence[int] | npt.NDArray[np.int64], micro_batch: int | None = None) -> RoundPlan:
-        """The plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
+        """Return the plan with these samples per rank, in micro-batches of at most ``micro_batch`` (None: one each)."""
         counts = np.asarray(samples)
         largest = micro_batch or int(counts.max(initial=0)) or 1
         return cls(tuple(counts.tolist()), tuple((-(-counts // largest)).tolist()))
@@ -122,15 +122,16 @@ class RoundPlan:
         return (base,) * (k - larger) + (base + 1,) * larger
 
     def start(self, rank: int) -> int:
-        """Where this rank's samples begin in the slice of the permutation that the round takes."""
+        """Return where this rank's samples begin in the round's slice of the permutation."""
         return sum(self.samples[:rank])
 
     def resize(self, total: int, minimum: int = 1, multiple_of: int = 1) -> RoundPlan:
-        """The plan for a last round of ``total`` samples: same proportions, and no more micro-batches than there were.
+        """Return the plan for a last round of ``total`` samples: same proportions, no more micro-batches than before.
 
-        Every rank that had samples keeps at least ``minimum``, and multiples of ``multiple_of`` but for one rank, while
-        there are enough; if not, at least one, so that as few as possible sit idle. In a shorter round micro-batches
-        are no larger than they were. The round ends when all are done, because no later round could do what is left.
+        While there are enough samples, every rank that had some keeps at least ``minimum``, and multiples of
+        ``multiple_of`` but for one rank. With fewer, each keeps at least one, so that as few as possible sit idle.
+        A shorter round has no larger micro-batches. It ends when all are done, because no later round could do what is
+        left.
         """
         if total == self.total:
             return replace(self, ends="all")
@@ -148,13 +149,13 @@ class RoundPlan:
             if total - over >= least.sum():
                 samples = proportional(self.samples, total - over, minimum=least, multiple_of=step)
                 room = np.where(busy, self.shares - samples, -total)
-                samples[room.argmax()] += over  # so that one rank alone has no multiple
+                samples[room.argmax()] += over  # so that only one rank has no multiple
                 return tuple(samples.tolist())
         few = total < busy.sum()
         return tuple(proportional(self.samples, total, minimum=0 if few else busy).tolist())
 
     def without(self, ended: Sequence[bool]) -> RoundPlan:
-        """The plan without the ranks whose data have ended; the others do what they would have done.
+        """Return the plan without the ranks whose data have ended; the others keep their work.
 
         It ends when all are done: a rank without data would otherwise be the first, and end it at once.
         """
@@ -167,7 +168,7 @@ class RoundPlan:
         return RoundPlan(tuple(samples), tuple(micro_batches), "all", self.local)
 
     def within(self, limits: npt.ArrayLike) -> RoundPlan:
-        """The same samples, in micro-batches that each rank's memory can hold: at most its limit (0: no limit)."""
+        """Return the same samples, in micro-batches that each rank's memory can hold (0: no limit)."""
         if not np.count_nonzero(limits):
             return self
         largest = np.asarray(limits, dtype=np.int64)
@@ -175,7 +176,7 @@ class RoundPlan:
         return self if (cut == self.cuts).all() else replace(self, micro_batches=tuple(cut.tolist()))
 
     def fingerprint(self, data: int = 0) -> int:
-        """24 bits that tell two plans (and the 32-bit checksum of the data they cut) apart."""
+        """Return 24 bits that differ for other plans, and for another 32-bit checksum of the data they cut."""
         kind = 2 * (self.ends == "first") + self.local
         numbers = (*self.samples, *self.micro_batches, kind, data)
         return checksum(struct.pack(f"<{len(numbers)}q", *numbers))
@@ -210,9 +211,9 @@ class RoundReport:
     """One rank's row of the table. Seconds are of a monotonic clock; NaN stands for "not known"."""
 
     samples: float
-    """Samples really used in this round."""
+    """Samples used in this round."""
     micro_batches: float
-    """Micro-batches really done in this round."""
+    """Micro-batches done in this round."""
     compute_s: float
     """Seconds of forward, backward and the optimizer's update, without waiting."""
     input_s: float
@@ -251,8 +252,8 @@ class RoundReport:
     limit: float = 0.0
     """The largest micro-batch that this rank's memory is known to allow; 0: none has failed."""
     timed_samples: float = 0.0
-    """Samples that ``compute_s`` and ``input_s`` were measured on, which may be those of the round before; 0 if these
-    tell nothing about the speed (a short round, or the very first)."""
+    """Samples that ``compute_s`` and ``input_s`` were measured on, which may belong to the round before; 0 if these
+    say nothing about the speed (a short round, or the very first)."""
     fixed_samples: float = 0.0
     """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed is then that of a
     micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)."""
@@ -261,7 +262,7 @@ class RoundReport:
     first micro-batch; 0: not known."""
     lap_s: float = 0.0
     """Seconds that the round *before* took on this rank's device, whose work is queued: then ``compute_s``, ``input_s``
-    and ``timed_samples`` belong to it, too; NaN: not known. 0: the rank's clock tells the times of this round."""
+    and ``timed_samples`` belong to it, too; NaN: not known. 0: the rank's clock gives the times of this round."""
     ended: float = 0.0
     """1: the rank reads a part of the data alone, and that part ends with this round."""
     throttled: float = 0.0
@@ -285,7 +286,7 @@ class RoundReport:
     """Megabytes per second that its host, or its container, sent; 0: not known."""
 
     def vector(self, rank: int, workers: int, dtype: npt.DTypeLike = np.float64) -> npt.NDArray[Any]:
-        """One rank's contribution to the table: n·K numbers, zero outside its own row."""
+        """Return one rank's contribution to the table: n·K numbers, zero outside its own row."""
         numbers = np.zeros(RoundTable.length(workers), dtype)
         numbers[rank * len(_COLUMNS) : (rank + 1) * len(_COLUMNS)] = _ROW(self)
         return numbers
@@ -317,30 +318,30 @@ class RoundTable:
 
     @staticmethod
     def length(workers: int) -> int:
-        """How many numbers travel for this many ranks."""
+        """Return how many numbers travel for this many ranks."""
         return workers * len(_COLUMNS)
 
     def figures(self, name: str) -> list[float]:
-        """One figure of all ranks, by the name that it has in :class:`RoundReport`."""
+        """Return one figure of all ranks, by its name in :class:`RoundReport`."""
         return self._rows[:, _COLUMNS[name]].tolist()  # type: ignore[no-any-return]
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
-        """The same as an array."""
+        """Return one figure of all ranks, as an array."""
         return self._rows[:, _COLUMNS[name]].copy()
 
     def lists(self) -> dict[str, list[float]]:
-        """All figures of all ranks, by name."""
+        """Return all figures of all ranks, by name."""
         return dict(zip(_COLUMNS, self._rows.T.tolist(), strict=True))
 
     def replaced(self, name: str, figures: npt.ArrayLike) -> RoundTable:
-        """The same with other figures of that name."""
+        """Return a copy of the table with other figures of that name."""
         other = RoundTable(self._rows, self.workers)
         other._rows[:, _COLUMNS[name]] = figures
         return other
 
     @property
     def total(self) -> int:
-        """Samples really used in the round by all ranks together."""
+        """Samples used in the round by all ranks together."""
         return int(self.column("samples").sum())
 
     @property
@@ -360,7 +361,7 @@ class RoundTable:
         return common == common[: len(common) // self.workers] * self.workers
 
     def disagreement(self, name: str, tolerance: float = 0.0) -> list[int]:
-        """Ranks whose figure is not that of rank 0, to a relative tolerance. NaN agrees with NaN alone."""
+        """Return the ranks whose figure differs from rank 0's, to a relative tolerance. NaN agrees only with NaN."""
         figures = self.column(name)
         same = np.isclose(figures, figures[0], rtol=tolerance, atol=0.0, equal_nan=True)
         return [int(rank) for rank in np.flatnonzero(~same)]

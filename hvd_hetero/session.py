@@ -1,4 +1,4 @@
-"""What a training is made of, whatever the framework: the policy, the rounds, and where the record of them goes."""
+"""One training, in any framework: its policy, its rounds, and where their record goes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hvd_hetero.watchdog import Patience, Watchdog
 
 __all__ = ["Face", "Session"]
 
-# Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make them
-# in the same order, as they do everything else that Horovod names. Their counters may differ all the same: a rank that
-# has come later has made fewer. So rank 0's counts.
+# Every training has its own names on the wire, so that two of them in one job can be under way at once. Ranks make
+# trainings in the same order, as they do everything that Horovod names. A rank that joined later has made fewer, so
+# counters may differ: rank 0's holds.
 _numbers = itertools.count()
 
 
@@ -41,7 +41,7 @@ class Session:
     """
 
     goes_on: ClassVar[bool] = False
-    """Whether this process has trained before, in another membership: then no trouble with a file may end the job."""
+    """True if this process has trained before, in another membership: then no trouble with a file may end the job."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Session:
         self.balancer.allow_nan = allow_nan
         self._recorder = Recorder()
         if telemetry is not None and not isinstance(telemetry, Telemetry):
-            telemetry = Telemetry(telemetry)  # on every rank: what is wrong with it is to end them all
+            telemetry = Telemetry(telemetry)  # on every rank, so that an error in it ends them all
         if telemetry is not None and rank == 0:
             self._recorder = TelemetryWriter(
                 telemetry,
@@ -131,22 +131,22 @@ class Session:
 
     @property
     def goes_by_time(self) -> bool:
-        """Whether it matters when work is done: to the plans, or because the first rank to be done ends a round."""
+        """True if it matters when work is done: to the plans, or because the first rank to be done ends a round."""
         return self.policy.measures or self.balancer.plan().ends == "first"
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether a round ends when all ranks are done, and by nothing but a sum of gradients over all of them."""
+        """True if a round ends when all ranks are done, and only by a sum of gradients over all of them."""
         plan = self.balancer.plan()
         return plan.ends == "all" and not plan.local and self.mixing is None
 
     def trains_here(self) -> None:
-        """Training goes on in the thread that calls: that is the one to look at if it does not."""
+        """Note that the calling thread trains: the watchdog looks at it if training stops."""
         if self._watchdog is not None:
             self._watchdog.trains_here()
 
     def on_round(self, function: Listener, every: int = 1) -> None:
-        """Call ``function`` with the record of every such round, on rank 0."""
+        """Call ``function`` with the record of every ``every``-th round, on rank 0."""
         if not callable(function):
             raise TypeError(
                 f"on_round needs a function that takes a record, got {function!r}; try balance.on_round(print)"
@@ -157,7 +157,7 @@ class Session:
             self._record()
 
     def note_recovery(self, recovery: Record) -> None:
-        """The round that ends is the first one after a change of ranks, whose steps go into its record."""
+        """Put the steps of a change of ranks into the record of the round that ends, the first one after it."""
         if self.balancer.observer is not None:
             self._recorder.recovery = recovery
 
@@ -171,7 +171,7 @@ class Session:
         atexit.unregister(self._recorder.close)
 
     def _record(self) -> None:
-        """Make records from now on; before, no one wants any."""
+        """Make records from now on; before, they had no reader."""
         if self.balancer.observer is None:
             self.balancer.observer = self._recorder
             atexit.register(self._recorder.close)
@@ -192,7 +192,7 @@ class _Training(Protocol):
 
 
 class Face:
-    """What a ``LoadBalance`` tells users, whatever the framework."""
+    """What every ``LoadBalance`` offers to users, in any framework."""
 
     _session: _Training
 
@@ -208,16 +208,16 @@ class Face:
 
     @property
     def plan(self) -> tuple[int, ...]:
-        """Samples of every rank in the round at hand (between rounds: in the next one)."""
+        """Samples of every rank in the current round (between rounds: in the next one)."""
         return self._session.balancer.plan().samples
 
     @property
     def batch_size(self) -> int:
-        """Samples of this rank in the round at hand (between rounds: in the next one)."""
+        """Samples of this rank in the current round (between rounds: in the next one)."""
         return self.plan[self._session.balancer.rank]
 
     def on_round(self, function: Listener, *, every: int = 1) -> None:
-        """Call ``function(record)`` after every round, or every so many rounds one. Call this on all ranks alike.
+        """Call ``function(record)`` after every round, or after every ``every``-th. Call this on all ranks alike.
 
             balance.on_round(lambda record: print(record["round"], record["samples"]))
 
@@ -237,5 +237,5 @@ class Face:
 
 
 def balancer_of(balance: Face) -> Balancer:
-    """Return the balancer behind a ``LoadBalance``, for what looks into rounds or disturbs them: faults, benchmarks."""
+    """Return the balancer behind a ``LoadBalance``, for code that looks into rounds or disturbs them."""
     return balance._session.balancer

@@ -1,4 +1,4 @@
-"""What a rank shows of its parameters in each round, and on what kernels it computes them.
+"""The pieces of its parameters that a rank shows in each round, and a checksum of the kernels it computes with.
 
 To look at all parameters would take as long as an update. So every round looks at a piece of one parameter, the next
 round at a piece of the next, and after the last at another piece of the first. With N parameters, a change of one of
@@ -31,7 +31,7 @@ _CPU = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CP
 
 
 class Watched(NamedTuple):
-    """A parameter that has its turns."""
+    """A parameter that is looked at in turn."""
 
     name: str
     numbers: int
@@ -54,7 +54,7 @@ def shown(numbers: npt.NDArray[Any], memory: npt.NDArray[np.uint8]) -> tuple[flo
 
 
 def kernels(*framework: object) -> float:
-    """Return a checksum of the processor and of what the framework says of its kernels: alike ones round alike."""
+    """Return a checksum of the processor and the kernels that the framework names: equal ones round alike."""
     cpuinfo = Path("/proc/cpuinfo")
     first = cpuinfo.read_text(errors="replace").partition("\n\n")[0] if cpuinfo.exists() else ""
     processor = [line for line in first.splitlines() if line.startswith(_CPU)]
