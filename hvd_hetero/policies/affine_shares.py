@@ -6,8 +6,8 @@ minimum, F, end together:
 
     T = (X - (n - |F|) x_min + sum_F h_i) / sum_F u_i,      x_i = u_i T - h_i,
 
-F being what is left once no x_i falls below its minimum (at most n passes). A rank at its minimum may be later than T,
-and no split is sooner than the latest of them: that is what a plan is compared with. The plan itself is the integer
+where F is what remains once no x_i falls below its minimum (at most n passes). A rank at its minimum may be later than
+T, and no split is sooner than the latest of them: a plan is compared with this time. The plan itself is the integer
 optimum (``allocation.water_filling``).
 
 Every operation is correctly rounded and every sum exact, so all ranks find the same, whatever their processor.
@@ -36,7 +36,7 @@ _SOUGHT = 4  # times, where other shares make other numbers of micro-batches (ar
 
 
 class AffineCosts:
-    """What the ranks tell of themselves: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
+    """The ranks' own figures: ``speeds`` in micro-batches of the typical size, and ``fixed``, their β."""
 
     def __init__(self, speeds: Floats, fixed: Floats, typical_size: float, minimum: int, multiple_of: int) -> None:
         self._speeds, self._fixed, self._typical_size = speeds, fixed, typical_size
@@ -48,8 +48,8 @@ class AffineCosts:
     def near_best(self, plan: RoundPlan, tolerance: float, sure: Floats | float = 1.0) -> bool:
         """Return True if no split is sooner by more than ``tolerance``; ``sure`` of each rank's time is beyond doubt.
 
-        None is sooner than T. In integers none is sooner, either, if whoever takes a unit from the latest rank becomes
-        as late.
+        No split is sooner than T. In integers no split is sooner, either, if every rank that takes a unit from the
+        latest one becomes as late.
         """
         heads = self._heads(plan)
         work = plan.shares + heads
@@ -60,18 +60,18 @@ class AffineCosts:
         return max(self._level(plan.total, heads)) >= latest_s
 
     def gain(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
-        """The share of a round that the best real-valued split saves; all speeds are known."""
+        """Return the share of a round that the best real-valued split saves; all speeds are known."""
         heads = self._heads(plan)
         latest_s = float(((plan.shares + heads) / self._rates * sure).max())
         return max(1.0 - max(self._level(plan.total, heads)) / latest_s, 0.0)
 
     def _heads(self, plan: RoundPlan) -> Floats:
-        """h, of the micro-batches that a plan has; one of a rank without samples."""
+        """Return h for the micro-batches of a plan; a rank without samples counts one."""
         cuts = plan.cuts
         return self._fixed if cuts.max() <= 1 else self._fixed * np.maximum(cuts, 1)
 
     def _level(self, total: int, heads: Floats) -> tuple[float, float]:
-        """T, and the seconds of the latest rank that has its minimum and is later; 0 where there is none."""
+        """Return T, and the seconds of the latest rank that is at its minimum and later than T; 0 if there is none."""
         if heads is not self._fixed:
             return self._found_level(total, heads)
         if total not in self._levels:  # several plans are compared with it
@@ -94,7 +94,7 @@ class AffineCosts:
         return level_s, float(((least + heads[~free]) / rates[~free]).max())
 
     def divided(self, plan: RoundPlan, max_micro_batch: int | None, limits: Floats | float = 0.0) -> RoundPlan:
-        """The best plan: ranks whose speed is known divide what they hold together, the others keep it.
+        """Return the best plan: ranks whose speed is known divide what they hold together, the others keep it.
 
         Micro-batches are no larger than ``max_micro_batch``, nor than each rank's limit (0: it has none).
         """
@@ -124,7 +124,7 @@ class AffineCosts:
         return best
 
     def _best(self, total: int, rates: Floats, heads: Floats, upper: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The shares of ranks with these u and h, each of at least the minimum; that and ``upper`` allow the total."""
+        """Return the shares of ranks with these u and h, at least the minimum each; the bounds allow the total."""
         units, least = total // self._step, -(-self._minimum // self._step)
         lower = np.full(len(rates), least)
         upper = np.minimum(upper // self._step, units - least * (len(rates) - 1))
@@ -133,7 +133,7 @@ class AffineCosts:
         )
 
     def latest_s(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
-        """When the latest rank of known speed is done, in a unit of its own; ``sure`` where all are known."""
+        """Return when the latest rank of known speed is done, in a unit of its own; ``sure`` if all are known."""
         return float((self._seconds(plan) * sure).max(initial=0.0))
 
     def between(self, begin: RoundPlan, end: RoundPlan, part: float) -> npt.NDArray[np.int64]:
@@ -148,7 +148,7 @@ class AffineCosts:
 
     @cached_property
     def _overhead(self) -> float:
-        """The sum of β: of one micro-batch of each rank."""
+        """The sum of β, for one micro-batch of each rank."""
         return _sum(self._fixed) if np.count_nonzero(self._fixed) else 0.0
 
     @cached_property
@@ -167,11 +167,11 @@ class AffineCosts:
         return self._comparable * (1.0 + self._fixed / self._typical_size)
 
     def _seconds(self, plan: RoundPlan) -> Floats:
-        """The time t of each rank that is known, in a unit of its own."""
+        """Return the time t of each rank whose speed is known, in a unit of its own."""
         known = self._known
         return (plan.shares + self._heads(plan))[known] / self._comparable_rates[known]
 
 
 def _sum(figures: Floats) -> float:
-    """Rounded once, and so the same everywhere."""
+    """Return the sum, rounded once, and so the same everywhere."""
     return math.fsum(figures.tolist())

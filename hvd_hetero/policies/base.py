@@ -1,4 +1,4 @@
-"""What every scheme is: a pure function from the agreed table to the next plan."""
+"""The base of all schemes: a pure function from the agreed table to the next plan."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Policy(ABC):
     """Decides, from what all ranks know, what each rank does in the next round.
 
     The same tables give the same plans on every rank and on every processor. Hence a policy decides in integers,
-    quantising measurements before it compares or divides them, and knows nothing that was measured on one rank alone:
-    what a rank predicts of its own speed reaches it through the table. It may keep what follows from the tables it has
+    quantising measurements before it compares or divides them, and uses nothing that was measured on one rank alone:
+    a rank's prediction of its own speed reaches it through the table. It may keep what follows from the tables it has
     seen (an allocation that has settled, say), and saves that as its state; one object serves one training.
     """
 
@@ -37,7 +37,7 @@ class Policy(ABC):
     """True: plans depend on measured times. False: a rank may report none."""
 
     weighs_fixed_cost: bool = False
-    """True: plans go by what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)."""
+    """True: plans count what a micro-batch costs besides its samples (``hvd_hetero.measurement.fixed_cost``)."""
 
     updates_locally: bool = False
     """True: ranks update their own parameters after every micro-batch (``RoundPlan.local``)."""
@@ -59,42 +59,42 @@ class Policy(ABC):
 
     @property
     def accumulates(self) -> bool:
-        """Whether a rank may do several micro-batches in a round: an adapter that builds graphs must know beforehand.
+        """True if a rank may do several micro-batches in a round: an adapter that builds graphs must know beforehand.
 
-        As most schemes may, the answer is yes but for those whose one reason for it is a limit that is not set.
+        Most schemes may. The exceptions are those whose only reason for it is a limit that is not set.
         """
         return getattr(self, "max_micro_batch", 0) is not None
 
     @property
     def needs_epochs(self) -> bool:
-        """Whether it learns when an epoch ends, and so nothing in a loop that has none."""
+        """True if the policy learns only when an epoch ends, and so nothing in a loop without epochs."""
         return False
 
     @abstractmethod
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """The plan before anything was measured."""
+        """Return the plan before anything was measured."""
 
     @abstractmethod
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The plan that follows ``plan``, the latest one decided, given the latest finished round."""
+        """Return the plan that follows ``plan``, the latest one decided, given the latest finished round."""
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
-        """The plan to begin with where some ranks know their speed from a former membership (NaN: not known).
+        """Return the plan to begin with if some ranks know their speed from a former membership (NaN: not known).
 
-        ``plan`` is what ``first`` has said. For policies that learn the rest as they go, that is it.
+        ``plan`` is the result of ``first``. Policies that learn the rest as they go keep it.
         """
         return plan
 
     def predictor(self) -> Predictor:
-        """A fresh predictor for one rank's speed. Policies that do not predict report the latest measurement."""
+        """Return a new predictor for one rank's speed. Policies that do not predict report the latest measurement."""
         return predictor("memoryless")
 
     def profile(self) -> DeviceProfile | None:
-        """A fresh profile of one rank's device, for policies that need more than its speed."""
+        """Return a new profile of one rank's device, for policies that need more than its speed."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned from the tables, as plain data; the same on every rank."""
+        """Return what was learned from the tables, as plain data; the same on every rank."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -104,14 +104,14 @@ class Policy(ABC):
 
 
 def checked_micro_batch(size: int | None) -> int | None:
-    """The largest micro-batch allowed, if it is one."""
+    """Return the largest micro-batch allowed, after checking it."""
     if size is None:
         return None
     return integer("max_micro_batch", size, 1, way_out="give a whole number of samples, or None for no limit")
 
 
 def checked_tolerance(tolerance: float) -> float:
-    """The share of a round that is not worth a change, if it is one."""
+    """Return the share of a round that is not worth a change, after checking it."""
     way_out = "0.02 leaves two hundredths alone, and 0 follows everything"
     if isinstance(tolerance, bool) or not isinstance(tolerance, Real):
         raise TypeError(f"tolerance must be a number, a share in [0, 1), got {tolerance!r}; {way_out}")
@@ -121,12 +121,12 @@ def checked_tolerance(tolerance: float) -> float:
 
 
 def comparable_speeds(speeds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Speeds as integers that are the same on every processor; 0 where there is no finite positive speed."""
+    """Return speeds as integers that are the same on every processor; 0 for no finite positive speed."""
     usable = np.where(np.isfinite(speeds) & (speeds > 0), speeds, 0.0)
     return quantise(usable) if usable.any() else np.zeros(len(speeds), dtype=np.int64)
 
 
 def equal_plan(workers: int, global_batch: int, max_micro_batch: int | None = None) -> RoundPlan:
-    """The global batch cut evenly: the first ``global_batch mod workers`` ranks hold one sample more."""
+    """Return the global batch cut evenly: the first ``global_batch mod workers`` ranks hold one sample more."""
     share, more = divmod(global_batch, workers)
     return RoundPlan.of(np.full(workers, share) + (np.arange(workers) < more), max_micro_batch)

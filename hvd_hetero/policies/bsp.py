@@ -13,7 +13,7 @@ __all__ = ["BSP"]
 class BSP(Policy):
     """Every rank gets the same share of the global batch in every round (lb-bsp, section 2.2).
 
-    With equal machines nothing is better; with unequal ones every round lasts as long as the slowest rank needs.
+    With equal machines no policy is better; with unequal ones every round lasts as long as the slowest rank needs.
     """
 
     name: ClassVar[str] = "bsp"
@@ -23,9 +23,9 @@ class BSP(Policy):
         self.max_micro_batch = checked_micro_batch(max_micro_batch)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_plan(workers, global_batch, self.max_micro_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same again."""
+        """Return the same plan again."""
         return plan

@@ -11,10 +11,10 @@ common moves no share, so periods are compared without it:
 
 with the former m_i in the condition and G = 2 sum_j e_j² / n², about the variance of g. So levels are in the seconds of
 the latest period, however many there were. (Were the period divided by g instead, each would leave its error in a scale
-that nothing holds, and that drifts without end.) A cost that only scatters is known better with every period, and one
-that moves is that of its last period. Taking chance for a move loses the average of that rank and nothing else, and
-with z = sqrt(2 ln 100 n) happens to one of the n in a hundredth of the periods at most, if rounds scatter normally. The
-100 and the 8 are arbitrary.
+that nothing holds, and that drifts without end.) A cost that only scatters is known better with every period, and for
+one that moves the last period counts. Taking chance for a move loses the average of that rank and nothing else, and
+with z = sqrt(2 ln 100 n) happens to one of the n in 1 % of the periods at most, if rounds scatter normally. The 100 and
+the 8 are arbitrary.
 
 Considered: no test, C_i <- C_i + (c_i - C_i) / 2 (or / 4). Level with this on steady ranks, but where a rank is half as
 fast for 60 to 200 rounds it makes two to four times the splits and 2 to 4 % (3 to 7 %) fewer samples per second, in
@@ -37,39 +37,39 @@ from hvd_hetero.rounds import RoundTable
 __all__ = ["Costs"]
 
 _SELDOM, _LONGEST = 100.0, 8.0
-_LEAST, _MOST = 1e-30, 1e30  # seconds per sample: no other time is one, and of these no sum or square overflows
+_LEAST, _MOST = 1e-30, 1e30  # seconds per sample: others are not believed, and no sum or square of these overflows
 
 Floats = npt.NDArray[np.float64]
 
 
 class Costs:
-    """Seconds per sample of every rank; what they have in common is that of the latest period."""
+    """Seconds per sample of every rank; their common factor is the latest period's."""
 
     def __init__(self, workers: int) -> None:
         self._level = np.zeros(workers)  # C_i; 0: not known
         self._periods = np.zeros(workers)  # m_i
         self._variance = np.zeros(workers)  # s_i²
         self._ended = 0.0  # periods
-        # Of no more digits than logarithms have in common on all processors.
+        # As many digits as the logarithms of all processors have in common.
         self._z = round(math.sqrt(2.0 * math.log(_SELDOM * max(workers, 1))), 6)  # z
         self._forget_period()
 
     @property
     def known(self) -> bool:
-        """Whether every rank's is."""
+        """True if every rank's cost is known."""
         return bool((self._level > 0).all())
 
     @property
     def per_sample(self) -> Floats:
-        """C_i."""
+        """The costs C_i."""
         return self._level
 
     def restart(self) -> None:
-        """What costs were says nothing any more, but for how much they scatter."""
+        """Forget the costs, which no longer hold, but not how much they scatter."""
         self._level = np.zeros(len(self._level))
 
     def take(self, table: RoundTable) -> None:
-        """A round is over: the seconds that each rank was at work, where they say something."""
+        """Add a finished round: the seconds that each rank was at work, where they are credible."""
         seconds, samples = table.busy_s, table.column("timed_samples")
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             cost = seconds / samples
@@ -80,7 +80,7 @@ class Costs:
         self._rounds += tells
 
     def end_period(self, least: int = 1) -> bool:
-        """Learn from the period, if every rank was timed in so many rounds of it; else it goes on: False."""
+        """Learn from the period, if every rank was timed in ``least`` rounds of it, and return whether it has ended."""
         if self._rounds.min() < least:
             return False
         cost = self._costs / self._rounds
@@ -106,11 +106,11 @@ class Costs:
         self._costs, self._squares, self._rounds = (np.zeros(len(self._level)) for _ in range(3))
 
     def state(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         return {"ended": self._ended, **{name: getattr(self, f"_{name}").tolist() for name in _COLUMNS}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load what ``state`` has returned."""
         columns = {name: np.array(state[name], dtype=np.float64) for name in _COLUMNS}
         if any(c.shape != self._level.shape or not (np.isfinite(c) & (c >= 0)).all() for c in columns.values()):
             raise ValueError(

@@ -5,12 +5,12 @@
     x_i ∝ 1 + A cos(2π ((q + 1/4) / Q + i / n)),    A = 0.9,
 
 whose sum over the n >= 2 ranks is the same in every step, since the cosines cancel: each rank climbs from a tenth to
-almost twice its equal share and down again, each at another moment. The quarter makes the sizes of the way down
-others than those of the way up. Every step lasts two rounds, for the first batch of a size pays for buffers and
-kernels (``allocation.device``). A rank that runs out of memory on the way up says so in the table, and from then on
+almost twice its equal share and down again, each at another moment. The quarter makes the sizes on the way down
+differ from the sizes on the way up. Every step lasts two rounds, because the first batch of a size pays for buffers and
+kernels (``allocation.device``). A rank that runs out of memory on the way up reports it in the table, and from then on
 its micro-batches keep to what fits.
 
-**The split** is that of ``policies.gamma_shares``, looked for in every round and taken where it is worth a change.
+**The split** comes from ``policies.gamma_shares``. It is computed in every round and taken if it is worth a change.
 
 Differences from the paper (lb-bsp, section 3.3): it profiles each type of device offline and by itself.
 """
@@ -43,7 +43,7 @@ Shares = npt.NDArray[np.int64]
 
 
 def ladder(workers: int, total: int, step: int, minimum: int = 1, multiple_of: int = 1) -> Shares:
-    """The shares of one step of the ladder."""
+    """Return the shares of one step of the ladder."""
     angles = [2 * math.pi * ((step + 0.25) / LADDER_STEPS + i / workers) for i in range(workers)]
     # Quantised before they are divided: two libraries' cosines may differ in the last bit.
     weights = [round(1024 * (1 + _SWING * math.cos(angle))) for angle in angles]
@@ -61,7 +61,7 @@ class DeviceShares:
         self.restart()
 
     def restart(self) -> None:
-        """Nothing is known."""
+        """Forget everything."""
         self._comm_s = EMA()
         self._climbed = 0
         self._patience = _TURNS * LADDER_ROUNDS
@@ -69,11 +69,11 @@ class DeviceShares:
 
     @property
     def given_up(self) -> bool:
-        """Whether some device's times follow no curve."""
+        """True if some device's times follow no curve."""
         return self._on_ladder and self._climbed > self._patience
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> Shares | None:
-        """The shares after ``plan``, or None for the same again."""
+        """Return the shares after ``plan``, or None to keep them."""
         table = finished.table
         self._comm_s.update(table.transfer_s)  # the last to come waits for the transfer alone
         known = table.column("slope_s") > 0
@@ -87,7 +87,7 @@ class DeviceShares:
             return None
         try:
             shares = shares_by_gamma(table, plan, comm_s, self._minimum, self._multiple_of, self._max_micro_batch)
-        except ValueError as error:  # a curve that makes no sense, say: training goes on with the plan that there is
+        except ValueError as error:  # such as a curve that makes no sense: training goes on with the present plan
             logger.warning("round %d: the split stays as it is: %s", finished.round, error)
             return None
         next_s = float(shares_seconds(table, shares, self._max_micro_batch).max()) + comm_s
@@ -99,7 +99,7 @@ class DeviceShares:
     def _climb(self, plan: RoundPlan, finished: FinishedRound, known: npt.NDArray[np.bool_]) -> Shares | None:
         if finished.plan.total == plan.total:  # a short round teaches nothing, so its step is not done
             self._climbed += 1
-            # Rounds planned before the ladder began, and any that looks like them, do not count against it.
+            # Rounds planned before the ladder began, and any that look like them, do not count against it.
             self._patience += max(finished.plan.samples) - min(finished.plan.samples) <= self._multiple_of
         if self.given_up:
             logger.warning(
@@ -112,7 +112,7 @@ class DeviceShares:
         return ladder(plan.workers, plan.total, step, self._minimum, self._multiple_of)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the ladder is climbed, and the predicted communication."""
+        """Return how far the ladder is climbed, and the predicted communication."""
         return {
             "climbed": self._climbed,
             "patience": self._patience,

@@ -26,8 +26,8 @@ class ElasticBSP(Policy):
 
     The paper takes ranks to be stable for a short while: every future interval of rank i equals its typical recent
     one, ``a_i = b_i / v_i`` with v_i the predicted speed. So the ends of its next R iterations are ``r a_i``,
-    r = 1 … R, and ZipLine picks one end per rank so that the latest and the earliest are as near as possible; of equals
-    the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
+    r = 1 … R, and ZipLine picks one end per rank so that the latest and the earliest are as near as possible; among
+    equals, the earliest barrier. So ``1 <= tau_i <= R``, and no rank is more than R - 1 iterations ahead of another.
 
     ``updates="accumulate"``: the gradients of the superstep are gathered, and one update follows with their mean over
     all its samples: exactly the step of one process with a batch of ``sum_i tau_i b_i``. The batch of a step thus
@@ -37,22 +37,22 @@ class ElasticBSP(Policy):
     and optimizer state, weighted by samples: with x_i the parameters of rank i after its tau_i steps and S_i its
     samples, ``x <- sum_i (S_i / S) x_i``. State (momentum, second moments) is averaged
     likewise, step counts included where they are floating-point numbers, so that all ranks go on alike and rank 0's
-    checkpoint is everybody's. State of other types stays each rank's own.
+    checkpoint serves every rank. State of other types stays each rank's own.
 
     Differences from the paper: it does not say how an iteration updates. Its section VII allows "asynchronous gradient
     updates to a certain extent" between barriers, and section VI compares with averaging after tau local updates, with
-    a tau of each worker's own; "local" is that. The server, and its push and pull, are gone; ends are predicted from
-    each rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
+    different tau of each worker; "local" is that. There is no server with its push and pull; ends come from each
+    rank's own predictor, in whole nanoseconds, so that all ranks choose alike; the tolerance.
 
     Parameters
     ----------
     lookahead
         R, the iterations that are predicted of every rank. It bounds how long a superstep may be, and with it how stale
-        the slowest rank's iterations are; the paper uses 15 to 240 and gains nothing from much.
+        the slowest rank's iterations are; the paper uses 15 to 240, and finds little gain in larger values.
     updates
         See above.
     predictor
-        Of the speed of each rank.
+        The predictor of each rank's speed.
     tolerance
         Barriers that wait at most this share of the barrier's own time longer than the best are as good, and of
         these the earliest is taken. Without it the noise of a measurement decides between a superstep of one iteration
@@ -83,11 +83,11 @@ class ElasticBSP(Policy):
         self.predictor()  # a wrong name is an error here and not in the first round
 
     def predictor(self) -> Predictor:
-        """The predictor asked for: a fresh one by name, or the very object that was given."""
+        """Return the chosen predictor: a new one by name, or the very object that was given."""
         return predictor(self._predictor)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """One iteration each."""
+        """Return one iteration for each rank."""
         if self.lookahead * global_batch > MAX_ROUND_SAMPLES:
             raise ValueError(
                 f"lookahead times global_batch, the samples of the longest superstep, must be at most "
@@ -98,11 +98,11 @@ class ElasticBSP(Policy):
         return self._plan(np.ones(workers, dtype=np.int64))
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The iterations up to the best barrier; as before where a rank has no usable prediction."""
+        """Return the iterations up to the best barrier; ``plan`` if a rank has no usable prediction."""
         return self.renegotiate(plan, finished.table.figures("samples_per_s"))
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
-        """The same, for speeds that are known from before."""
+        """Return the iterations up to the best barrier for these speeds."""
         if not all(0.0 < v < math.inf for v in speeds):
             return plan
         iteration_s = np.asarray(self._batches) / np.asarray(speeds)

@@ -1,4 +1,4 @@
-r"""How far the ranks' own figures can be trusted, from the tables of the rounds: for LB-BSP.
+r"""How far the ranks' own figures can be trusted, judged by the tables of the rounds; for LB-BSP.
 
 Rank i forecasts the speed v_i, and then does m_i (both in micro-batches of the typical size). σ_i is 1.48 medians of
 |m_i / v_i - 1|, found by steps of a tenth. Most of that is the scatter of single rounds, and about a third is the
@@ -37,7 +37,7 @@ _REACH = 4.0 / 3.0
 
 
 class Evidence:
-    """What the tables of n ranks show.
+    """Measurements and forecasts of n ranks, from the tables.
 
     Speeds are reported for micro-batches of ``typical_size``, and shares are multiples of ``step``.
     """
@@ -68,7 +68,7 @@ class Evidence:
         return {name: np.where(np.isfinite(of), of, 0.0).tolist() for name, of in kept.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back, of as many ranks."""
+        """Load what ``state`` has returned, for as many ranks."""
         kept = [np.array(state[name], dtype=np.float64) for name in ("scatter", "forecast", "least", "most")]
         if not all(of.shape == self._scatter.shape and ((of >= 0.0) & (of < math.inf)).all() for of in kept):
             raise ValueError(
@@ -90,7 +90,7 @@ class Evidence:
         cuts, held = np.maximum(wanted.cuts, 1), plan.shares
         most = np.maximum(np.floor(self._most * _REACH) * cuts, self._most * cuts + self._step)
         least = np.minimum(np.ceil(self._least / _REACH) * cuts, self._least * cuts - self._step)
-        # What a rank holds bounds these: else one could never change the number of its micro-batches.
+        # A rank's present share bounds these, too: else the number of its micro-batches could never change.
         beyond = np.maximum(wanted.shares - np.maximum(most, held), 0.0)
         beyond += np.maximum(np.minimum(least, held) - wanted.shares, 0.0)
         return float((1.0 - beyond / np.maximum(np.abs(wanted.shares - held), 1)).min())

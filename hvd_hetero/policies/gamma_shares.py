@@ -7,14 +7,14 @@ largest micro-batch that fits. A share x takes k = ⌈x / ℓ_i⌉ micro-batches
 
 Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 and 5), in two stages: bisect the level T
 for the k_i that reach X samples by then, and solve the linear problem that is left exactly (``allocation.minimax``).
-Where the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and nobody
+If the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and no device
 saturates. No share may be more than twice what its rank has been seen with: beyond, the line may not go on.
-Cost: that of ``minimax``, and 52 passes over the ranks where memory bounds a micro-batch.
+Cost: that of ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
 
 Differences from the paper: there x^o bounds the share; here it bounds the micro-batch, since a fast device with little
 memory may well do two batches while a slow one does one (b_i once more is the price, and it is weighed). There
 communication differs between workers, each with its own link to the server; an allreduce ends for all at once, so t^m
-is one number, which moves the predicted end of the round, hence what is worth a change of the split, and not the split.
+is one number. It moves the predicted end of the round, and so what is worth a change of the split, but not the split.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def shares_by_gamma(
     multiple_of: int = 1,
     max_micro_batch: int | None = None,
 ) -> Shares:
-    """The best split by the curves in the table, none more than twice what ``plan`` or the ladder has.
+    """Return the best split by the curves in the table; no share exceeds twice what ``plan`` or the ladder has.
 
-    Raises ValueError where the curves cannot be those of real devices.
+    Raises ValueError if no real devices can have such curves.
     """
     total, step = plan.total, multiple_of
     fits = _fits(table, total, max_micro_batch)
@@ -60,7 +60,7 @@ def shares_by_gamma(
     slope_s, intercept_s = table.column("slope_s"), table.column("intercept_s")
     intercept_s = np.where(flat, intercept_s + slope_s * table.column("saturation"), intercept_s)
     slope_s = np.where(flat, 0.0, slope_s)
-    # By noise b may be negative; a second micro-batch must not look like a gain of time for that.
+    # By noise b may be negative; then a second micro-batch must not look like a gain of time.
     again_s = np.maximum(intercept_s, 0.0)
     counts = np.ones(plan.workers, dtype=np.int64)
     if (fits < most).any():
@@ -74,7 +74,7 @@ def shares_by_gamma(
 
 
 def shares_seconds(table: RoundTable, shares: Shares, max_micro_batch: int | None = None) -> npt.NDArray[np.float64]:
-    """T_i(x_i) without communication, by the curves in the table."""
+    """Return T_i(x_i) without communication, by the curves in the table."""
     fits = _fits(table, int(shares.sum()), max_micro_batch)
     counts = -(-shares // fits)
     each = np.maximum(shares / np.maximum(counts, 1), table.column("saturation"))
@@ -83,13 +83,13 @@ def shares_seconds(table: RoundTable, shares: Shares, max_micro_batch: int | Non
 
 
 def _fits(table: RoundTable, total: int, max_micro_batch: int | None) -> Shares:
-    """ℓ: the largest micro-batches."""
+    """Return ℓ: the largest micro-batches."""
     limit = table.column("limit").astype(np.int64)
     return np.minimum(np.where(limit > 0, limit, total), total if max_micro_batch is None else max_micro_batch)
 
 
 def _lower(saturation: Shares, total: int, minimum: int, step: int) -> Shares:
-    """Saturation in whole steps; less where the round does not hold as much."""
+    """Return the saturation in whole steps; less if the round does not hold as much."""
     least = -(-minimum // step) * step
     lower = np.maximum(-(-saturation // step) * step, least)
     if lower.sum() > total:
@@ -101,7 +101,7 @@ def _lower(saturation: Shares, total: int, minimum: int, step: int) -> Shares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Devices:
-    """What a share takes: ``head_s`` once, and for each micro-batch ``again_s`` and the time of its samples."""
+    """The time of a share: ``head_s`` once, and for each micro-batch ``again_s`` and the time of its samples."""
 
     slope_s: npt.NDArray[np.float64]
     head_s: npt.NDArray[np.float64]
@@ -110,7 +110,7 @@ class _Devices:
     fits: Shares
 
     def micro_batches(self, total: int, lower: Shares, most: Shares, step: int) -> Shares:
-        """k_i by bisection of the level; operations that are correctly rounded everywhere, so alike on all ranks."""
+        """Return k_i by bisecting the level; all operations are correctly rounded, so all ranks find the same."""
         full_s = self.slope_s * self.fits + self.again_s
         early, late = 0.0, float((self.head_s + full_s * (-(-most // self.fits) + 1)).max())
         for _ in range(_HALVINGS):
@@ -123,7 +123,7 @@ class _Devices:
         return counts
 
     def _reached(self, level_s: float, lower: Shares, most: Shares, step: int) -> Shares:
-        """The samples that each device has done by then, within the bounds."""
+        """Return the samples that each device has done by then, within the bounds."""
         left_s = np.maximum(level_s - self.head_s, 0.0)
         whole = np.minimum(np.floor(left_s / (self.slope_s * self.fits + self.again_s)), most)
         # One more that is not full, if there is time for all of them, equally large, above saturation.
@@ -136,7 +136,7 @@ class _Devices:
 
 
 def relaxed_seconds(table: RoundTable, total: int) -> float:
-    """A time that no split can beat: Eq. 3 over the reals, every device saturated, no bounds."""
+    """Return a time that no split can beat: Eq. 3 over the reals, every device saturated, no bounds."""
     slope_s, intercept_s = table.figures("slope_s"), table.figures("intercept_s")
     if not all(0.0 < m < math.inf for m in slope_s):
         return -math.inf

@@ -1,4 +1,4 @@
-"""LB-BSP: batches by predicted speeds, so that all ranks finish at the same moment."""
+"""LB-BSP: batches by predicted speeds, so that all ranks finish together."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
-_BACK = 2 / 3  # of the tolerance, within which the equal split is taken again: not all, or noise would lead to and fro
-_WORTH = 8.0  # times what a split saves of a round, by which equal shares may change; proportional costs take one
-_TOO_FAR = 1.5  # times that, from which on a split goes back (arbitrary)
+_BACK = 2 / 3  # of the tolerance, where equal shares return; at all of it, noise would switch to and fro
+_WORTH = 8.0  # times what a split saves of a round: how far equal shares may change; proportional costs take 1
+_TOO_FAR = 1.5  # times that: where a split goes back (arbitrary)
 
 
 class LBBSP(Policy):
@@ -30,7 +30,7 @@ class LBBSP(Policy):
 
     Minimise the latest rank, ``max_i (x_i + k_i β_i) / u_i``, over integers with ``sum x_i = X``, at least ``minimum``
     each (Eq. 3 with Γ(x) = (x + β) / u). Over the reals, ``x_i = u_i T - k_i β_i`` with the T that makes the sum X. The
-    pace ``u_i`` is what rank i predicts for itself from its own history, in samples and fixed samples per second; β_i
+    pace ``u_i`` is what rank i predicts from its own history, in samples and fixed samples per second; β_i
     is what one of its k_i micro-batches costs besides its samples (``measurement.fixed_cost``), 0 until that is known.
     With β = 0 this is the paper's division in proportion to speeds.
 
@@ -38,8 +38,8 @@ class LBBSP(Policy):
     lead equal ranks to shares of one sample. So a split must earn its departure from equal shares:
 
     - It is taken if it saves more than ``tolerance``, and more than the ranks' forecasts may be wrong.
-    - No rank gives away more of its equal share than eight times what that saves of a round, in whatever steps.
-    - A micro-batch is at most a third, or a step, beyond those that were measured (``policies.evidence``).
+    - No rank gives away more of its equal share than eight times what that saves of a round, in however many steps.
+    - A micro-batch is at most a third, or a step, beyond the sizes that were measured (``policies.evidence``).
 
     Differences from the paper: no manager process; the fixed cost; the integers are the exact optimum (the paper leaves
     rounding open); the tolerance; a rank without a usable prediction keeps its share, and the others divide the rest.
@@ -47,22 +47,22 @@ class LBBSP(Policy):
     Parameters
     ----------
     predictor
-        The name of a predictor, or an object; every rank is a process of its own and has its own. With
-        ``Mixture(drivers=True)`` the CPU that is available is read before every round, and a change that it tells is in
-        the plan of its first round; where plans are fixed some rounds ahead (``num_workers`` of the
+        The name of a predictor, or an object; every rank is a process and has its own. With
+        ``Mixture(drivers=True)`` each rank reads its available CPU before every round, and the plan follows a change
+        in its first round; if plans are fixed some rounds ahead (``num_workers`` of the
         loader, ``prefetch`` in Keras), it comes as many rounds later.
     minimum, multiple_of
         Every rank's share is at least ``minimum`` samples and a multiple of ``multiple_of``.
     tolerance
         A new split is taken only if some rank is later than the best split by more than this share of its time.
-        Otherwise the batches of equal machines would follow every breath of the measurement, and each new batch size
+        Otherwise the batches of equal machines would follow every fluctuation, and each new batch size
         costs something: new buffers, new kernels, and sizes that kernels like less (on equal ranks, batches of 65 and
-        63 instead of 64 and 64 made a step of 80 ms two hundredths longer). For the same reasons the equal split,
+        63 instead of 64 and 64 made a step of 80 ms 2 % longer). For the same reasons the equal split,
         whose size the user chose, is taken again as soon as no other is sooner by two thirds of the tolerance. The
         values are arbitrary between the noise of a predicted speed and a loss that one would notice. With 0, every
         prediction is followed as it is, however far.
     max_micro_batch
-        Larger shares are done in several micro-batches, for memory's sake.
+        Larger shares are done in several micro-batches, to fit memory.
     device
         "cpu": as above. "gpu": devices that saturate and run out of memory, where the time of a batch is a curve and
         not a line through the origin. The first rounds climb a ladder of batch sizes to learn each curve Γ, with the
@@ -110,19 +110,19 @@ class LBBSP(Policy):
 
     @property
     def accumulates(self) -> bool:
-        """Whether a rank may do several micro-batches: also where its memory is to be found out."""
+        """True if a rank may do several micro-batches: also on a GPU, whose memory limit is found out."""
         return self.device == "gpu" or super().accumulates
 
     def predictor(self) -> Predictor:
-        """The predictor asked for: a fresh one by name, or the very object that was given."""
+        """Return the chosen predictor: a new one by name, or the very object that was given."""
         return predictor(self._predictor)
 
     def profile(self) -> DeviceProfile | None:
-        """The curve of one device, on devices that have one."""
+        """Return a new curve of one device, for devices that have one."""
         return None if self._curves is None else DeviceProfile(enough=LADDER_STEPS - 2)
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares, until speeds are known."""
+        """Return equal shares, until speeds are known."""
         self._check_divisible(workers, global_batch)
         if self._curves is not None:
             self._curves.restart()
@@ -131,7 +131,7 @@ class LBBSP(Policy):
         return self._equal
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The best shares for what the ranks cost, or by the curves, where that is worth a change."""
+        """Return the best shares for the ranks' costs, or by the curves, if they are worth a change."""
         table = finished.table
         if self._curves is not None and not self._curves.given_up and table.workers > 1:
             by_curves = self._curves.next(plan, finished)
@@ -143,14 +143,14 @@ class LBBSP(Policy):
         return self._worthwhile(plan, *figures)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
-        """Shares by the speeds that are known; a rank that does not know its own takes an equal one."""
+        """Return shares by the known speeds; a rank that does not know its own takes an equal one."""
         if self._curves is not None:
             return plan
         nothing = np.zeros(len(speeds))
         return self._worthwhile(plan, np.array(speeds, dtype=np.float64), nothing, nothing)
 
     def _worthwhile(self, plan: RoundPlan, speeds: Floats, fixed: Floats, limits: Floats) -> RoundPlan:
-        """Return the best plan as far as it is worth a change, or the equal one where that is as good."""
+        """Return the best plan as far as it is worth a change, or the equal one if that is as good."""
         costs = AffineCosts(speeds, fixed, self._equal.typical_size, self._least, self.multiple_of)
         if not costs.all_known or self.tolerance == 0.0 or self._evidence is None:
             wanted = costs.divided(plan, self.max_micro_batch, limits)
@@ -180,7 +180,7 @@ class LBBSP(Policy):
         return Evidence(self._equal.workers, self._equal.typical_size, self.multiple_of)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the ranks' curves, and of how far their figures can be trusted."""
+        """Return what is known of the ranks' curves, and of how far their figures can be trusted."""
         return {
             "curves": None if self._curves is None else self._curves.state_dict(),
             "evidence": None if self._evidence is None else self._evidence.state(),
@@ -201,7 +201,7 @@ class LBBSP(Policy):
             self._evidence.restore(state["evidence"])
 
     def _check_divisible(self, workers: int, global_batch: int) -> None:
-        """Whether the global batch can be divided as asked, said here since the user set no ``total``."""
+        """Raise if the global batch cannot be divided as asked; here, because the user set no ``total``."""
         multiple, share = self.multiple_of, self._least
         if global_batch < workers * share:
             asked = f"minimum={self.minimum}" + (f" and multiple_of={multiple}" if multiple > 1 else "")

@@ -29,8 +29,8 @@ class LBNonBlocking(Policy):
     LB-BSP (``LBBSP``) divides X / N samples so that one micro-batch takes all ranks as long: its shares y_i minimise
     ``max_i (y_i + β_i) / u_i``. Rank i is given ``x_i = N y_i`` samples in N micro-batches of y_i. The round ends with
     the first rank, as in ``NonBlocking``, so a rank that is slower than predicted holds the others up for part of one
-    micro-batch, and not for all that it is late. What it leaves undone returns to the queue. The gradient is the mean
-    over all samples done, whoever did them.
+    micro-batch, and not for all of its delay. What it leaves undone returns to the queue. The gradient is the mean
+    over all samples done, whichever rank did them.
 
     **The number of micro-batches.** With more of them ranks wait less for the last one, and each costs its fixed part
     again. Which N is best also depends on how times scatter. So it is measured, not computed: N is the one of
@@ -39,28 +39,28 @@ class LBNonBlocking(Policy):
 
     at which rounds take the fewest seconds a sample, ``(max_i t_i + transfer) / samples done``, with t_i the seconds
     that rank i was at work. ``policies.trials`` says which N is used when. With N = 1, where it begins, a round is
-    LB-BSP's. N = 2 is left out, for it waits nearly as long as 1.
+    LB-BSP's. N = 2 is left out, because it waits nearly as long as 1.
 
-    Each change of N teaches β, and where times scatter, a wrong one at first. So shares keep their proportions in a
+    Each change of N teaches β, and if times scatter, a wrong one at first. So shares keep their proportions in a
     trial and the two rounds after it.
 
-    Every micro-batch of a rank has one size, so that the mean size of those done says nothing of how many were done:
-    ``measurement.fixed_cost`` would take each new mean for a new size. Hence a round has the largest multiple of N that
-    ``global_batch`` holds.
+    Every micro-batch of a rank has one size. Otherwise the mean size would change with the number of micro-batches
+    done, and ``measurement.fixed_cost`` would take each new mean for a new size. So a round has the largest multiple of
+    N that ``global_batch`` holds.
 
     Rejected: N by a model. With φ the fixed part of a step, N costs φ N of a step, and waiting (n - 1) / 2nN of it if
     the others are anywhere in a micro-batch when the first is done. So √((n - 1) / 2nφ) would be best
     (``benchmarks/stumbles_bound.py``). But times that scatter hide a small φ, and N then went to a wrong one.
 
-    Rejected: to end a round where the ranks' micro-batches are about to end together. Even if each rank knows how far
-    the others are, that gains a hundredth at most, for most waiting is for stumbles that have just begun.
+    Rejected: ending a round when the ranks' micro-batches are about to end together. Even if each rank knows how far
+    the others are, that gains 1 % at most, because most waiting is for stumbles that have just begun.
 
     Parameters
     ----------
     predictor, tolerance
         As in ``LBBSP``.
     micro_batches
-        N. None: the fastest that is found, as above.
+        N. None: the fastest, found as above.
     """
 
     name: ClassVar[str] = "lb-non-blocking"
@@ -81,14 +81,14 @@ class LBNonBlocking(Policy):
         self._shares = LBBSP(predictor, tolerance=tolerance)
         self._workers = self._global_batch = self._number = 1  # n, X, N
         self._trials = Trials((1,))
-        self._reference = 1.0  # samples of the micro-batches that speeds are told of
+        self._reference = 1.0  # samples of the micro-batches that speeds refer to
 
     def predictor(self) -> Predictor:
-        """LB-BSP's."""
+        """Return LB-BSP's predictor."""
         return self._shares.predictor()
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares, until speeds are known."""
+        """Return equal shares, until speeds are known."""
         if (fixed := self.micro_batches) is not None and global_batch < workers * fixed:
             raise ValueError(
                 f"global_batch must be at least {workers * fixed}, a sample for each of the {fixed} micro-batches of "
@@ -102,7 +102,7 @@ class LBNonBlocking(Policy):
         return self._whole(part)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """LB-BSP's next split of a micro-batch, and as many of them as make rounds fastest, or a trial of others."""
+        """Return LB-BSP's next split, in as many micro-batches as make rounds fastest, or in a trial of others."""
         self._learn(finished)
         part = self._part(plan)
         if not self._trials.unsettled:
@@ -115,11 +115,11 @@ class LBNonBlocking(Policy):
         return self._whole(part)
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
-        """LB-BSP's shares by the speeds that are known."""
+        """Return LB-BSP's shares by the known speeds."""
         return self._whole(self._shares.renegotiate(self._part(plan), speeds))
 
     def state_dict(self) -> dict[str, Any]:
-        """What trials of the number of micro-batches have said, and LB-BSP's state."""
+        """Return the results of the trials of the number of micro-batches, and LB-BSP's state."""
         return {"trials": self._trials.state(), "shares": self._shares.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -135,28 +135,28 @@ class LBNonBlocking(Policy):
         return self._global_batch // self._number
 
     def _part(self, plan: RoundPlan) -> RoundPlan:
-        """One micro-batch of each rank, in the proportions of a plan; of a plan with N, exactly its Nth part."""
+        """Return one micro-batch of each rank, in the proportions of a plan; of a plan with N, exactly its Nth part."""
         return RoundPlan.of(proportional(plan.samples, self._of_a_part, minimum=1))
 
     def _whole(self, part: RoundPlan) -> RoundPlan:
-        """The round of N such micro-batches of each rank; the planner cuts those that memory does not hold."""
+        """Return the round of N such micro-batches of each rank; the planner cuts them if memory is short."""
         n = self._number
         return RoundPlan(tuple(n * x for x in part.samples), (n,) * part.workers, ends="first")
 
     def _of_present_size(self, table: RoundTable) -> RoundTable:
-        """The speeds of micro-batches of the present size, where ranks report those of the first one."""
+        """Return the speeds for micro-batches of the present size; ranks report them for the first one's."""
         fixed, size = table.column("fixed_samples"), self._of_a_part / self._workers
         speeds = table.column("samples_per_s") * ((1.0 + fixed / self._reference) / (1.0 + fixed / size))
         return table.replaced("samples_per_s", speeds.tolist())
 
     def _learn(self, finished: FinishedRound) -> None:
-        """Tell the trials what a round took that was planned with the present number."""
+        """Pass the time of a round to the trials, if it was planned with the present number."""
         plan, table, n = finished.plan, finished.table, self._number
         limits = table.column("limit")
         cut = np.where(limits > 0, np.maximum(-(-plan.shares // np.maximum(limits, 1)), n), n)
         if plan.ends != "first" or (plan.cuts != cut).any():
-            return  # all had to be done, or it was planned before the number changed
-        self._trials.same_as(int(cut.min()))  # more than n where no rank's memory holds so large ones
+            return  # all had to be done, or the plan is older than the number
+        self._trials.same_as(int(cut.min()))  # more than n if no rank's memory holds such large ones
         latest_s, transfer_s = float(table.busy_s.max()), table.transfer_s
         seconds = latest_s + transfer_s if transfer_s > 0.0 else latest_s  # what is not known is left out
         if 0.0 < seconds < _LONGEST_S and table.total > 0:
@@ -164,6 +164,6 @@ class LBNonBlocking(Policy):
 
 
 def _candidates(most: int) -> tuple[int, ...]:
-    """1, 4, 8, 16, … up to ``most``, or 1 and ``most`` where that is below 4."""
+    """Return 1, 4, 8, 16, … up to ``most``, or 1 and ``most`` if that is below 4."""
     fewest = min(_FEWEST, max(most, 1))
     return tuple(sorted({1, *(fewest << power for power in range(most.bit_length()) if fewest << power <= most)}))

@@ -1,4 +1,4 @@
-"""Non-blocking SGD: the first rank to finish ends the round, and the others hand in what they have."""
+"""Non-blocking SGD: the first rank to finish ends the round, and the others contribute what they have."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class NonBlocking(Policy):
     r"""Every rank may do up to N micro-batches; when the first has done N, all stop (non-blocking-sgd, Algorithm 1).
 
     Rank i is given ``x_i = X / n`` samples in N micro-batches and does ``n_i <= N`` of them, ``S_i <= x_i`` samples;
-    ``S = sum S_i``. A rank stops at the end of the micro-batch at hand, and does at least one. A round thus lasts as
-    long as its fastest rank needs, and what the others then still need for one micro-batch. To make that short, a rank
+    ``S = sum S_i``. A rank stops at the end of its current micro-batch, and does at least one. A round thus lasts as
+    long as its fastest rank needs, and what the others then still need for one micro-batch. To shorten that, a rank
     does not begin a micro-batch of which it expects to do more than half after the others are done
     (``hvd_hetero.measurement.anticipation``).
 
     **Scaling.** With G_i the sum of the gradients of the samples that rank i did,
 
-        unbiased:    g = (1 / S) sum_i G_i             the mean over all samples done, whoever did them
+        unbiased:    g = (1 / S) sum_i G_i             the mean over all samples done, by whichever rank
         n/N:         g = (1 / X) sum_i (S_i / x_i) G_i the paper's rule (section 3.2 and Eq. 19)
 
     The paper shrinks the learning rate of rank i by n_i / N, which is S_i / x_i where micro-batches are equal, as all
@@ -59,7 +59,7 @@ class NonBlocking(Policy):
         self.weighs_twice = scaling == "n/N"
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares, each in as many micro-batches."""
+        """Return equal shares, each in as many micro-batches."""
         least = workers * self.micro_batches
         if global_batch < least:
             raise ValueError(
@@ -70,5 +70,5 @@ class NonBlocking(Policy):
         return RoundPlan(samples, (self.micro_batches,) * workers, ends="first")
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same again."""
+        """Return the same plan again."""
         return plan

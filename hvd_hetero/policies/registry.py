@@ -23,7 +23,7 @@ _BY_NAME: dict[str, Callable[[], Policy]] = {
 
 
 def resolve_policy(policy: str | Policy) -> Policy:
-    """The policy that is meant: an object is taken as it is, a name gives that scheme with its defaults."""
+    """Return the policy: an object is taken as it is, a name gives that scheme with its defaults."""
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, type) and issubclass(policy, Policy):

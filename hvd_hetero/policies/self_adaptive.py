@@ -19,7 +19,7 @@ __all__ = ["SelfAdaptive"]
 
 _ENOUGH = 3  # rounds of an epoch at rest, or it counts together with the next
 _KEPT = 3  # allocations remembered: what the stop rule looks at
-_SPARE = 0.03  # by which a share may move from where its count of micro-batches was set; arbitrary
+_SPARE = 0.03  # how far a share may move before its count of micro-batches is set anew; arbitrary
 
 
 class SelfAdaptive(Policy):
@@ -31,10 +31,10 @@ class SelfAdaptive(Policy):
 
     in integers that keep their sum, until the allocation stays still (Algorithm 1): it is at rest.
 
-    A rank is up to half a micro-batch from its share, which is much where it has few. So at rest Eq. 10 divides the
+    A rank is up to half a micro-batch from its share, which is much if it has few. So at rest Eq. 10 divides the
     samples x_i of a round instead, with ``t_i = c_i x_i``, and each rank does its own in micro-batches no larger than
     before: enough of them that its share may move by 3 % before their number does, so all ranks may do a few more than
-    C then. That division is left alone as long as ranks are what they were. It is taken up again when they drift: when
+    C then. That division stays as long as the ranks keep their costs. It is made again when they drift: when
     after an epoch the slowest rank would need ``drift`` longer, relative to the mean, than under the best division.
     What a sample costs, c_i, is the epoch's, averaged with earlier ones while it only scatters (``policies.costs``).
 
@@ -53,7 +53,7 @@ class SelfAdaptive(Policy):
     every
         Re-allocate after so many rounds instead of after every epoch.
     drift
-        See above; arbitrary. Machines are not as steady as an allocation that is left alone for good would need.
+        See above; arbitrary. Machines are not so steady that an allocation could stay for good.
     """
 
     name: ClassVar[str] = "self-adaptive"
@@ -97,16 +97,16 @@ class SelfAdaptive(Policy):
 
     @property
     def needs_epochs(self) -> bool:
-        """Unless ``every`` is given."""
+        """True unless ``every`` is given."""
         return self.every is None
 
     @property
     def stable(self) -> bool:
-        """Whether the allocation is at rest, and no count of micro-batches has changed after the latest epoch."""
+        """True if the allocation is at rest, and no count of micro-batches changed after the latest epoch."""
         return self._stable
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal counts, or those asked for."""
+        """Return equal counts, or the given ones."""
         total = sum(self.start) if self.start is not None else self.total or 10 * workers
         if self.start is not None and len(self.start) != workers:
             raise ValueError(
@@ -131,18 +131,18 @@ class SelfAdaptive(Policy):
         return self._plan()
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same until an epoch is over, then what Eq. 10 says."""
+        """Return the same plan until an epoch is over, then the one by Eq. 10."""
         period = finished.epoch if self.every is None else finished.round // self.every
         if period != self._period:
             self._period = period
-            # Whether a cost has moved is told by how rounds scatter, which takes some.
+            # The scatter of rounds shows whether a cost has moved, and takes some rounds to know.
             if self._costs.end_period(least=_ENOUGH if self._shares else 1):
                 self._reallocate()
         self._costs.take(finished.table)
         return self._plan()
 
     def renegotiate(self, plan: RoundPlan, speeds: Sequence[float]) -> RoundPlan:
-        """Counts in proportion to the speeds, where all are known; Algorithm 1 goes on from there."""
+        """Return counts in proportion to the speeds, if all are known; Algorithm 1 goes on from there."""
         comparable = comparable_speeds(np.array(speeds, dtype=np.float64))
         if (comparable > 0).all():
             self._weights = [int(w) for w in proportional(comparable, sum(self._weights), minimum=1)]
@@ -167,13 +167,13 @@ class SelfAdaptive(Policy):
         self._stable = bool(self._shares) and self._plan().micro_batches == plan.micro_batches
 
     def _divide(self, shares: list[int]) -> None:
-        """At rest: samples, and micro-batches enough that none is larger than before."""
+        """Divide samples, at rest, and set enough micro-batches that none is larger than before."""
         before = self._counts or [0] * len(shares)
         self._counts = [self._count(x, k) for x, k in zip(shares, before, strict=True)]
         self._shares = shares
 
     def _count(self, samples: int, before: int) -> int:
-        """As many as before while these are enough, and not far too many; else enough, and some to spare.
+        """Return the count as before while it is enough, and not far too many; else enough, and some to spare.
 
         From where its count was set, a share may move by ``_SPARE`` either way before the count does.
         """
@@ -183,7 +183,7 @@ class SelfAdaptive(Policy):
         return before if least <= before <= min(most, samples) else min(ample, samples)
 
     def _balanced(self, counts: Sequence[int]) -> list[int]:
-        """Eq. 10."""
+        """Return the counts by Eq. 10."""
         return [int(x) for x in adapt(counts, self._costs.per_sample * counts)]
 
     def _plan(self) -> RoundPlan:
@@ -193,7 +193,7 @@ class SelfAdaptive(Policy):
         return RoundPlan(tuple(int(x) for x in samples), tuple(self._weights))
 
     def state_dict(self) -> dict[str, Any]:
-        """The allocation and how it came about."""
+        """Return the allocation and its history."""
         return {
             "weights": self._weights,
             "history": self._history,
@@ -220,5 +220,5 @@ class SelfAdaptive(Policy):
 
 
 def _lateness(seconds: npt.NDArray[np.float64]) -> float:
-    """How long the slowest rank takes, relative to the mean."""
+    """Return how long the slowest rank takes, relative to the mean."""
     return float(seconds.max()) * len(seconds) / math.fsum(seconds)

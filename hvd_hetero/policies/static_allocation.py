@@ -47,11 +47,11 @@ class StaticAllocation(Policy):
 
     @property
     def accumulates(self) -> bool:
-        """Whether a rank may do several micro-batches: not where no weight is larger than 1."""
+        """True if a rank may do several micro-batches: if some weight is larger than 1."""
         return max(self.weights) > 1
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Shares in the ratio of the weights, one micro-batch per unit of weight."""
+        """Return shares in the ratio of the weights, one micro-batch per unit of weight."""
         if len(self.weights) != workers:
             raise ValueError(
                 f"weights must name one number per rank: got {len(self.weights)} for {workers} ranks; "
@@ -67,5 +67,5 @@ class StaticAllocation(Policy):
         return RoundPlan(tuple(int(x) for x in samples), self.weights)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same again."""
+        """Return the same plan again."""
         return plan

@@ -1,4 +1,4 @@
-r"""Which of some numbers makes rounds fastest, found by trying them: used is the one that could well be the best.
+r"""A bandit that finds the number of micro-batches with the fastest rounds.
 
 The candidates are K_1 < K_2 < …. Let c be the seconds that a sample took in a round, M_k their mean over rounds with
 K_k, and n_k the rounds that this mean stands for. A round with K_k makes of them
@@ -6,24 +6,25 @@ K_k, and n_k the rounds that this mean stands for. A round with K_k makes of the
     n_k <- min(n_k + 1, R),     M_k <- M_k + (min(c, 3 M_k) - M_k) / n_k,     n_j <- (1 - δ) n_j for the others
 
 and n_k falls to m, if it is more, when another candidate takes the place of K_k. So a mean follows its last R rounds, a
-strange round counts as thrice the usual, and what is not used is forgotten: with n_j < 1, after 500 rounds at most,
+strange round counts as three usual ones, and what is not used is forgotten: with n_j < 1, after 500 rounds at most,
 K_j counts as never tried. Let s be the largest relative standard deviation of c with any of them, from 0.01 to 1. After
 m rounds with one candidate, that K_k is used next which has the least
 
     M_k (1 - z s / √n_k),
 
-the time that it may hope for. So what is little known is tried soon, what is surely worse is not, and the more rounds
-scatter, the longer either takes. It is the rule of upper confidence bounds (Lai and Robbins, 1985), which here forget.
+the shortest time that is plausible. So what is little known is tried soon, what is surely worse is not, and the more
+rounds scatter, the longer either takes. It is the rule of upper confidence bounds (Lai and Robbins, 1985), with
+forgetting.
 
 A candidate that was never tried comes first, if a neighbour of it loses less than a tenth to the best mean: 4
-micro-batches may be worse than 1 where 16 are better, but what lies beyond a much worse one is not tried. (With 6
-hundredths the search stayed at 1 on a recorded job where 4 take 6 hundredths longer and 32 take 4 less.) Two rounds
-after each change do not count, for ranks get used to it in them.
+micro-batches may be worse than 1 where 16 are better, but what lies beyond a much worse one is not tried. (With 6 %
+the search stayed at 1 on a recorded job where 4 take 6 % longer and 32 take 4 % less.) Two rounds after each change do
+not count, because ranks need them to settle.
 
-m = 6, R = 32, δ = 1 / 280, z = 0.65 and the limits are arbitrary, chosen on simulated ranks that stumble as those of
-``benchmarks/stumbles.py`` do. With z = 0.7 or 0.6, 17 simulated kinds of ranks were as fast within the error, 2 % at
-most. Rejected: a number in use that is left where the mean of the last eight rounds of another one is a half per cent
-less. Such means differ by a tenth where ranks stumble, and good numbers were left.
+m = 6, R = 32, δ = 1 / 280, z = 0.65 and the limits are arbitrary, chosen on simulated ranks that stumble as in
+``benchmarks/stumbles.py``. With z = 0.7 or 0.6, 17 simulated kinds of ranks were as fast within the error, 2 % at
+most. Rejected: leaving a number when the mean of the last eight rounds of another one is half a per cent
+less. Such means differ by a tenth if ranks stumble, and good numbers were left.
 
 Every operation is correctly rounded, so equal times give equal choices on all processors.
 """
@@ -45,7 +46,7 @@ _STRANGE, _FAR = 3.0, 1.1  # times a mean: what a round counts at most, and beyo
 
 @dataclass(slots=True)
 class _Mean:
-    """Of seconds a sample, with their variance, and the rounds that it stands for."""
+    """The mean and the variance of seconds a sample, and the rounds that it stands for."""
 
     rounds: float = 0.0
     seconds: float = 0.0
@@ -65,14 +66,14 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Kept:
-    """All that is known."""
+    """The state of a search."""
 
     at: int = 0
     """The candidate of the present rounds."""
     since: int = 0
-    """Rounds since it was chosen, those that do not count included."""
+    """Rounds since it was chosen, including those that do not count."""
     least: int = 0
-    """Candidates below this one make the same rounds as it."""
+    """The first candidate to try: lower ones make the same rounds as this one."""
     means: list[_Mean] = field(default_factory=list)
 
 
@@ -90,13 +91,13 @@ class Trials:
 
     @property
     def unsettled(self) -> bool:
-        """Whether the present candidate is not the best one by what is known, or has hardly been taken up."""
+        """True if the present candidate is not the best one by what is known, or was only just taken up."""
         kept, known = self._kept, self._known()
         best = min(known, key=self._seconds, default=kept.at)
         return kept.at != best or (kept.since <= _SETTLES and len(known) > 1)
 
     def learn(self, seconds: float) -> None:
-        """A round with ``number`` took so many seconds a sample."""
+        """Learn that a round with ``number`` took so many seconds a sample."""
         kept = self._kept
         kept.since += 1
         if kept.since <= _SETTLES:
@@ -113,7 +114,7 @@ class Trials:
                 kept.at, kept.since = chosen, 0
 
     def same_as(self, number: int) -> None:
-        """Rounds with ``number`` are rounds with this larger one, so the candidates between need no trial."""
+        """Note that rounds with ``number`` equal rounds with this larger one, so those between need no trial."""
         kept = self._kept
         while kept.at + 1 < len(self.candidates) and self.candidates[kept.at + 1] <= number:
             kept.means[kept.at + 1], kept.means[kept.at] = kept.means[kept.at], _Mean()
@@ -123,12 +124,12 @@ class Trials:
         return self._kept.means[k].seconds
 
     def _known(self) -> list[int]:
-        """The candidates of which something is known."""
+        """Return the candidates that enough is known about."""
         means = self._kept.means
         return [k for k in range(self._kept.least, len(means)) if means[k].rounds >= _KNOWN]
 
     def _next(self) -> int:
-        """The candidate to use next."""
+        """Return the candidate to use next."""
         least, means, known = self._kept.least, self._kept.means, self._known()
         best = min(known, key=self._seconds)
         near = {k for k in known if means[k].seconds <= _FAR * means[best].seconds}
@@ -140,11 +141,11 @@ class Trials:
         return min(known, key=lambda k: means[k].seconds * (1.0 - _OPTIMISM * scatter / math.sqrt(means[k].rounds)))
 
     def state(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         return asdict(self._kept)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load what ``state`` has returned."""
         try:
             kept = _Kept(
                 **{name: int(state[name]) for name in ("at", "since", "least")},

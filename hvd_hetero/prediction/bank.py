@@ -30,7 +30,7 @@ _ALL = slice(None)
 
 
 def among(at: At, chosen: npt.NDArray[np.bool_]) -> At:
-    """The ranks of ``at`` that are chosen, one flag for each."""
+    """Return the ranks of ``at`` that are chosen, one flag for each."""
     if np.count_nonzero(chosen) == len(chosen):
         return at
     where = np.flatnonzero(chosen)
@@ -72,7 +72,7 @@ class Bank(ABC):
 
     @abstractmethod
     def _forecast(self, at: At) -> Floats:
-        """The next speeds of these ranks."""
+        """Return the next speeds of these ranks."""
 
 
 class Memorylesses(Bank):

@@ -14,7 +14,7 @@ __all__ = ["bank_of"]
 
 
 def bank_of(predictor: Predictor, ranks: int) -> Bank | None:
-    """The bank of so many predictors like this one; None: it has learnt something, uses drivers, or has no bank."""
+    """Return the bank of so many predictors like this one; None: it has learnt something, uses drivers, or has none."""
     kind = type(predictor)
     if predictor.rounds or predictor.uses_drivers:
         return None

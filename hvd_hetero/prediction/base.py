@@ -1,8 +1,8 @@
-"""What every predictor is: measured speeds in, the speed of the next round out.
+"""The base of all predictors: measured speeds in, the speed of the next round out.
 
 A predictor sees, after round ``k``, the measured speed ``v^k`` (samples per second) together with the drivers ``c^k``
-and ``m^k`` that were read *before* that round (`measurement.readings`), and says before round ``k+1`` what ``v^{k+1}``
-will be. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
+and ``m^k`` that were read *before* that round (`measurement.readings`), and predicts ``v^{k+1}`` before round
+``k+1``. Each rank runs its own predictor on its own history and publishes the prediction, so the cost per rank does
 not grow with the number of ranks (lb-bsp trains all models on one server; see `hvd_hetero.prediction.narx`).
 
 Contract, checked by a conformance suite (`hvd_hetero.testing.predictors`) for every member of the family:
@@ -29,7 +29,7 @@ MARGIN = 2.0  # arbitrary: a CPU that has doubled since the first round is belie
 
 
 class Predictor(ABC):
-    """One rank's forecast of its own speed. Subclasses observe and forecast; this class guards both doors."""
+    """One rank's forecast of its own speed. Subclasses observe and forecast; this class checks what goes in and out."""
 
     name: ClassVar[str]
     uses_drivers: bool = False  # whether the drivers are worth reading on the training path
@@ -53,7 +53,7 @@ class Predictor(ABC):
         self.rounds += 1
 
     def predict(self, cpu: float | None = None, memory: float | None = None) -> float:
-        """Samples per second expected in the round to come, given the drivers as they are now."""
+        """Return the samples per second expected in the next round, given the present drivers."""
         cpu_known, memory_known = driver("cpu", cpu), driver("memory", memory)
         if self.rounds == 0:
             return NAN
@@ -67,7 +67,7 @@ class Predictor(ABC):
         return self._last
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a successor needs, as versioned plain data (JSON-able)."""
+        """Return all that a successor needs, as versioned plain data (JSON-able)."""
         speeds = [self._last, self._slowest, self._fastest] if self.rounds else None
         return {
             "predictor": self.name,
@@ -102,24 +102,24 @@ class Predictor(ABC):
 
     @abstractmethod
     def _forecast(self, cpu: float, memory: float) -> float:
-        """The next speed, asked only after a valid measurement. Drivers may be NaN."""
+        """Return the next speed; called only after a valid measurement. Drivers may be NaN."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """The subclass's part of ``state_dict``."""
+        """Return the subclass's part of ``state_dict``."""
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take that part back; raise ValueError before changing anything if it is not one."""
+        """Load that part; raise ValueError before changing anything if it is not valid."""
 
 
 def usable(speed: float) -> bool:
-    """Whether a number is a speed: finite and positive."""
+    """Return whether a number is a speed: finite and positive."""
     return math.isfinite(speed) and speed > 0.0
 
 
 def driver(name: str, value: float | None) -> float:
-    """A driver as a float in [0, 1], or NaN where it is not known."""
+    """Return a driver as a float in [0, 1], or NaN if it is not known."""
     known = NAN if value is None else float(value)
     if known < 0.0 or known > 1.0:  # false for NaN
         raise ValueError(f"{name}: a driver is the fraction that is available, in [0, 1] or NaN, got {value!r}")

@@ -16,7 +16,7 @@ from hvd_hetero.prediction.base import Predictor, usable
 
 
 class EMA(Predictor):
-    """Predicts the exponential moving average of the measured speeds."""
+    """Predict the exponential moving average of the measured speeds."""
 
     name = "ema"
 

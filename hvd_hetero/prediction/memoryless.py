@@ -13,12 +13,12 @@ from hvd_hetero.prediction.base import Predictor
 
 
 class Memoryless(Predictor):
-    """Predicts the last measured speed."""
+    """Predict the last measured speed."""
 
     name = "memoryless"
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
-        return  # the base keeps the last measurement, and that is all there is to know
+        return  # the base keeps the last measurement
 
     def _forecast(self, cpu: float, memory: float) -> float:
         return self._last

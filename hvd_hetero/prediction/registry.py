@@ -25,9 +25,9 @@ PREDICTORS: dict[str, type[Predictor]] = {
 
 
 def predictor(which: str | Predictor | type[Predictor], **options: Any) -> Predictor:
-    """A predictor from its name (``options`` go to its constructor), its class, or itself.
+    """Return a predictor from its name (``options`` go to its constructor), its class, or itself.
 
-    An object is handed back as it is: give each rank its own, since it holds that rank's history.
+    An object is returned as it is: give each rank its own, since it holds that rank's history.
     """
     if isinstance(which, Predictor):
         if options:

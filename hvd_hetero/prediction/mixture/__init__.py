@@ -1,4 +1,4 @@
-"""The mixture of predictors, and its member that is not in the papers."""
+"""The mixture of predictors, and its member that comes from no paper."""
 
 from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting

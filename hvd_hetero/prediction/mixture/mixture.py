@@ -1,4 +1,4 @@
-"""A mixture that follows whichever predictor is best now: the default where no driver is known.
+"""A mixture that follows the predictor that is best now: the default where no driver is known.
 
 Members ``k = 1..K`` forecast ``v̂_k`` and have the prior weights ``π_k``. Then the round measures ``v``.
 
@@ -17,7 +17,7 @@ Members: memoryless, EMA 0.5 and `Reverting`. With ``drivers``, the last one rea
 it. The prior is uniform. But where the CPU is known from the start, the member that reads it has 0.99: a change of the
 CPU hurts the others much, and comes before anything could be learnt about it. With a uniform prior (and p up to 8 from
 the start, as in all of this), forecasts of the recorded series were 1.1 % worse, 4 % on one of them; those of worlds, 3
-%. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but where the CPU tells nothing, noise was
+%. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but if the CPU has no effect, noise was
 forecast 2 % worse, and walks 3 %.
 
 Constants and alternatives: how often RMSE is above 1.02 of the best single predictor's (ARIMA left out), in 300 worlds
@@ -43,18 +43,18 @@ Constants and alternatives: how often RMSE is above 1.02 of the best single pred
 - κ: after a round that takes ten or a thousand times as long, EMA 0.5 seems better than memoryless. So a walk was
   forecast 13 % worse in the next 300 rounds and 1 % in the 800 after them; with κ 6 % and 0.1 %. After a round a
   thousand times too fast it is 1 %; without κ it was 14 % and 13 %. Noise, spikes and reverting speeds are forecast at
-  most 6 % worse in the next 300 rounds with κ, walks under noise 2 % in those after them.
+  most 6 % worse in the next 300 rounds with κ, walks under noise 2 % in the 800 after them.
 - EMA 0.2: under the noise above with p at most 12, 167 new splits. It is better where speeds drift slowly under noise.
 - The aggregation bounded the regret, in four times the code. It followed the change from a walk to noise sooner: 3 %
   below the best of these three in the next 400 rounds (EMA 0.2 helped), where this is 5 % above. In worlds few rounds
-  tell who is right about a large change, and there the many others outweighed them.
+  show which member is right about a large change, and there the many others outweighed it.
 
 Rejected, since rates on simulated clusters came within one per cent without them (``benchmarks/results/ablation.md``):
-NARX as a member, which is led far away by what it has seldom seen and trains in the background; a forecast that is
-carried along by jumps of the CPU alone, told from its scatter, which is better where the CPU jumps every hundred
-rounds and worse where it moves often; weights of their own for rounds in which the CPU jumps.
+NARX as a member, which errs widely on what it has seldom seen and trains in the background; a forecast that is
+carried along by jumps of the CPU only, distinguished from its scatter, which is better if the CPU jumps every hundred
+rounds and worse if it moves often; separate weights for rounds in which the CPU jumps.
 
-On independent noise the forecast scatters more than that of EMA 0.2 at first, since a random walk is as possible
+On independent noise the forecast scatters more than EMA 0.2's at first, since a random walk is as possible
 then, and less from about 50 rounds on (`benchmarks/prediction_synthetic.py` prints by how much).
 
 Cost: the members' (with drivers each predicts once more inside ``update``), and O(K).
@@ -79,7 +79,7 @@ _TRUST = 0.99  # what members that use drivers share a priori
 
 
 class Mixture(Predictor):
-    """Predicts by the weighted geometric mean of its members.
+    """Predict by the weighted geometric mean of the members.
 
     ``drivers`` lets `Reverting` read the CPU; ``members`` replaces them all.
     """
@@ -105,7 +105,7 @@ class Mixture(Predictor):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """What each member counts for in the next forecast; they sum to 1."""
+        """The weight of each member in the next forecast; they sum to 1."""
         least = min(self._errors)
         ratios = [least / c if c > least else 1.0 for c in self._errors]  # both may be 0
         power = min(_POWER, _GROWTH * (self.rounds - 1))
@@ -133,7 +133,7 @@ class Mixture(Predictor):
         return math.exp(sum(map(mul, self.weights, map(math.log, self._forecasts(cpu, memory)))))
 
     def _forecasts(self, cpu: float, memory: float) -> list[float]:
-        """The members' forecasts: asked for twice a round, and the same where drivers do not matter."""
+        """Return the members' forecasts; computed twice a round only if drivers matter."""
         if self._said is None or self.uses_drivers:
             self._said = [m.predict(cpu, memory) for m in self.members]
         return self._said
@@ -171,7 +171,7 @@ class Mixture(Predictor):
 
 
 def _prior(members: Sequence[Predictor], trust: float) -> tuple[float, ...]:
-    """Uniform, but for a share that goes to members that use drivers, if there are such and others."""
+    """Return uniform weights, but for a share that goes to members that use drivers, if there are such and others."""
     users = sum(m.uses_drivers for m in members)
     others = len(members) - users
     if trust == 0.0 or 0 in (users, others):

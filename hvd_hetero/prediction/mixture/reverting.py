@@ -1,5 +1,6 @@
-"""Reversion: an autoregression on log speeds that learns how much of a change lasts. Member of the mixture; not in
-the papers.
+"""Reversion: an autoregression on log speeds that learns how much of a change lasts.
+
+A member of the mixture that comes from no paper.
 
 With ``y = log v``, ``ℓ`` the running mean of y (weight max(1/n, 1/N) for the latest) and, with ``drivers``, ``c`` the
 logarithm of the CPU available and ``γ`` its running mean,
@@ -14,28 +15,28 @@ minimum of
     Σ_{s<=k} (1 - δ)^{k-s} (y^s - ŷ^s)²  +  (σ²/τ²) |θ - θ0|²              θ0 = (0.2, 0.5), (0.5, 0.5) with drivers
 
 that is, the most probable under a normal prior of deviation τ = 0.3 where speeds scatter by σ, whose square is the
-mean of the squared errors so far, discounted alike: so the size of the scatter decides nothing. δ = 1/200 forgets what
+mean of the squared errors so far, discounted alike: so the size of the scatter has no effect. δ = 1/200 forgets what
 speeds did some hundreds of rounds ago. N = 100. The prior mean is a forecast of 0.3 y^k + 0.2 y^{k-1} + 0.5 ℓ: quiet
 until a movement has been seen (from 0 it would be memoryless at first, and hardly better where speeds move). All
 arbitrary; between half and twice them the error on recorded series differs by less than a per cent.
 
-With drivers, θ0 takes a change of the CPU for one of the speed by as much, and N = 50, τ = 0.2: the CPU tells most of
-what moves the usual speed. Chosen in view of the recorded series, on which N = 100 and τ = 0.3 forecast 2 % worse at
+With drivers, θ0 takes a change of the CPU for an equal change of the speed, and N = 50, τ = 0.2: the CPU explains most
+of what moves the usual speed. Chosen in view of the recorded series, on which N = 100 and τ = 0.3 forecast 2 % worse at
 most. On worlds drawn from the Google trace they differed either way.
 
 A round out of all proportion counts less: where a change of speed or distance from the usual one exceeds max(10 σ,
-0.1), beyond what the CPU tells, all of the round is scaled down to that, and ℓ and γ move by as much less. Otherwise
+0.1), beyond what the CPU explains, all of the round is scaled down to that, and ℓ and γ move by as much less. Otherwise
 squares of one round that was 1000 times too slow would outweigh ten thousand ordinary ones. Clipping the error alone
 would not do, since the features of the round after an outlier would still weigh. A lasting change of scale is taken in
 all the same: σ grows by up to a fifth a round.
 
 Tried: with drivers, a change of the CPU out of proportion to those before it is followed whole. On worlds
 (`benchmarks/prediction_worlds.py`), where speed is in proportion to the CPU, errors were 6 to 11 % smaller: until the
-first large change, errors of readings teach that the CPU tells little. Where speed did not depend on the CPU they were
-1.8 times as large. By speeds alone, such a change of speed is believed whole (y^{k-1} and ℓ move along with it): the
-mixture's errors were 1.4 to 2 % smaller on worlds, and 0.7 % larger on the Alibaba series.
+first large change, errors of readings teach that the CPU explains little. Where speed did not depend on the CPU they
+were 1.8 times as large. By speeds alone, such a change of speed is believed whole (y^{k-1} and ℓ move along with it):
+the mixture's errors were 1.4 to 2 % smaller on worlds, and 0.7 % larger on the Alibaba series.
 
-A CPU that is not known now keeps its last value; while it was never known, nothing is learnt of it. O(1) per round.
+A CPU that is not known now keeps its last value; while it was never known, nothing is learnt about it. O(1) per round.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences
 
 
 class Reverting(Predictor):
-    """Predicts the last speed, pulled back to the one before and to the running mean as far as that has paid.
+    """Predict the last speed, pulled back to the one before and to the running mean as far as that has helped.
 
-    With ``drivers`` it follows the CPU that is available, too, as far as that has paid.
+    With ``drivers``, follow the CPU that is available, too, as far as that has helped.
     """
 
     name = "reverting"
@@ -77,7 +78,7 @@ class Reverting(Predictor):
         self._errors, self._weight = 0.0, 0.0  # discounted sums of squared errors, and of 1
 
     def _features(self, cpu: float) -> tuple[float, ...]:
-        """``x``, for a round with this logarithm of the CPU (NaN: the last one)."""
+        """Return ``x`` for a round with this logarithm of the CPU (NaN: the last one)."""
         x = (self._y[1] - self._y[0], self._level - self._y[0])
         if not self.uses_drivers:
             return x
@@ -103,7 +104,7 @@ class Reverting(Predictor):
             self._cpu = (c, usual + kappa * (c - usual) / min(self.rounds + 1, self._longest))
 
     def _proportion(self, size: float) -> float:
-        """How much a round of this size counts."""
+        """Return how much a round of this size counts."""
         limit = max(_TIMES * math.sqrt(self._errors / max(self._weight, 1.0)), _LEAST)
         return limit / size if size > limit else 1.0
 
@@ -157,9 +158,10 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _solution(squares: Sequence[float], products: Sequence[float], pull: float) -> list[float]:
-    """``θ - θ0`` from the normal equations with ``pull`` (σ²/τ²): ``(S + p I)(θ - θ0) = b - S θ0``, by elimination.
+    """Return ``θ - θ0`` from the normal equations, by elimination.
 
-    So what the rounds say nothing about stays where it was. ``squares`` holds the rows of S, from the diagonal on.
+    The equations are ``(S + p I)(θ - θ0) = b - S θ0`` with p = ``pull`` (σ²/τ²), so what the rounds do not show stays
+    as it was. ``squares`` holds the rows of S, from the diagonal on.
     """
     found, rows, at = list(products), [], 0
     n = len(found)
@@ -168,7 +170,7 @@ def _solution(squares: Sequence[float], products: Sequence[float], pull: float) 
         at += i
     least = 1e-9 * max([row[0] for row in rows])
     for i, row in enumerate(rows):
-        if row[0] <= least:  # speeds that never moved, or features that are one: nothing to tell them apart
+        if row[0] <= least:  # speeds that never moved, or features that move together
             return [0.0] * n
         for j in range(1, n - i):
             ratio, below = row[j] / row[0], rows[i + j]

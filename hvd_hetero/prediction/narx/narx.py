@@ -8,8 +8,8 @@ averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
     u = (log v^{k-1} - V, log v^{k-2} - V, log c^k - C, log c^{k-1} - C)
     v̂^k = exp(V + f(u))
 
-So f = 0 is a slow EMA, f = log c^k - C is that EMA carried along by what the CPU has done since, and the past speeds
-say how much of the latest deviation to believe. 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little
+So f = 0 is a slow EMA, f = log c^k - C is that EMA moved along with the CPU, and the past speeds
+show how much of the latest deviation to believe. 0.05 was as good as 0.02 and 0.1 on recorded traces, 0.2 a little
 worse.
 
 Logarithms, because a slower or bigger model, a faster core or another batch size shifts them and changes nothing
@@ -20,14 +20,14 @@ Life of a predictor: EMA (alpha 0.2) until there is enough data, 500 rounds from
 from a warm start; the running means want a few. Then every ``retrain_every`` (100) rounds the last ``window`` (500)
 rounds are fitted in the background (`training`; never waited for: ``update`` hands a copy over, and a later
 ``update`` picks the result up). The oldest four fifths are fitted, and the result is taken only if it is no worse on
-the newest fifth than what is in use (EMA, at first). A driver that is not known now keeps its last value; a rank
-whose CPU was never known stays with EMA.
+the newest fifth than the present parameters (EMA, at first). A driver that is not known now keeps its last value; a
+rank whose CPU was never known stays with EMA.
 
 Cost: O(1) per round, some 10 microseconds. State: about 100 kB at most (the window travels with it).
 
 Differences from the paper: the memory available (Eq. 4's m) is read and not used. Memory does not slow a step until
-there is none, and then no longer in proportion: a network that was trained while there was enough learns noise by it,
-and says five times the true speed when a reading leaves what it has seen (``benchmarks/prediction_worlds.py`` has the
+it runs out, and then no longer in proportion: a network that was trained while there was enough learns noise by it,
+and predicts five times the true speed when a reading leaves its range (``benchmarks/prediction_worlds.py`` has the
 worlds where memory runs low). Look-back 2 is read as two values of each series; logarithms relative to running means;
 Levenberg-Marquardt for Keras; one predictor per rank in its own process, not all on one server; the check on the newest
 fifth. The shipped parameters come from ``benchmarks/train_narx.py`` and recorded traces of this project.
@@ -54,17 +54,17 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
 _RATE = 0.05  # of the running means
-_ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
+_ALPHA = 0.2  # of the EMA used until then, as in lb-bsp section 5.4
 # ρ of network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
 _PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
-_ROW = network.INPUTS + 2  # inputs, target, and what EMA would have said
+_ROW = network.INPUTS + 2  # inputs, target, and EMA's forecast
 
 
 class NARX(Predictor):
-    """Predicts from past speeds and the drivers of the round to come; learns online.
+    """Predict from past speeds and the drivers of the next round; learn online.
 
     ``warm_start``: "shipped" (parameters in the package), None (from scratch), or the ``state_dict`` of a former run,
-    whose parameters are taken and whose history is not. ``background=False`` trains inside ``update``: reproducible
+    of which only the parameters are taken. ``background=False`` trains inside ``update``: reproducible
     to the last bit, for tests and simulations.
     """
 
@@ -108,17 +108,17 @@ class NARX(Predictor):
         self._mean_v = self._mean_c = 0.0
         self._known_c = 0
         self._ema = 0.0
-        self._trainer, self._warned = 0, False  # process whose trainer owes a result; 0: none does
-        self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None is "keep what you have"
+        self._trainer, self._warned = 0, False  # process whose training is under way; 0: none
+        self._results: deque[tuple[float, ...] | None] = deque()  # filled by the trainer: None: keep the parameters
 
     @property
     def trained(self) -> bool:
-        """Whether forecasts may come from the network already (given drivers), rather than from EMA."""
+        """True if forecasts may come from the network already (given drivers), rather than from EMA."""
         return self._parameters is not None and self.rounds >= self._rounds_when_warm
 
     @property
     def examples(self) -> list[tuple[float, ...]]:
-        """The window that it learns from: per round the four inputs, the target, and what EMA would have said."""
+        """The window that it learns from: per round the four inputs, the target, and EMA's forecast."""
         return list(self._rows)
 
     def _observe(self, speed: float, cpu: float, memory: float) -> None:
@@ -142,7 +142,7 @@ class NARX(Predictor):
         return math.exp(self._mean_v + network.forward(self._parameters, inputs))
 
     def _inputs(self, log_c: float) -> tuple[float, ...] | None:
-        """``u`` for a round with this CPU; None where the CPU was never known or two speeds are not there yet."""
+        """Return ``u`` for a round with this CPU; None if the CPU was never known, or after fewer than two speeds."""
         if len(self._log_v) < 2 or math.isnan(self._log_c):
             return None
         v1, v2 = self._log_v
@@ -163,8 +163,8 @@ class NARX(Predictor):
         if self._background:
             try:
                 training.submit(job)
-            except RuntimeError as error:  # no thread to be had, or the interpreter is ending
-                # The job may stand in the queue all the same: should it ever run, its result is not used.
+            except RuntimeError as error:  # no thread is available, or the interpreter is ending
+                # The job may be in the queue all the same: should it ever run, its result is not used.
                 self._trainer, self._results = 0, deque()
                 if not self._warned:
                     log.warning("NARX keeps its parameters, a training could not be started: %r", error)
@@ -174,7 +174,7 @@ class NARX(Predictor):
             self._learn()  # picks the result up at once
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: a training under way reports to the original, so the copy owes itself none."""
+        """Return the state for copies and pickles: a training under way reports to the original only."""
         return {**self.__dict__, "_trainer": 0, "_results": deque()}
 
     def _state(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class NARX(Predictor):
         log_c, mean_c, known_c = state["cpu"] or (math.nan, 0.0, 0)
         self._log_c, self._mean_c, self._known_c = float(log_c), float(mean_c), int(known_c)
         self._mean_v, self._ema = float(state["mean"]), float(state["ema"])
-        self._trainer, self._results = 0, deque()  # a training under way is of the former life
+        self._trainer, self._results = 0, deque()  # a training under way is of the former state
 
 
 def _train(
@@ -212,7 +212,7 @@ def _train(
     pull: float,
     results: deque[tuple[float, ...] | None],
 ) -> None:
-    """Fit the window and append the parameters to ``results``, or None if they are worse than what is in use."""
+    """Fit the window and append the parameters to ``results``, or None if they are worse than the present ones."""
     found = None
     try:
         window = np.array(rows)

@@ -37,19 +37,19 @@ EARLY_STOP_FALL = 1e-4  # lb-bsp section 4.2
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a fit came to: the best parameters met, and their loss L."""
+    """The result of a fit: the best parameters met, and their loss L."""
 
     parameters: tuple[float, ...]
     loss: float
 
 
 def start(seed: int) -> tuple[float, ...]:
-    """Small random parameters; 0.3 is arbitrary, small enough that the hidden units begin near their linear part."""
+    """Return small random parameters; 0.3 is arbitrary, so small that hidden units begin near their linear part."""
     return tuple(float(x) for x in np.random.default_rng(seed).normal(0.0, 0.3, PARAMETERS))
 
 
 def forward(parameters: Sequence[float], inputs: Sequence[float]) -> float:
-    """``f(u; θ)`` for one round, in plain floats: for one row numpy would mostly be busy calling itself."""
+    """Return ``f(u; θ)`` for one round, in plain floats: for one row numpy would cost more."""
     a, b, w = parameters[: HIDDEN * INPUTS], parameters[HIDDEN * INPUTS :], parameters[HIDDEN * (INPUTS + 1) :]
     out = w[HIDDEN]
     for h in range(HIDDEN):
@@ -58,7 +58,7 @@ def forward(parameters: Sequence[float], inputs: Sequence[float]) -> float:
 
 
 def forward_rows(parameters: Floats, inputs: Floats) -> tuple[Floats, Floats]:
-    """``f`` for W rounds at once: values (W,) and their derivatives by the parameters (W, P)."""
+    """Return ``f`` for W rounds at once: values (W,) and their derivatives by the parameters (W, P)."""
     rows = len(inputs)
     a = parameters[: HIDDEN * INPUTS].reshape(HIDDEN, INPUTS)
     b, w = parameters[HIDDEN * INPUTS :][:HIDDEN], parameters[HIDDEN * (INPUTS + 1) :][:HIDDEN]
@@ -77,7 +77,7 @@ def fit(
     max_steps: int = 100,
     rest: Callable[[], None] = lambda: None,
 ) -> Fit:
-    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; calls ``rest`` between steps, to give way."""
+    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; call ``rest`` between steps, to give way."""
     from scipy.optimize import least_squares  # takes a fifth of a second, which a job without NARX need not pay
 
     anchor = np.asarray(initial, dtype=np.float64)

@@ -28,7 +28,7 @@ NICENESS = 10
 
 
 def thread_limit() -> int:
-    """Half the cores that this process may use, at least one."""
+    """Return half the cores that this process may use, at least one."""
     return max(1, len(psutil.Process().cpu_affinity() or ()) // 2)
 
 
@@ -39,7 +39,7 @@ def submit(job: Callable[[], None]) -> None:
 
 @functools.cache
 def _pool(pid: int) -> ThreadPoolExecutor:
-    """One pool a process: threads do not survive a fork, so the child (another ``pid``) gets its own."""
+    """Return the pool of this process: threads do not survive a fork, so the child (another ``pid``) gets its own."""
     return ThreadPoolExecutor(thread_limit(), f"hvd-hetero-training-{pid}", initializer=_lower_priority)
 
 

@@ -16,13 +16,13 @@ NAME, VERSION = "narx", 2  # of the state that parameters are taken from
 
 @functools.cache
 def shipped() -> Mapping[str, Any]:
-    """The parameters that come with the package, and what they were trained on."""
+    """Return the parameters that come with the package, and what they were trained on."""
     text = resources.files("hvd_hetero.prediction.narx").joinpath("warm.json").read_text(encoding="utf-8")
     return cast(Mapping[str, Any], json.loads(text))
 
 
 def start_of(warm_start: str | Mapping[str, Any] | None) -> tuple[float, ...] | None:
-    """Parameters to begin with; None from scratch."""
+    """Return the parameters to begin with; None from scratch."""
     if warm_start is None:
         return None
     state = shipped() if warm_start == "shipped" else warm_start
@@ -37,7 +37,7 @@ def start_of(warm_start: str | Mapping[str, Any] | None) -> tuple[float, ...] | 
 
 
 def checked(values: Any) -> tuple[float, ...] | None:
-    """Parameters from plain data; None stays None."""
+    """Return parameters from plain data; None stays None."""
     if values is None:
         return None
     numbers = tuple(float(x) for x in values)
