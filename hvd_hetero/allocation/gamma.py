@@ -30,11 +30,11 @@ be linear.
 
 **The cliff.** A batch that hardly fits leaves no room for the fast algorithms, which need memory of their own: on an
 H200 with a tenth of its memory, a convolutional network took 63 ms for 3,780 images, 161 ms for 3,885, and ran out of
-memory at 3,937 (``benchmarks/results/gpu/curve.md``). So where each of the largest sizes takes half as long again
+memory at 3,937 (``benchmarks/results/gpu/curve.md``). So if each of the largest sizes takes half as long again
 (arbitrary, above what noise does to several) as two batches of half its size, they are no part of the curve, and are
 left out of the fit. Such sizes are two or more, at most half of all, and above six others. Nothing else follows from a
-cliff: it is also what a device shows that was slow for a while, when the largest batches were measured, and it does not
-say that a batch does not fit.
+cliff: a device that was slow for a while, when the largest batches were measured, shows one, too, and a cliff does not
+mean that a batch does not fit.
 
 Differences from the paper
     The paper profiles offline and reads the four numbers off a plot; it has no outliers and no fit.

@@ -1,8 +1,8 @@
-"""Whether ranks hold the same data: a few samples of it, told as numbers that unlike processors round alike.
+"""Whether ranks hold the same data: a few samples, as numbers that unlike processors round alike.
 
-Of a row x of floating-point numbers that is ``4 |x| + <r, x>`` with r random signs, the same on every rank; of whole
-numbers they are what they are. Two ranks hold other data if most of their rows differ: a few may, by a resize or a
-decoder that rounds otherwise on another processor, or because a label is the same by chance.
+A row x of floating-point numbers gives ``4 |x| + <r, x>`` with r random signs, the same on every rank; whole
+numbers give ``<r, x>``. Two ranks hold other data if most of their rows differ. A few may differ, because a resize or a
+decoder rounds otherwise on another processor; or a label is the same by chance.
 
 ``contents_of`` makes one number of all samples that a round is cut from. It travels in each rank's row of the table, so
 data that differ are found in the round in which they do.
@@ -22,7 +22,7 @@ __all__ = ["Row", "Shown", "contents_of", "marks_of", "ranks_apart", "show"]
 Row: TypeAlias = Callable[[int], ArrayLike]
 """What a data set holds for an index."""
 Shown: TypeAlias = tuple[int, dict[str, list[tuple[float, float]]]]
-"""The length, and for each name two numbers of each index that was drawn: one to be near, one to be the same."""
+"""The length, and for each name two numbers of each index that was drawn: one may be near, one must be the same."""
 
 _ROWS = 8
 _MOST = 2**12  # numbers of a row that are looked at: some ten microseconds
@@ -36,13 +36,13 @@ _LEAST, _LARGEST = 1e-30, 1e30  # what a float32 holds
 
 
 def show(length: int, columns: Mapping[str, Row]) -> Shown:
-    """What a rank tells of its data; no columns where nothing is known of it without running the user's code."""
+    """Return what a rank shows of its data; no columns if they cannot be known without running the user's code."""
     indices = np.random.Generator(np.random.PCG64([_SEED, length])).integers(0, length, _ROWS).tolist()
     return length, {name: [_numbers(row(i)) for i in indices] for name, row in columns.items()}
 
 
 def ranks_apart(told: Sequence[Shown]) -> list[int]:
-    """The ranks whose data are not those of rank 0. Lengths that differ are seen by the order, and not here."""
+    """Return the ranks whose data differ from rank 0's. The order finds lengths that differ; this does not."""
     length, columns = told[0]
     return [rank for rank, (n, others) in enumerate(told) if n == length and _apart(columns, others)]
 
@@ -56,7 +56,7 @@ def _apart(a: Mapping[str, list[tuple[float, float]]], b: Mapping[str, list[tupl
 
 
 def _numbers(row: ArrayLike) -> tuple[float, float]:
-    """What may be near, and what must be exact."""
+    """Return a number that may be near, and one that must be exact."""
     row = np.asarray(row).ravel()[:_MOST]
     x = row.astype(np.float64)
     signs = 2.0 * np.random.Generator(np.random.PCG64(_SEED)).integers(0, 2, len(x)) - 1.0
@@ -65,7 +65,7 @@ def _numbers(row: ArrayLike) -> tuple[float, float]:
 
 
 def marks_of(column: NDArray[Any], rows: ArrayLike) -> NDArray[np.float64]:
-    """Return a number for each of these rows of a column, made of a few of its numbers; of strings, of their ends."""
+    """Return a number for each of these rows of a column, made of a few of its numbers (of strings, of their ends)."""
     flat = column.reshape(len(column), -1)
     places = np.arange(flat.shape[1])
     if len(places) > _FEW:  # four at a time: memory that was just written takes most of a microsecond for each place
@@ -74,7 +74,7 @@ def marks_of(column: NDArray[Any], rows: ArrayLike) -> NDArray[np.float64]:
     few = flat[np.asarray(rows)[:, None], places]
     if few.dtype == object:
         few = np.vectorize(lambda text: zlib.crc32(text[-64:], len(text)), otypes=[np.float64])(few)
-    elif few.dtype.kind in "iu" and few.dtype.itemsize > 2:  # indices, say, which differ by little of what they are
+    elif few.dtype.kind in "iu" and few.dtype.itemsize > 2:  # such as indices, whose differences are relatively small
         few = few.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
     x = np.nan_to_num(few.real.astype(np.float64), posinf=0.0, neginf=0.0)
     marks: NDArray[np.float64] = 4.0 * np.linalg.norm(x, axis=1) + x @ _SIGNS[: x.shape[1]]

@@ -1,4 +1,4 @@
-"""Cuts data into rounds, for every framework: plan in, this rank's micro-batches out, what was left undone back.
+"""Cuts data into rounds, for every framework: plan in, this rank's micro-batches out, undone samples back.
 
     begin() ──> cut(), cut(), …                one rank's part of each round, at most ``lead`` rounds ahead of training
                   └─> finish(table), …         once for each round that is agreed, in the same order
@@ -20,11 +20,11 @@ __all__ = ["Cutter", "Plans"]
 
 
 class Plans(Protocol):
-    """Where plans come from: the balancer, to a cutter."""
+    """The source of a cutter's plans: the balancer."""
 
     @property
     def policy(self) -> Policy:
-        """What makes the plans."""
+        """The policy that makes the plans."""
 
     @property
     def global_batch(self) -> int:
@@ -47,7 +47,7 @@ class Plans(Protocol):
 
 
 class Cutter:
-    """One rank's rounds. ``least`` is how many samples a round needs: more than 1 leaves out a short last one."""
+    """One rank's rounds. A round needs ``least`` samples: more than 1 leaves out a short last one."""
 
     def __init__(self, order: Order, plans: Plans, least: int = 1) -> None:
         self.order = order
@@ -65,12 +65,12 @@ class Cutter:
 
     @property
     def more(self) -> bool:
-        """Whether the epoch holds another round."""
+        """True if the epoch holds another round."""
         return self.order.holds(self.least)
 
     @property
     def ahead(self) -> int:
-        """How many rounds the next one to be cut is after the one at hand (between rounds: after the next one)."""
+        """How many rounds the next one to be cut is after the current one (between rounds: after the next one)."""
         return self.order.in_flight
 
     def rounds_of(self, samples: int) -> int:
@@ -79,7 +79,7 @@ class Cutter:
         return whole + (rest >= max(self.least, self.order.end.apart(self._plans.plan()) if whole else 1))
 
     def want(self, epoch: int) -> None:
-        """Have that epoch begin next. If it is the one that is to go on in its middle, it does."""
+        """Have that epoch begin next, or go on if it stopped in its middle."""
         if not (self._goes_on and epoch == self.order.epoch):
             self.epoch = epoch
             self._goes_on = False
@@ -103,7 +103,7 @@ class Cutter:
         return replace(self.order.take(self._plans.plan(self.ahead), self._plans.rank), round=number)
 
     def micro_batches(self) -> Iterator[tuple[MicroBatch, Part]]:
-        """Cut round after round, and yield this rank's micro-batches with their samples: of each round at least one.
+        """Cut round after round, and yield this rank's micro-batches with their samples, at least one of each round.
 
         So a loader that draws L of them ahead is at most L rounds ahead. A round that has ended early yields no more.
         """
@@ -121,7 +121,7 @@ class Cutter:
         self.order.finish(table.figures("samples"), table.figures("ended"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the last finished round, as plain data."""
+        """Return where the epoch stands after the last finished round, as plain data."""
         return {"epoch": self.epoch, "least": self.least, "order": self.order.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,5 +129,6 @@ class Cutter:
         self.order.load_state_dict(state["order"])
         self.epoch = state["epoch"]
         begun = state["order"]["epoch"] < state["epoch"]
-        # By the batch of then: where the new one is larger, an epoch that was not over has nothing left, but an end.
+        # By the former batch: with a larger new one, an epoch that was not over may hold no round, but still has an
+        # end.
         self._goes_on = begun and self.order.holds(state["least"])

@@ -1,4 +1,4 @@
-"""Rounds from a shard, which one rank reads alone, to its end, once per epoch."""
+"""Rounds from a shard that one rank reads alone, to its end, once per epoch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class EndingShard(Order):
     """``read(epoch)`` gives the samples of this rank's shard. The epoch ends when the shards of all ranks have ended.
 
     No rank knows where the shards of others end, and shards may be of unequal length. So each rank looks one sample
-    ahead, and says in the table of a round whether its shard ends with it (``RoundReport.ended``). From then on plans
-    leave it out, on every rank alike. In the round in which it ends, it may do fewer samples than were planned, which
-    the table tells as well. When all shards have ended, every rank knows, and no round without samples is needed to
-    find out.
+    ahead, and marks in the table of a round if its shard ends with it (``RoundReport.ended``). From then on plans
+    leave it out, on every rank alike. In the round in which its shard ends, a rank may do fewer samples than planned,
+    which the table shows as well. When all shards have ended, every rank knows, and no round without samples is needed
+    to find out.
     """
 
     kind = "shard, once per epoch"
@@ -48,7 +48,7 @@ class EndingShard(Order):
         self._ended = [False] * self._workers
 
     def holds(self, samples: int) -> bool:
-        """Whether the parts of all ranks have not ended, as all know by the table."""
+        """Return whether some rank's part has not ended, as all know by the table."""
         return not all(self._ended)
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
@@ -66,11 +66,11 @@ class EndingShard(Order):
         return Cut(plan, rank, part, self.epoch, zlib.crc32(struct.pack("<2q", self.epoch, self._round)))
 
     def ends_after(self, done: int) -> bool:
-        """Whether this rank's part ends with the round at hand, of which it has done so many samples."""
+        """Return whether this rank's part ends with the current round, of which it has done so many samples."""
         return not self._waiting and done >= sum(len(part) for _, part in self._open)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
-        """Put back what this rank left undone, and note whose parts have ended. One without a sample ends all ranks."""
+        """Put back what this rank left undone, and note which parts have ended. An empty part ends all ranks."""
         _, part = self._open.popleft()
         self._waiting.extendleft(reversed(part[int(done[self._rank]) :]))
         self._done = [before + int(count) for before, count in zip(self._done, done, strict=True)]
@@ -79,7 +79,7 @@ class EndingShard(Order):
             raise ValueError(no_samples(f"rank {', '.join(map(str, empty))}", self.epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch and every rank's part stand; the same on every rank. Rounds in flight count as not done."""
+        """Return where the epoch and every rank's part stand, the same on every rank; rounds in flight are not done."""
         return {
             "version": _STATE_VERSION,
             "stream": self.kind,
@@ -90,7 +90,7 @@ class EndingShard(Order):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there: this rank's part is read from its front, and what was done is passed over."""
+        """Go on from a state: read this rank's part from its front, and pass over what was done."""
         require_kind(state, self.kind, _STATE_VERSION)
         if len(state["done"]) != self._workers:
             raise ValueError(
@@ -109,7 +109,7 @@ class EndingShard(Order):
             self._waiting.popleft()
 
     def _await(self, count: int) -> int:
-        """Read on until that many are waiting, or the part ends. Returns how many are."""
+        """Read on until that many samples are waiting, or the part ends; return how many are."""
         missing = count - len(self._waiting)
         if missing > 0:
             if self._source is None:

@@ -1,4 +1,4 @@
-"""What rounds are cut from, whatever the data are, and one rank's part of a round."""
+"""The base of all sources that rounds are cut from, and one rank's part of a round."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ class EpochEnd:
         return plan.workers * -(-self.minimum // self.multiple_of) * self.multiple_of if joins else 1
 
     def fit(self, plan: RoundPlan, left: int) -> RoundPlan:
-        """Return the plan for the next round where so many samples are left: the same, a shorter or a longer one."""
+        """Return the plan for the next round if so many samples are left: the same, a shorter or a longer one."""
         if left >= plan.total + self.apart(plan):
             return plan
         return plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
 
 
 class Order(ABC):
-    """The samples of an epoch, in one rank's view of them.
+    """The samples of an epoch, as one rank sees them.
 
     Call ``take`` for every round, and ``finish`` for every round that is agreed, in the same order. All ranks make the
     same calls, up to how far each takes rounds ahead.
@@ -101,7 +101,7 @@ class Order(ABC):
 
     epoch: int
     size: int | None = None
-    """Samples of this epoch over all ranks; None where that is not known."""
+    """Samples of this epoch over all ranks; None if that is not known."""
     lead: int = 0
     """Rounds that may be taken before the oldest of them is finished."""
     end: EpochEnd = EpochEnd()
@@ -120,7 +120,7 @@ class Order(ABC):
 
     @property
     def remaining(self) -> int | None:
-        """Samples of this epoch that no round has taken; None where that is not known."""
+        """Samples of this epoch that no round has taken; None if that is not known."""
         return None
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Order(ABC):
 
     @abstractmethod
     def holds(self, samples: int) -> bool:
-        """Whether the next round can take so many samples of this epoch, as far as all ranks know."""
+        """Return whether the next round can take so many samples of this epoch, as far as all ranks know."""
 
     @abstractmethod
     def take(self, plan: RoundPlan, rank: int) -> Cut:
@@ -139,7 +139,7 @@ class Order(ABC):
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
         """Put back what the oldest round in flight left undone.
 
-        The table tells what each rank has done of its samples, and whose data have ended.
+        The table shows what each rank has done of its samples, and which ranks' data have ended.
         """
 
     def contents(self, samples: Part) -> float:
@@ -147,22 +147,22 @@ class Order(ABC):
         return 0.0 if self.marks is None else contents_of(self.marks(samples))
 
     def ends_after(self, done: int) -> bool:
-        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
+        """Return whether data that this rank reads alone end with the current round, after so many samples of it."""
         return False
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, as plain data. Rounds in flight count as not done."""
+        """Return where the epoch stands, as plain data. Rounds in flight count as not done."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where such an epoch stood."""
+        """Go on where a saved epoch stood."""
 
 
 def undone(plan: RoundPlan, samples: Part, done: Sequence[float]) -> list[Part]:
     """Return what each rank has left of a round's samples.
 
-    Nothing where all were to do all: what a rank did not use then, it left out on purpose.
+    Nothing if the round was to be done in full: then a rank left samples out on purpose.
     """
     if plan.ends == "all":
         return []

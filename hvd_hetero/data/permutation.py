@@ -1,4 +1,4 @@
-"""Which samples go where: one seeded permutation per epoch, and one cursor shared by all ranks.
+"""The order of samples: one seeded permutation per epoch, and one cursor shared by all ranks.
 
 Let ``π`` be the permutation of the N samples of an epoch, a function of (seed, epoch) alone, and ``c`` the cursor. A
 round with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then
@@ -6,9 +6,9 @@ c grows by X. So whatever the plans do, every sample is visited exactly once per
 depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
 is short; too few for all ranks join the round before (``data.order.EpochEnd``).
 
-**Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. The table tells everybody,
-so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed in
-place, so that ``π[:c]`` always is what has been taken for good and ``π[c:]`` what is still to come.
+**Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. Every rank sees this in the
+table, so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed
+in place, so that ``π[:c]`` always holds what has been taken for good and ``π[c:]`` what is still to come.
 
 **The lead.** With a lead of L rounds, slices are taken up to L rounds before they are computed, earlier on one rank and
 later on another. All must still take the same slice for the same round: the tails of round r come back just before
@@ -54,7 +54,7 @@ class _Taken:
 class SharedPermutation(Order):
     """The order of one data set's samples over the epochs, and the cursor in the present one.
 
-    ``draw`` gives the order of an epoch where it is no permutation: any indices, also some of them several times.
+    ``draw`` gives the order of an epoch if it is no permutation: any indices, also some of them several times.
     """
 
     size: int
@@ -80,7 +80,7 @@ class SharedPermutation(Order):
     def start(self, epoch: int) -> None:
         """Put the cursor at the beginning of an epoch."""
         self.epoch = epoch
-        self._reordered = self._draw is not None  # which may not draw the same again
+        self._reordered = self._draw is not None  # it may not draw the same again
         if self._draw is not None:
             order = self._draw(epoch)
         else:
@@ -107,10 +107,10 @@ class SharedPermutation(Order):
         return (self._stops[0] if self._stops else len(self._order)) - self.cursor
 
     def holds(self, samples: int) -> bool:
-        """Whether a round can take so many samples of this epoch.
+        """Return whether a round can take so many samples of this epoch.
 
-        What is left may be too few for the next round only because samples are still to come back. With no round in
-        flight the pass is over then, and the next one begins with them.
+        What is left may be too few for the next round only because samples are still to come back. If no round is in
+        flight, the pass is over then, and the next one begins with them.
         """
         if self.remaining < samples and not self._open:
             if self._tails:
@@ -119,10 +119,10 @@ class SharedPermutation(Order):
         return self.remaining >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """Take the next round, shorter or longer where the epoch ends; ``part`` holds the indices of its samples."""
+        """Take the next round, shorter or longer at the end of the epoch; ``part`` holds the indices of its samples."""
         if self.remaining == 0:
             raise ValueError(f"epoch {self.epoch} has no samples left; start the next one")
-        # The order is in it, too: the seed and the epoch do not tell where two NumPy versions shuffle differently.
+        # The order is in it, too: two NumPy versions may shuffle differently with the same seed and epoch.
         fingerprint = zlib.crc32(struct.pack("<3q", self.checksum, self.epoch, self.cursor))
         plan = self.end.fit(plan, self.remaining)
         indices = self._order[self.cursor : self.cursor + plan.total].copy()
@@ -139,7 +139,7 @@ class SharedPermutation(Order):
         return Cut(plan, rank, mine, self.epoch, fingerprint, contents=self.contents(indices))
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
-        """Note what the oldest round in flight left undone, which comes back when its turn is."""
+        """Note what the oldest round in flight left undone; it comes back when it is due."""
         taken = self._open.popleft()
         tails = undone(taken.plan, taken.indices, done)
         if any(map(len, tails)):
@@ -147,20 +147,20 @@ class SharedPermutation(Order):
             self._tails.append((taken.number + 1 + self.lead, np.concatenate(tails)))
 
     def _put_back(self, number: int) -> None:
-        """Tails that are due before the round of that number is taken, the oldest first in the order."""
+        """Put back the tails that are due before the round of that number, the oldest first in the order."""
         due = []
         while self._tails and self._tails[0][0] <= number:
             due.append(self._tails.popleft()[1])
         if due:
             back = np.concatenate(due)
             # What lies before the cursor is done or in flight, and is kept by the rounds themselves: its places may be
-            # used. There are enough, for what comes back was taken from there.
+            # used. There are enough, because what comes back was taken from there.
             self.cursor -= len(back)
             self._order[self.cursor : self.cursor + len(back)] = back
             self.checksum = zlib.crc32(back.astype("<i8").tobytes(), self.checksum)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done.
+        """Return where the epoch stands: what is still to be visited, in order. Rounds in flight count as not done.
 
         With a lead, ranks may be ahead by different numbers of rounds, and write the same future differently; to go on,
         all must load one rank's state.

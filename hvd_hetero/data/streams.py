@@ -1,20 +1,21 @@
 """Rounds from data without random access: a stream that is read from front to end.
 
-Two ways, and only who made the stream knows which is right:
+Only the maker of the stream knows which of two ways is right:
 
 ``SharedStream``
     Every rank reads the whole stream, the same samples in the same order. A round with the plan x_1 … x_n takes the
     next X of them and rank i keeps its x_i, as from a permutation (``data.permutation``): every sample goes to
     exactly one rank, exactly once, and every rank finds the end in the same round. The price is that all ranks read
-    everything. What a rank that stops early has left undone comes back before what is read next, on every rank alike.
+    everything. What a rank that stops early has left undone comes back before new samples are read, on every rank
+    alike.
 
 ``ShardStream``
-    Every rank reads samples of its own, its shard, and takes x_i from it in each round. Ranks do not know of each
+    Every rank reads its own samples, its shard, and takes x_i from it in each round. Ranks do not know each
     other's ends, so an epoch is a given number of rounds; a shard that has come to its end begins again, and goes on
-    from epoch to epoch, so that a slow rank, too, comes to the end of its shard. What is left undone goes back to its
+    from epoch to epoch, so that a slow rank, too, reaches the end of its shard. What is left undone goes back to its
     front.
 
-A third, for shards that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
+A third way, for shards that are read once per epoch, is ``data.ending_shard``. All give the samples themselves where
 ``SharedPermutation`` gives indices, and look one round ahead at most. Ranks compare where they are in their streams,
 and the samples of a ``SharedStream`` that has ``marks``.
 """
@@ -43,8 +44,8 @@ Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of t
 class SharedStream(Order):
     """``read(epoch)`` gives the samples of an epoch, the same on every rank.
 
-    ``least`` is how many a round needs, and ``readers`` how many processes read: samples come in another order then.
-    ``size``: how many an epoch has, where that is known; ``seeds``: a checksum of what else their order depends on.
+    A round needs ``least`` of them, and ``readers`` processes read: with several, the order differs.
+    ``size``: how many an epoch has, if that is known; ``seeds``: a checksum of what else their order depends on.
     """
 
     kind = "whole"
@@ -60,7 +61,7 @@ class SharedStream(Order):
         self.start(0)
 
     def start(self, epoch: int) -> None:
-        """From the front of the stream; it is opened when the first sample is asked for."""
+        """Begin an epoch at the front of the stream, which is opened when the first sample is asked for."""
         self.epoch = epoch
         self._source: Iterator[Any] | None = None
         self._at_end = False
@@ -71,22 +72,22 @@ class SharedStream(Order):
 
     @property
     def remaining(self) -> int | None:
-        """Samples of this epoch that no round has taken; None where that is not known yet."""
+        """Samples of this epoch that no round has taken; None if that is not known yet."""
         if self._at_end:
             return len(self._waiting)
         return None if self.size is None else self.size - self._taken
 
     def holds(self, samples: int) -> bool:
-        """Whether so many samples are still to be taken."""
+        """Return whether so many samples are still to be taken."""
         return self._await(samples) >= samples
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
-        """Take the next round, shorter or longer where the stream ends.
+        """Take the next round, shorter or longer at the end of the stream.
 
         The fingerprint also says whether another round follows: a rank whose stream ends alone is found out in its last
         round, before the others wait for it.
         """
-        left = self._await(plan.total + self.end.apart(plan))  # whether this round is the last one matters to it
+        left = self._await(plan.total + self.end.apart(plan))  # the plan depends on whether this round is the last
         if left == 0:
             if self._taken == 0:
                 raise ValueError(no_samples("every rank", self.epoch))
@@ -103,13 +104,13 @@ class SharedStream(Order):
         return Cut(plan, rank, mine, self.epoch, zlib.crc32(here.tobytes()) ^ self._seeds, contents=contents)
 
     def finish(self, done: Sequence[float], ended: Sequence[float] = ()) -> None:
-        """Put back what the round left undone, before what is read next."""
+        """Put back what the round left undone, before new samples are read."""
         back = [each for tail in undone(*self._open.popleft(), done) for each in tail]
         self._waiting.extendleft(reversed(back))
         self._taken -= len(back)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands; rounds in flight count as not done. The same on every rank."""
+        """Return where the epoch stands; rounds in flight count as not done. The same on every rank."""
         unfinished = [number for _, part in self._open for number, _ in part]
         unfinished += [number for number, _ in self._waiting]
         return {
@@ -122,7 +123,7 @@ class SharedStream(Order):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there: the stream is read from its front, and what was done is passed over."""
+        """Go on from a state: read the stream from its front, and pass over what was done."""
         _require(state, self.kind, self._readers)
         self.start(state["epoch"])
         kept = dict.fromkeys(state["unfinished"])
@@ -140,7 +141,7 @@ class SharedStream(Order):
         self._taken = self._opened - len(kept)
 
     def _await(self, count: int) -> int:
-        """Read on until that many are waiting, or the stream ends. Returns how many are."""
+        """Read on until that many samples are waiting, or the stream ends; return how many are."""
         missing = count - len(self._waiting)
         if missing > 0:
             if self._source is None:
@@ -182,13 +183,14 @@ class ShardStream(Order):
             self._waiting.extendleft(reversed(self._open.pop()[1]))
 
     def holds(self, samples: int) -> bool:
-        """Whether so many samples are still to be taken: any number, while rounds are left."""
+        """Return whether so many samples are still to be taken: any number, while rounds are left."""
         return self._round < self.rounds
 
     def take(self, plan: RoundPlan, rank: int) -> Cut:
         """Take the next round, as planned.
 
-        The fingerprint is the number of the round, and of how many: the samples of the ranks have nothing in common.
+        The fingerprint is made of the round's number and the number of rounds: the ranks' samples have nothing in
+        common.
         """
         self._round += 1
         part = self._pull(plan.samples[rank])
@@ -203,7 +205,7 @@ class ShardStream(Order):
         self._done = [before + count for before, count in zip(self._done, counts, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch and every rank's part stand; the same on every rank."""
+        """Return where the epoch and every rank's part stand; the same on every rank."""
         return {
             "version": _STATE_VERSION,
             "stream": self.kind,
@@ -214,7 +216,7 @@ class ShardStream(Order):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there: this rank's part is read from the front of its first pass, and what was done is passed over."""
+        """Go on from a state: read this rank's part from the front of its first pass, and pass over what was done."""
         _require(state, self.kind, self._readers)
         if len(state["done"]) != len(self._done):
             raise ValueError(
@@ -244,7 +246,7 @@ class ShardStream(Order):
 
 
 def no_samples(where: str, epoch: int) -> str:
-    """Say that an epoch had nothing to train on."""
+    """Return the message for an epoch that had no samples."""
     return (
         f"data must hold at least one sample on every rank, and epoch {epoch} had none on {where}; check what is read "
         "and filtered, and that it can be read again for every epoch"

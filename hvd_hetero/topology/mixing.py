@@ -2,7 +2,7 @@
 
     allreduce   one gradient g = (1 / S) sum_i G_i for all, G_i the sum of the gradients of rank i's S_i samples
     D-PSGD      x_i <- sum_j W_ij x_j - eta (n / S) G_i
-    MATCHA      the same, with a W of its own in every round, drawn alike on every rank
+    MATCHA      the same, with another W in every round, drawn alike on every rank
 
 (non-blocking-sgd, sections 2.2 and 2.5, Algorithms 1 and 2.) W is symmetric and doubly stochastic, so mixing keeps the
 mean of the models. That mean moves by eta (1 / n) sum_i (n / S) G_i = eta g: the same step as with an allreduce, for
@@ -128,8 +128,8 @@ Mixing = NeighbourMixing | MatchaMixing
 def exchange_of(mixing: Mixing, rank: int, round: int) -> Exchange:
     """Return what a rank sends and receives in this round: one copy to and from each neighbour.
 
-    Every rank sends ``most_neighbours`` copies in every round, to itself those that no neighbour needs. Horovod caches
-    collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
+    Every rank sends ``most_neighbours`` copies in every round; copies that no neighbour needs go to itself. Horovod
+    caches collectives by the size of what is sent, and the shapes in TensorFlow's graph are fixed.
     """
     weights = mixing.row(rank, round)
     copies = [int(j in weights) for j in range(mixing.nodes)]
