@@ -1,1 +1,1 @@
-"""What a rank learns of itself: its speed, its processor and memory, and what it can hold."""
+"""What a rank learns about itself: its speed, its processor and memory, and what fits in memory."""

@@ -1,18 +1,18 @@
 r"""When the first rank will be done, so that the others need not keep it waiting.
 
-In a round that ends with the first rank, the others finish the micro-batch at hand, and the first waits for the slowest
-of these: half a micro-batch on average, which on a rank of a third of the speed is a good part of a round. Rank i can
-tell when that will be. With L the time that the first rank was at work in the last round, t the time that this one has
-been at work in this round (both as in the table, without waiting for others), t_0 what of it comes once a round (the
+In a round that ends with the first rank, the others finish their current micro-batch, and the first waits for the
+slowest of these: half a micro-batch on average, which on a rank of a third of the speed is a good part of a round. Rank
+i can foresee this. With L the time that the first rank was at work in the last round, t the time that this one has
+been at work in this round (both as in the table, without waiting for others), t_0 its part that comes once a round (the
 update, and waiting for the first samples), k the micro-batches done by then and d = (t - t_0) / k, another one would
 last from t to t + d, while the round ends at about L:
 
     t + d <= L         it is done in time
     t < L < t + d      the first rank waits t + d - L for it, or this one idles for L - t: it is begun if t + d/2 <= L
 
-Of a position of L that is equally likely everywhere, the first rank waits d/8 on average, and not d/2, and this one
-idles for d/8. Where no rank was done in the last round (all had expected the end too early), nothing is expected of the
-next. Differences from the paper (non-blocking-sgd, Algorithm 1): there, a rank stops for the signal alone.
+If L is equally likely at every position, the first rank waits d/8 on average instead of d/2, and this one
+idles for d/8. If no rank was done in the last round (all had expected the end too early), the next one has no forecast.
+Differences from the paper (non-blocking-sgd, Algorithm 1): there, only the signal stops a rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Anticipation"]
 
 
 class Anticipation:
-    """What one rank expects of the end of a round."""
+    """One rank's forecast of the end of a round."""
 
     __slots__ = ("_length_s",)
 
@@ -34,22 +34,22 @@ class Anticipation:
         self._length_s = math.nan  # L
 
     def learn(self, finished: FinishedRound) -> None:
-        """The round is over, and everybody's times are known."""
+        """Learn from a finished round, for which all ranks' times are known."""
         table = finished.table
         done = zip(table.busy_s.tolist(), table.figures("samples"), finished.plan.samples, strict=True)
         self._length_s = min((busy_s for busy_s, x, full in done if x >= full > 0), default=math.nan)
 
     def state(self) -> float | None:
-        """Plain data."""
+        """Return the state as plain data."""
         return None if math.isnan(self._length_s) else self._length_s
 
     def restore(self, state: float | None) -> None:
-        """Take it back."""
+        """Load what ``state`` has returned."""
         self._length_s = math.nan if state is None else float(state)
 
     def ends_before(self, busy_s: Any, once_s: Any, done: Any) -> Any:
-        """Whether the round will end before the middle of another micro-batch, after so many in t; ``once_s`` is t_0.
+        """Return whether the round ends before the middle of another micro-batch, after ``done``; ``once_s`` is t_0.
 
-        Numbers, or arrays that go together, for which it is answered element by element.
+        Takes numbers, or arrays that go together, and answers element by element.
         """
         return busy_s + 0.5 * (busy_s - once_s) / done > self._length_s

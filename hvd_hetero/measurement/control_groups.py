@@ -1,4 +1,4 @@
-"""Where the control groups of a process lie, in version 1, version 2 and both at once."""
+"""The control groups of a process, in version 1, version 2 and both at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["NO_LIMIT", "ControlGroups", "memberships", "memory", "quota", "text_of"]
 
 NO_LIMIT = 2**60
-"""Bytes: from such numbers on, a limit is none, for version 1 knows no other word for it."""
+"""Bytes from which on a limit means none: version 1 has no other way to say so."""
 
 _MEMORY_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -18,7 +18,7 @@ _MEMORY_FILES = (
 
 
 def text_of(path: Path) -> str:
-    """The text of a file of the kernel; "" if it is gone, since groups and processes may end between two looks."""
+    """Return the text of a kernel's file; "" if it is gone, since groups and processes may end between two looks."""
     try:
         return os.fsdecode(path.read_bytes()).strip()  # the name of a group is any bytes
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
@@ -26,7 +26,7 @@ def text_of(path: Path) -> str:
 
 
 def memberships(process: Path) -> dict[str, str]:
-    """The group of a process by controller, from its folder in ``/proc``; "" is version 2. Empty without groups."""
+    """Return the groups of a process by controller, from its folder in ``/proc``; "" is version 2."""
     found: dict[str, str] = {}
     lines = text_of(process / "cgroup").splitlines()
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
@@ -35,7 +35,7 @@ def memberships(process: Path) -> dict[str, str]:
 
 
 def quota(group: Path) -> float:
-    """Cores that this group alone allows, by either version's files; infinite where it sets no limit."""
+    """Return the cores that this group alone allows, by either version's files; infinite if it sets no limit."""
     allowed, _, period = text_of(group / "cpu.max").partition(" ")
     if not allowed:
         allowed, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
@@ -43,7 +43,7 @@ def quota(group: Path) -> float:
 
 
 def memory(group: Path, no_limit: float = NO_LIMIT) -> tuple[float, float]:
-    """Bytes that this group alone allows, by either version's files (infinite for none), and those in use.
+    """Return the bytes that this group alone allows, by either version's files (infinite for none), and those in use.
 
     The inactive file cache is not in use: the kernel gives it back first, and reading a data set fills any limit.
     """
@@ -65,13 +65,13 @@ class ControlGroups:
         self._paths = memberships(process)
 
     def beside(self, controller: str, other: str) -> dict[Path, Path]:
-        """Groups of one controller to the same groups under another, where the process is in the same one of both."""
+        """Map groups of one controller to the same groups under another, if the process is in the same one of both."""
         if self._paths.get(controller) != self._paths.get(other):
             return {}
         return dict(zip(self.levels(controller), self.levels(other), strict=False))
 
     def levels(self, controller: str) -> list[Path]:
-        """The group and those around it, innermost first; empty where this controller is not mounted."""
+        """Return the group and those around it, innermost first; empty if this controller is not mounted."""
         if controller not in self._paths:
             return []
         if controller:

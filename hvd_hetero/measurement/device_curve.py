@@ -2,8 +2,8 @@
 
 Sizes rise by a factor, a quarter as a rule, from the smallest on, until a step takes too long, does not fit, or the
 largest is reached. Every size is tried ``warm_up`` times untimed, for buffers, kernels and their tuning, then
-``repeats`` times; the fit takes the medians (``allocation.fit_gamma``). The first size that does not fit and the last
-that does are brought together by bisection, to a hundredth.
+``repeats`` times; the fit takes the medians (``allocation.fit_gamma``). Bisection brings the first size that does not
+fit and the last that does together, to 1 %.
 
     (1 + log_g(x_max / x_min) + log_2(x_o / 100)) sizes,   g = 1.25
 """
@@ -26,19 +26,19 @@ _RESOLUTION = 100
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One batch size. No times: it did not fit in memory."""
+    """One batch size. Without times, it did not fit in memory."""
 
     batch: int
     seconds: tuple[float, ...]
 
     @property
     def fits(self) -> bool:
-        """Whether it ran."""
+        """True if it ran."""
         return bool(self.seconds)
 
     @property
     def median_s(self) -> float:
-        """The middle one of its times; infinite where it did not fit."""
+        """The median of its times; infinite if it did not fit."""
         return median(self.seconds) if self.seconds else float("inf")
 
 
@@ -48,7 +48,7 @@ class DeviceCurve:
 
     measured: tuple[Measured, ...]
     gamma: Gamma | None
-    """None where the times follow no curve, for the reason in ``why``"""
+    """None if the times follow no curve, for the reason in ``why``."""
     why: str = ""
 
     @property
@@ -78,16 +78,16 @@ def profile_step(
     """Profile ``step(batch)``: forward, backward and update with that many samples.
 
     Args:
-        step: Does the work; raises its framework's out-of-memory error where it does not fit.
+        step: Does the work; raises its framework's out-of-memory error if it does not fit.
         smallest: The first size.
         largest: No larger one is tried.
         longest_s: No size after one that takes longer than this.
         repeats: Times taken of each size.
         warm_up: Untimed steps before.
-        done: Waits until the device has done what the step has queued.
+        done: Waits until the device has finished the step's queued work.
         release: Frees what a failed step has left.
         clock: Monotonic seconds.
-        progress: Told of every size.
+        progress: Called with every size measured.
     """
     for name, value in (("smallest", smallest), ("repeats", repeats)):
         if value < 1:

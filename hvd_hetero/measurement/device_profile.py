@@ -1,15 +1,15 @@
 """One device's Gamma, learned while it trains: measure, fit once there is enough, then follow what drifts.
 
 A batch of a new size pays for buffers, kernels and their tuning that the next one of that size does not: the first
-time of a size in a row is left out. What is left of the first turn of sizes is fitted (``allocation.fit_gamma``). Later
-measurements (x, t) tell how much the device has slowed down since: with the last three ratios ρ = t / Γ(x),
+time of a size in a row is left out. The rest of the first turn of sizes is fitted (``allocation.fit_gamma``). Later
+measurements (x, t) show how much the device has slowed down since: with the last three ratios ρ = t / Γ(x),
 
     c <- c + a (median(ρ_r, ρ_r-1, ρ_r-2) - c),    a = 0.2,
 
-and c Γ is what the allocation gets: the shape of the curve stays, its height follows. One outlier in three changes
+and the allocation gets c Γ: the shape of the curve stays, its height follows. One outlier in three changes
 nothing; a lasting change is followed to nine tenths after 12 rounds. A fit of the shape needs measurements over a wide
-range of batches, which training does not give once the split stays as it is; but a batch beyond that range is added to
-it, as (x, t / c), and the curve is fitted again: what was only extrapolated so far is now known.
+range of batches, which training does not give while the split stays; but a batch beyond that range is added to
+it, as (x, t / c), and the curve is fitted again: the line's extrapolation is now replaced by a measurement.
 
 Differences from the paper (LB-BSP section 3.3): it profiles offline, once; and nothing follows a drift there.
 """
@@ -44,7 +44,7 @@ class DeviceProfile:
         self._ratios = deque([1.0] * _RATIOS, maxlen=_RATIOS)
 
     def observe(self, batch: int, seconds: float) -> None:
-        """A batch took this long."""
+        """Add the time of a batch."""
         if not (batch >= 1 and 0 < seconds < math.inf):
             return
         familiar, self._size = batch == self._size, batch
@@ -72,14 +72,14 @@ class DeviceProfile:
 
     @property
     def gamma(self) -> Gamma | None:
-        """The curve as of now, or None where it is not known yet."""
+        """The curve as of now, or None if it is not known yet."""
         fitted, height = self._fitted, self._height
         if fitted is None:
             return None
         return replace(fitted, slope_s=fitted.slope_s * height, intercept_s=fitted.intercept_s * height)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the state as plain data."""
         fitted = self._fitted
         return {
             "measured": [list(pair) for pair in self._measured],

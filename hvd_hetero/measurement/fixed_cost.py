@@ -1,11 +1,11 @@
-r"""What a micro-batch costs besides its samples, learned from the table that all ranks share.
+r"""The fixed cost of a micro-batch, besides its samples, learned from the table that all ranks share.
 
 A micro-batch of x samples takes ``t = s (x + β)`` seconds: s is a sample's, and β the fixed part, in samples that
-would take as long. Most real steps have such a part: kernels to launch, layers that do not care for the batch, the
-update. The speed x / t then depends on the batch as much as on the rank. The pace (x + β) / t does not.
+would take as long. Most real steps have such a part: kernels to launch, layers whose time does not depend on the batch,
+the update. The speed x / t then depends on the batch as much as on the rank. The pace (x + β) / t does not.
 
 s moves, as other programs come and go. β belongs to the step, which all ranks share: a rank at half the speed needs
-twice as long for both parts. It shows where the batch changes and the rank does not: wherever a plan moves samples, and
+twice as long for both parts. It shows if the batch changes and the rank does not: wherever a plan moves samples, and
 in the short last round of an epoch. Each φ of a grid in [0, 1), the fixed share of a micro-batch of the reference size
 r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size by the mean level ℓ of those before:
 
@@ -14,18 +14,18 @@ r, with ``β = r φ / (1 - φ)``, forecasts the M rounds after a change of size 
 
 with n the rounds in ℓ. L is twice the negative logarithm of a Student likelihood, in which one strange round does not
 outweigh two good ones. While the size stays, all φ forecast alike. A round that every φ misses by more than five
-deviations is of a rank that has become slower or faster, and so is one before which its CPU or memory has changed: ℓ
-begins again, and nothing is learned. σ is 1.48 medians of what rounds differ from their level, found by steps of a
-tenth.
+deviations belongs to a rank that has become slower or faster. Such a round, and one before which a rank's CPU or memory
+has changed, teaches nothing, and ℓ begins again. σ is 1.48 medians of what rounds differ from their level, found by
+steps of a tenth.
 
-Rank i's evidence is its own L_i and that of the others, which counts for C at most: enough to decide where the rank's
-own says little, and less than what a rank of another kind finds out for itself. A priori all φ of the grid are alike.
+Rank i's evidence is its own L_i and the others', which counts for C at most: enough to decide if the rank's own
+evidence is weak, and less than a rank of another kind finds out for itself. A priori all φ of the grid are alike.
 β is that of the mean of φ. So a split that is made before much is known does not count on the time to follow it.
 
 M = 8, τ = 4, σ_0 = 0.01, C = 20 and the limit of L, by which old evidence is forgotten, are arbitrary.
 
-Rejected: each rank learns its β alone. Noise made the β of two equal ranks differ by a factor of 20, and a split that
-was made by them confirmed itself, down to a share of one sample. Rejected, too: to let speeds that drift count less.
+Rejected: each rank learns its β alone. Noise made the β of two equal ranks differ by a factor of 20, and a split made
+by them confirmed itself, down to a share of one sample. Rejected, too: giving less weight to speeds that drift.
 It gains as much on the walks and traces of ``benchmarks/`` as it loses where noise is all there is.
 
 Shapes: n ranks, a grid of G shares φ. Cost: O(n) a round, O(nG) in the M rounds after a change of size.
@@ -63,7 +63,7 @@ _ODDS = _SHARES / (1.0 - _SHARES)  # β / r
 class FixedCosts:
     """The β of n ranks.
 
-    Every rank computes it from the same tables, and reports its own: policies go by what was reported, since two
+    Every rank computes it from the same tables, and reports its own. Policies use the reported ones, since two
     processors may round logarithms differently.
     """
 
@@ -75,7 +75,7 @@ class FixedCosts:
         self._against = np.zeros((workers, len(_SHARES)))  # L
         self._before = np.zeros(len(_SHARES))  # L of a former membership
         self._noise = np.full(workers, _FIRST_NOISE)  # σ
-        # Of the rounds since the size changed: the size, the mean of log t, and how many there are.
+        # The rounds since the size changed: the size, the mean of log t, and their number.
         self._size, self._level, self._rounds = np.zeros((3, workers))
         # ℓ and n, in the rounds after a change.
         self._forecast, self._counted = np.zeros((workers, len(_SHARES))), np.zeros(workers)
@@ -85,8 +85,8 @@ class FixedCosts:
         self._moved = np.zeros(workers, dtype=np.bool_)  # whether these had changed in the round before
 
     def learn(self, table: RoundTable, *, short: bool = False) -> None:
-        """Learn from a round; ``short``: the round that ends an epoch, of which ranks do not report a speed."""
-        late = table.column("lap_s") != 0.0  # a device, whose times are those of the round before
+        """Learn from a round; ``short``: it ends an epoch, and ranks do not report a speed for it."""
+        late = table.column("lap_s") != 0.0  # a device, whose times belong to the round before
         samples, cuts = table.column("timed_samples"), table.column("micro_batches")
         if short:
             samples = np.where(late, 0.0, table.column("samples"))
@@ -122,7 +122,7 @@ class FixedCosts:
         self._open[at] &= rounds < _LONGEST
 
     def _open_up(self, at: Ranks) -> None:
-        """The size has changed: from now on φ makes a difference."""
+        """Begin to compare the φ, because the size has changed."""
         self._forecast[at] = self._level[at, None] - np.log(self._size[at, None] + self._betas)
         self._counted[at] = np.minimum(self._rounds[at], _LONGEST)
         self._open[at] = True
@@ -157,7 +157,7 @@ class FixedCosts:
         return {"reference": self._reference, "against": np.minimum(against - against.min(), _MOST).tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it up again, also with other ranks; what was learned here is forgotten."""
+        """Load what ``state`` has returned, also with other ranks; forget what was learned here."""
         reference, against = float(state["reference"]), np.array(state["against"], dtype=np.float64)
         whole = against.shape == _SHARES.shape and bool((np.isfinite(against) & (against >= 0.0)).all())
         if not (whole and 0.0 < reference < math.inf):
@@ -176,10 +176,10 @@ _Number = TypeVar("_Number", float, Floats)
 
 
 class Pace(Generic[_Number]):
-    """A rank's speed freed from its batch, for its predictor; with arrays, that of several ranks.
+    """A rank's speed freed from its batch, for its predictor; with arrays, the speeds of several ranks.
 
-    It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So predictors
-    need not hear of it. ``none`` is a zero, or an array of them.
+    It is (x + β) / t times a factor c, with which a new β leaves the pace of the latest round unchanged. So predictors
+    need not know of it. ``none`` is a zero, or an array of them.
     """
 
     def __init__(self, reference: float, none: _Number) -> None:
@@ -187,11 +187,11 @@ class Pace(Generic[_Number]):
         self.samples: _Number = none
         """β"""
         self.size: _Number = none + reference
-        """The size of micro-batches in the latest round that taught something."""
+        """The size of micro-batches in the latest round that was learned from."""
         self._factor: _Number = none + 1.0  # c
 
     def know(self, samples: _Number) -> None:
-        """Go on with another β."""
+        """Take another β."""
         self._factor = self._factor * (self.size + self.samples) / (self.size + samples)
         self.samples = samples
 
@@ -206,11 +206,11 @@ class Pace(Generic[_Number]):
         return speed
 
     def state(self) -> dict[str, _Number]:
-        """Return plain data."""
+        """Return the state as plain data."""
         return {"samples": self.samples, "size": self.size, "factor": self._factor}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load what ``state`` has returned."""
         samples, size, factor = state["samples"], state["size"], state["factor"]
         if not (0.0 <= samples < math.inf and 0.0 < size < math.inf and 0.0 < factor < math.inf):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""How long this process has spent in Python's garbage collector.
+"""The time that this process has spent in Python's garbage collector.
 
 The interpreter calls back before and after each collection, in whatever thread it happens. Collections do not overlap,
 so one beginning is kept. The callbacks stay for the life of the process; a pair of them costs about a microsecond.

@@ -1,36 +1,36 @@
-r"""What keeps a rank from its work: shares of its time that others had, from counters that the kernel keeps anyway.
+r"""Shares of its time in which a rank is kept from its work, from counters that the kernel keeps anyway.
 
 Each reading gives what has happened since the one before, ``t`` seconds ago. Over the threads of this process, let
-``c`` be the seconds that they ran, and ``d`` those that they were ready and did not run (``schedstat``; a thread that
-has ended meanwhile is left out). They wanted a processor for ``c + d``, on average ``W = min(A, max(1, (c + d) / t))``
-of the A cores that the process may use. Of what they wanted they did not get
+``c`` be the seconds that they ran, and ``d`` the seconds that they were ready and did not run (``schedstat``; a thread
+that has ended meanwhile is left out). They wanted a processor for ``c + d``, on average ``W = min(A, max(1, (c + d) /
+t))`` of the A cores that the process may use. Of this they missed
 
     D = d / max(t, c + d),
 
-for three reasons: a quota, other processes, and each other, where they are more than the process has cores. With ``h``
+for three reasons: a quota, other processes, and each other, if they are more than the process has cores. With ``h``
 the seconds that a control group around this process was held back because its quota was used up (the most of all such
 groups, summed over the cores by the kernel), and ``o`` the seconds that other processes ran on these cores,
 
     throttled = min(D, h / (t W)),
     contended = min(D - throttled, o / (A t)).
 
-Others fill what a process at its quota of q cores must leave idle, and take nothing from it, but the kernel then counts
-less of ``h``. So where it was held back, and ran for at least 0.9 of ``q t``, ``1 - q / W`` stands for ``h / (t W)`` if
-that is more.
+Others may use what a process at its quota of q cores must leave idle. They take nothing from it, but the kernel then
+counts less of ``h``. So if it was held back, and ran for at least 0.9 of ``q t``, ``1 - q / W`` replaces ``h / (t W)``
+if that is more.
 
-``o`` is the smaller one of two figures, since most kernels look at each tick who runs, and a quota's period is some
-ticks: they then see this process at each, and think that it ran all of the time. Idle time they measure.
+``o`` is the smaller one of two figures, since most kernels look at each tick which process runs, and a quota's period
+is some ticks: they then see this process at each, and count it as running all of the time. Idle time they measure.
 
-Neither ``d`` nor ``o`` would do alone: a thread that waits for another one of its process is ready as well, and others
-take nothing from a process that does not want their core. Where ``d`` cannot be read, ``throttled = min(1, h / t)``,
+Neither ``d`` nor ``o`` is enough alone: a thread that waits for another one of its process is ready as well, and others
+take nothing from a process that does not want their core. If ``d`` cannot be read, ``throttled = min(1, h / t)``,
 and ``contended`` is 0. Loader workers are other processes, too.
 
     stolen      the share of the busy time of its cores that the hypervisor took from them
-    stalled     the share of time in which a thread waited for memory: of the innermost control group that tells, else
-                of the machine, and then only where this process has read back pages itself
+    stalled     the share of time in which a thread waited for memory: of the innermost control group that reports it,
+                else of the machine, and then only if this process has read back pages itself
     collecting  the share of time spent in Python's garbage collector
 
-A file that is absent, may not be read or cannot be understood counts as one that says nothing happened.
+A file that is absent, may not be read or cannot be understood counts as one without events.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class _Counters:
 
 
 class HindranceMeter:
-    """Reads the counters; each `read` is of the time since the one before.
+    """Reads the counters; each `read` covers the time since the one before.
 
     ``clock`` is monotonic, in seconds. ``proc``, ``cgroup`` and ``cpus`` are where the kernel's files are; ``affinity``
-    says which cores the process may use (psutil's answer unless given).
+    returns the cores that the process may use (psutil's answer unless given).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How large micro-batches may be once one has not fitted into memory."""
+"""The limit of micro-batches after one has not fitted into memory."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ HEADROOM = 0.1
 
 
 def limit_after(failed: int, limit: int) -> int:
-    """The largest micro-batch allowed after one of ``failed`` samples; ``limit`` is the limit so far, 0 for none."""
+    """Return the largest micro-batch allowed after ``failed`` samples did not fit; ``limit`` is the former one or 0."""
     return max(1, min(int(failed * (1 - HEADROOM)), failed - 1, limit or failed))

@@ -1,6 +1,6 @@
-"""Which exceptions say that memory is short, whatever framework raises them, and what is said about it.
+"""Exceptions that mean that memory is short, whatever framework raises them, and the messages about it.
 
-They are told by name and message.
+Their names and messages identify them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ DONE_IN_PARTS = (
 )
 """For the log: round, rank, samples, and both sizes."""
 
-# PyTorch raises its own class where its allocator fails, TensorFlow another; libraries below them and PyTorch's
-# allocator for the host raise plain RuntimeErrors, or what TensorFlow makes of them: an InternalError, say.
+# PyTorch raises its own class if its allocator fails, TensorFlow another; libraries below them and PyTorch's
+# allocator for the host raise plain RuntimeErrors, or what TensorFlow makes of them, such as an InternalError.
 _NAMES = {"OutOfMemoryError", "ResourceExhaustedError", "MemoryError"}
 _MESSAGES = (
     "CUDA error: out of memory",
@@ -29,7 +29,7 @@ _MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the same work in smaller pieces might do."""
+    """Return whether the same work in smaller pieces might succeed."""
     if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
         return True
     of_a_library = isinstance(error, RuntimeError) or any(kind.__name__ == "OpError" for kind in type(error).__mro__)
@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def not_done_again(round: int, rank: int, samples: int, when: str) -> HeteroError:
-    """Return the error of a rank that ran out of memory where its work cannot be done again."""
+    """Return the error of a rank that ran out of memory while its work cannot be done again."""
     return HeteroError(
         f"round {round}: rank {rank} ran out of memory {when}; set max_micro_batch of the policy below {samples}, or "
         "free memory"

@@ -1,19 +1,19 @@
-"""Which of the speeds that ranks tell of themselves are believed.
+"""Which of the speeds that ranks report are believed.
 
-With v_i the speed that rank i predicts for itself and m_i = samples / (computing + input) what the table says that it
-really did (both of a micro-batch of the typical size, where the fixed cost is known),
+With v_i the speed that rank i predicts for itself and m_i = samples / (computing + input) the speed that it had by the
+table (both of a micro-batch of the typical size, if the fixed cost is known),
 
     s_i <- max(s_i, min(m_i, m_i of the round before))        the fastest that it has kept up for two rounds
     v_i is believed  iff  0 < v_i < ∞  and  v_i <= K s_i
 
-and what is not believed is no speed (NaN): to policies such a rank is one without a prediction, and keeps its share.
-Two rounds, as one alone may be a clock that has jumped; a rank that really becomes much faster is believed a round
-later. Short rounds, at the end of an epoch, do not count: they tell more of the fixed cost than of the speed. K = 4 is
-arbitrary, between what a predictor may foresee and what no machine does. There is no bound below: a rank that was
-frozen is slow, and its predictor's affair.
+and a speed that is not believed is replaced by NaN: to policies such a rank has no prediction, and keeps its share.
+Two rounds, as one alone may be a clock that has jumped; a rank that does become much faster is believed a round
+later. Short rounds, at the end of an epoch, do not count: they show more of the fixed cost than of the speed. K = 4 is
+arbitrary, between what a predictor may foresee and what no machine does. There is no bound below: a frozen rank is
+slow, and its predictor follows.
 
-All ranks decide alike, from the same table by correctly rounded operations. What was kept up is not saved: a training
-that goes on from a checkpoint has no bound above until it has measured three rounds, as a new one.
+All ranks decide alike, from the same table by correctly rounded operations. The bound is not saved: a training
+that goes on from a checkpoint has none until it has measured three rounds, as a new one.
 
 Cost: some 20 operations on arrays of n.
 """
@@ -33,8 +33,8 @@ __all__ = ["Plausibility"]
 logger = logging.getLogger(__name__)
 
 _TIMES = 4.0  # K
-_LEAST_S = 1e-30  # no work takes less, and by this no speed overflows
-_ROUNDS = 3  # measured ones before there is a bound: the first one pays for what no later one pays for
+_LEAST_S = 1e-30  # no work takes less, and no speed overflows
+_ROUNDS = 3  # measured ones before there is a bound: only the first one pays for the start
 
 
 class Plausibility:
@@ -53,7 +53,7 @@ class Plausibility:
         self._doubted = np.zeros(workers, dtype=np.bool_)
 
     def __call__(self, round: int, table: RoundTable, *, short: bool = False) -> RoundTable:
-        """The table of a round with incredible speeds taken out; the very same, where there are none."""
+        """Return the table of a round without incredible speeds; the very same, if there are none."""
         if not short:
             self._measure(table)
         told = table.column("samples_per_s")
@@ -61,7 +61,7 @@ class Plausibility:
         if np.count_nonzero(credible) == len(told) and not np.count_nonzero(self._doubted):
             self._known = credible
             return table
-        # NaN is what a rank says before its first measurement.
+        # NaN is the speed of a rank before its first measurement.
         doubtful = ~credible & (self._known | ~np.isnan(told))
         before, self._doubted = self._doubted, (self._doubted & ~credible) | doubtful
         self._known |= credible

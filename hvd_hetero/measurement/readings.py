@@ -5,7 +5,7 @@ With ``A`` the number of cores that this process may run on (its affinity within
     cpu    = min( A - o,  min over quotas l of (q_l - o_l) ) / A                                  in [0, 1]
     memory = min over limits l of (limit_l - used_l)  /  min over limits l of limit_l             in [0, 1]
 
-- ``o``: cores' worth of time that everybody else used on those ``A`` cores (stolen time included): the busy time of
+- ``o``: cores' worth of time that others used on those ``A`` cores (stolen time included): the busy time of
   the cores in ``/proc/stat`` minus this process's own time, per second, over the last half a second. What niced
   processes used is left out unless this one is niced itself: they give way.
 - ``q_l``: quota / period of each control group that holds this process, in cores, from the innermost to the outermost;
@@ -14,9 +14,9 @@ With ``A`` the number of cores that this process may run on (its affinity within
 - limits: the machine (MemTotal, of which MemAvailable is left) and the ``memory`` limit of each enclosing control
   group, whose use counts without the inactive file cache, which the kernel gives back first.
 
-Others fill what a rank at its quota must leave idle, and take nothing from it: where this process used at least 0.75 of
+Others may use what a rank at its quota must leave idle, and take nothing from it: if this process used at least 0.75 of
 what it was allowed over the window, others are taken not to have held it back, and ``o = o_l = 0`` (0.75 rather than
-nearly 1, because quotas are enforced, and times told, in clock ticks). So too until there are two readings, and a
+nearly 1, because quotas are enforced, and times counted, in clock ticks). So too until there are two readings, and a
 rate.
 
 A limit file that is absent, or says "max" or -1, is no limit; a file that is there and cannot be read or understood, or
@@ -24,7 +24,7 @@ an absent ``/proc/stat`` or ``/proc/meminfo``, makes that driver NaN ("not known
 
 Differences from the paper: it takes "CPU/memory usage" from psutil, which sees the machine. In a container its quota
 slows a rank, not the machine's use. And what is *available* is reported: a rank that computes uses all it gets, so its
-use tells little about what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the
+use shows little of what it could get. Only the affinity comes from psutil: its root of ``/proc`` is global to the
 module.
 
 Known limits: processes that this one started (data loaders) count as others, since finding them means walking
@@ -74,10 +74,10 @@ class _Used:
 
 
 class ResourceMeter:
-    """Reads the drivers; call it in every step, it looks at most every ``interval_s`` and else repeats itself.
+    """Reads the drivers. Call it in every step: it looks at most every ``interval_s``, and else repeats itself.
 
-    ``clock`` is monotonic, in seconds. ``proc`` and ``cgroup`` are the roots of the two file systems; ``affinity`` says
-    which cores the process may use (psutil's answer unless given).
+    ``clock`` is monotonic, in seconds. ``proc`` and ``cgroup`` are the roots of the two file systems; ``affinity``
+    returns the cores that the process may use (psutil's answer unless given).
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ResourceMeter:
         self._cpusets = [*groups.levels("cpuset")[:1], *groups.levels("")[:1]]
 
     def read(self) -> Resources:
-        """The drivers now, or as they were less than ``interval_s`` ago. Never raises for a file."""
+        """Return the drivers now, or as they were less than ``interval_s`` ago. Never raises for a file."""
         now_s = self._clock()
         if now_s - self._read_at_s >= self._interval_s:
             self._read_at_s = now_s
@@ -139,7 +139,7 @@ class ResourceMeter:
         return min(1.0, max(0.0, min(free) / len(cores)))
 
     def _remember(self, new: _Used) -> _Used:
-        """Append, drop what is no longer needed, and give the reading that opens the window."""
+        """Append a reading, drop those no longer needed, and return the one that opens the window."""
         self._used.append(new)
         while len(self._used) > 2 and new.at_s - self._used[1].at_s >= _WINDOW_S:
             self._used.popleft()
@@ -182,12 +182,12 @@ class ResourceMeter:
         limit, free = (float(machine[key].split()[1]) * 1024 for key in ("MemTotal", "MemAvailable"))
         machine_bytes = limit
         for group in self._limits:
-            allowed, used = memory(group, machine_bytes)  # one of the machine's size or above holds no rank back
+            allowed, used = memory(group, machine_bytes)  # a limit of the machine's size or above holds no rank back
             limit, free = min(limit, allowed), min(free, allowed - used)
         return min(1.0, max(0.0, free / limit)) if limit > 0 else 0.0
 
 
 def _core_list(text: str) -> set[int]:
-    """``"0-2,5"`` to ``{0, 1, 2, 5}``."""
+    """Return ``{0, 1, 2, 5}`` for ``"0-2,5"``."""
     spans = (span.partition("-") for span in text.split(","))
     return {core for first, _, last in spans for core in range(int(first), int(last or first) + 1)}

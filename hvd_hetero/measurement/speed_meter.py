@@ -1,14 +1,14 @@
-"""What one rank measures of itself: how long it computes and waits for data, and what speed it expects next.
+"""One rank's measurements of itself: how long it computes and waits for data, and what speed it expects next.
 
 A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
 data, since all of that moves with the samples. For policies that weigh it, the part that does not move with the samples
-is told apart (``fixed_cost``), and the speed is that of a micro-batch of the typical size. Waiting for the other ranks
-is in neither: not at the end of a round, and not inside a micro-batch, where a layer talks to them. Were it, a fast
-rank would seem as slow as the one it waits for.
+is separated (``fixed_cost``), and the speed is that of a micro-batch of the typical size. Waiting for the other ranks
+is in neither: not at the end of a round, and not inside a micro-batch, where a layer exchanges with them. Otherwise a
+fast rank would seem as slow as the one it waits for.
 
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the times. It knows
-those of a round only when the queue has come past it. So there, what is reported and learned is the round before: it is
-asked for when all of this round is queued. A host that is ahead then waits for the device, which has work meanwhile.
+those of a round only when the queue has come past it. So there, this rank reports and learns from the round before: it
+asks when all of this round is queued. A host that is ahead then waits for the device, which has work meanwhile.
 Waiting for data costs such a host nothing while the device is at work, so it counts only as long as the device paused.
 """
 
@@ -33,12 +33,12 @@ __all__ = ["SpeedMeter"]
 # The first round of a job pays for buffers, kernels and caches that no later one pays for; its speed predicts nothing.
 _WARM_UP_ROUNDS = 1
 
-# How often what serves nothing but the report is read.
+# How often figures that serve only the report are read.
 _LEISURE_S = 1.0
 
-# Rounds of less work than this learn, if that can be, while the rank waits for others. To learn takes up to a third of
-# a millisecond, for which all would wait; what is told is then a round old, which costs a round at the old split after
-# each change.
+# Rounds of less work than this are learned from, if possible, while the rank waits for others. Learning takes up to a
+# third of a millisecond, for which all would wait; the report is then a round old, which costs a round at the old split
+# after each change.
 _SHORT_S = 0.01
 
 
@@ -50,7 +50,7 @@ class _Round:
     input_s: float = 0.0
     disturbed: bool = False
     teaches: bool = False
-    """True: its speed tells something about later rounds."""
+    """True: its speed shows something about later rounds."""
 
 
 class SpeedMeter:
@@ -80,11 +80,11 @@ class SpeedMeter:
         self.limit = 0
         """The largest micro-batch that fits in memory; 0: none has failed."""
         self.round = _Round()
-        """the round at hand"""
+        """The current round."""
         self._before = _Round(compute_s=math.nan, input_s=math.nan)
-        """The round before it, whose times a stopwatch tells."""
+        """The round before it, whose times a stopwatch gives."""
         self._unlearned: _Round | None = None
-        """A round that is yet to be learnt from."""
+        """A round that is still to be learned from."""
         self._apply_s = 0.0
         self.once_s = 0.0
         """The part of `busy_s` that comes once a round: the update before it, and waiting for its first micro-batch."""
@@ -96,7 +96,7 @@ class SpeedMeter:
         """The same, summed over the finished micro-batches of the round. `end_round` keeps it until the next."""
         self._rounds = 0
         self.reads = False
-        """True: a stopwatch is read, which waits for the end of a round that other ranks are part of."""
+        """True: a stopwatch is read, which waits for the end of a round that other ranks take part in."""
         self._waited_s = math.nan
         """How long others, and the transfer, kept this rank waiting in the round before."""
         self._lap_s = 0.0
@@ -107,12 +107,12 @@ class SpeedMeter:
 
     @property
     def busy_s(self) -> float:
-        """What the round at hand has taken so far, during a micro-batch, as the table will count it."""
+        """The time of the current round so far, during a micro-batch, as the table will count it."""
         at_work_s = self._clock() - self._began_at - self._held_s
         return self._apply_s + self.round.compute_s + self.round.input_s + at_work_s
 
     def begin(self, input_s: float) -> None:
-        """A micro-batch is at hand after waiting for it; computing starts now."""
+        """Start computing a micro-batch that has arrived after ``input_s`` seconds."""
         self.round.input_s += input_s
         if self.stopwatch is not None:
             self.stopwatch.start()
@@ -123,7 +123,7 @@ class SpeedMeter:
             self._round_held_s = 0.0
 
     def done(self, samples: int) -> None:
-        """The micro-batch is computed."""
+        """Note that the micro-batch is computed."""
         self._running = False
         self.done_at = self._clock()
         self.round.compute_s += self.done_at - self._began_at - self._held_s
@@ -135,7 +135,7 @@ class SpeedMeter:
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
-        """Around what waits for other ranks while a micro-batch is at work; at other times nothing is measured."""
+        """Time what waits for other ranks while a micro-batch is at work; at other times measure nothing."""
         if not self._running:
             yield
             return
@@ -150,7 +150,7 @@ class SpeedMeter:
                 self.stopwatch.start(waited=True)
 
     def failed(self, size: int, *, cramped: bool = False) -> int:
-        """A micro-batch did not fit into memory; return how large its parts may be. Its time says nothing about speed.
+        """Return how large the parts of a micro-batch may be that did not fit. Its time says nothing about speed.
 
         ``cramped``: something else may still have held memory, so the failure says nothing about the size.
         """
@@ -168,7 +168,7 @@ class SpeedMeter:
             self.stopwatch.catch_up()
 
     def learn(self, *, short: bool) -> None:
-        """The last micro-batch of a round is done: learn from what is known now, but not from a short round."""
+        """Learn, after the last micro-batch of a round, from what is known now, but not from a short round."""
         self.round.compute_s += self._apply_s
         self._apply_s = 0.0
         self.round.teaches = self._rounds >= _WARM_UP_ROUNDS and not self.round.disturbed and not short
@@ -187,8 +187,9 @@ class SpeedMeter:
                 self._unlearned = known
             else:
                 self._learn(known)
-        # A speed goes with the drivers read before its round, a prediction with those of now (lb-bsp, Eq. 4). Reading
-        # them takes most of a millisecond, for which everybody would wait: who does not use them reads them later.
+        # A speed goes with the drivers read before its round, a prediction with the present ones (lb-bsp, Eq. 4).
+        # Reading them takes most of a millisecond, for which all ranks would wait: a rank that does not use them reads
+        # them later.
         if self.predictor.uses_drivers:
             self.cpu, self.memory = self._drivers()
 
@@ -196,7 +197,7 @@ class SpeedMeter:
         if (known := self._unlearned) is not None:
             self._unlearned = None
             self._learn(known)
-            self.expected()  # what a predictor works out once for a forecast is there before the row has to leave
+            self.expected()  # what a predictor computes once for a forecast is ready before the row has to leave
 
     def _learn(self, known: _Round) -> None:
         size, seconds = known.samples / known.micro_batches, (known.compute_s + known.input_s) / known.micro_batches
@@ -209,12 +210,12 @@ class SpeedMeter:
             self.profile.observe(round(size), seconds)
 
     def expected(self) -> float:
-        """The speed that the rank predicts for itself now, with a typical micro-batch; NaN: nothing was measured."""
+        """Return the speed that the rank predicts now, with a typical micro-batch; NaN: nothing was measured."""
         expected = self.predictor.predict(cpu=self.cpu, memory=self.memory)
         return expected if self.pace is None else self.pace.speed(expected)
 
     def row(self) -> dict[str, float]:
-        """The figures of this rank for the table, after `learn`."""
+        """Return the figures of this rank for the table, after `learn`."""
         known = self.round if self.stopwatch is None else self._before
         gamma = None if self.profile is None else self.profile.gamma
         return {
@@ -238,7 +239,7 @@ class SpeedMeter:
         }
 
     def rest(self) -> None:
-        """There is time, while others compute: do what would delay a rank at another time."""
+        """Do what would delay a rank at another time, while others compute."""
         self._learn_the_rest()
         if self.done_at - self._read_at > _LEISURE_S:
             self._read_at = self.done_at
@@ -248,18 +249,18 @@ class SpeedMeter:
                 self._hindered = self._hindrances.read().row()
 
     def applying(self) -> None:
-        """The optimizer's update begins."""
+        """Note that the optimizer's update begins."""
         if self.stopwatch is not None:
             self.stopwatch.start()
 
     def applied(self, seconds: float) -> None:
-        """The optimizer's update took this long: it delays the next round's gradient, so it counts as its work."""
+        """Add the time of the optimizer's update: it delays the next round's gradient, so it counts as its work."""
         if self.stopwatch is not None:
             self.stopwatch.stop()
         self._apply_s += seconds
 
     def end_round(self, now: float) -> None:
-        """The synchronisation is over, or is queued."""
+        """End a round: the synchronisation is over, or is queued."""
         self._learn_the_rest()
         if self.stopwatch is None:
             self._waited_s = now - self.done_at + self._round_held_s
@@ -270,18 +271,18 @@ class SpeedMeter:
 
     @property
     def was_held_up(self) -> bool:
-        """Whether layers made this rank wait for others in the round that is over."""
+        """True if layers made this rank wait for others in the round that is over."""
         return self._round_held_s > 0
 
     def forget(self) -> None:
-        """The round at hand never was."""
+        """Forget the current round, as if it never was."""
         self._running = False
         if self.stopwatch is not None:
             self.stopwatch.forget()
         self.round = _Round()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has learned of itself, as plain data."""
+        """Return what this rank has learned about itself, as plain data."""
         state = {"predictor": self.predictor.state_dict(), "limit": self.limit, "rounds": self._rounds}
         if self.profile is not None:
             state["profile"] = self.profile.state_dict()

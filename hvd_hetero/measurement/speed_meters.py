@@ -44,7 +44,7 @@ class SpeedMeters:
         self._rounds = 0
 
     def failed(self, rank: int, size: int) -> int:
-        """A micro-batch did not fit into memory; return how large its parts may be."""
+        """Return how large the parts of a micro-batch may be that did not fit into memory."""
         self._limit[rank] = limit_after(size, int(self._limit[rank]))
         self._disturbed[rank] = True
         return min(int(self._limit[rank]), -(-size // 2))

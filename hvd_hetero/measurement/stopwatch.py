@@ -1,4 +1,4 @@
-"""What takes the time of work that runs behind the clock, on a processor with a queue."""
+"""The interface of a clock for work that runs behind the host, on a processor with a queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Lap(NamedTuple):
     waiting_s: float
     """Seconds of waiting for others."""
     paused_s: float
-    """Seconds that lay between, in which nothing that counts was done."""
+    """Seconds between, without work that counts."""
 
     @property
     def elapsed_s(self) -> float:
@@ -26,19 +26,19 @@ class Stopwatch(Protocol):
     """Takes the times of work that is queued, a round at a time, behind the host that queues it."""
 
     def start(self, *, waited: bool = False) -> None:
-        """What is queued from now on counts. ``waited``: what came since the last `stop` was waiting for others."""
+        """Count what is queued from now on. ``waited``: what came since the last `stop` was waiting for others."""
 
     def stop(self) -> None:
-        """What is queued from now on does not."""
+        """Stop counting what is queued from now on."""
 
     def lap(self) -> None:
-        """A round is queued to its end. What came since the last `stop` was waiting for others."""
+        """Note that a round is queued to its end. What came since the last `stop` was waiting for others."""
 
     def read(self) -> Lap:
-        """Return the seconds of the last lap, once it is done; NaN where there was none."""
+        """Return the seconds of the last lap, once it is done; NaN if there was none."""
 
     def forget(self) -> None:
-        """What was queued since the last lap never was."""
+        """Forget what was queued since the last lap."""
 
     def catch_up(self) -> None:
         """Return when all that is queued is done."""
