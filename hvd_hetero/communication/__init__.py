@@ -1,1 +1,1 @@
-"""What travels between ranks, and in what company."""
+"""Messages between ranks, and how gradients are bucketed."""

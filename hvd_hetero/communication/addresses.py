@@ -1,7 +1,7 @@
-"""Where a rank listens, and what all ranks tell each other about it, once, by a collective that is handed in.
+"""The addresses at which ranks listen, exchanged once by a collective that the caller gives.
 
-A rank listens at each address that it is known by, never at the wildcard, on a port that the system chooses. It tells
-the others all of them, and they try them in turn. Only ranks that give the same host name try loopback addresses.
+A rank listens at each address that it is known by, never at the wildcard, on a port that the system chooses. It sends
+the others all of them, and they try them in turn. Only ranks with the same host name try loopback addresses.
 
 The key combines what rank 0 draws with the job's key, which the launcher of the Horovod that we build puts into each
 rank's environment. The job's key is not sent, so reading the network is not enough to take part. Under another
@@ -42,12 +42,12 @@ _MOST_ADDRESSES = 16  # arbitrary: a host with more interfaces names the one tha
 
 
 def listen() -> tuple[list[socket.socket], str]:
-    """Listen at each address by which the other ranks may reach this one; say what hindered further ones.
+    """Listen at each address by which other ranks may reach this one; return the sockets, and why some failed.
 
-    These are the addresses of the interface that Horovod uses, as its launcher has told this rank, or without Horovod
-    those of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those that
-    the host's own name resolves to, then loopback. Where that name means loopback alone, as it does on many systems as
-    they are installed, the addresses of the host's interfaces follow.
+    These are the addresses of the interface that Horovod's launcher has named to this rank, or without Horovod the
+    addresses of the interfaces that ``GLOO_SOCKET_IFNAME`` names for torch.distributed. Without either, they are those
+    that the host's own name resolves to, then loopback. If that name means only loopback, as on many newly installed
+    systems, the addresses of the host's interfaces follow.
     """
     listeners: dict[str, socket.socket] = {}
     troubles: list[str] = []
@@ -58,13 +58,13 @@ def listen() -> tuple[list[socket.socket], str]:
         _listen(named or [socket.gethostname(), "127.0.0.1", "::1"], listeners, troubles)
         if not named and all(ipaddress.ip_address(ip).is_loopback for ip in listeners):
             _listen([ip for ip in _interfaces() if ip not in listeners], listeners, troubles)
-    except OSError as error:  # of a rank without descriptors; the others wait for what it has to say
+    except OSError as error:  # this rank has no descriptors left; it still has to answer the others
         troubles.append(f"this host's interfaces: {error}")
     return list(listeners.values()), "; ".join(troubles)
 
 
 def listen_to_packets() -> tuple[list[socket.socket], str]:
-    """Do the same for UDP."""
+    """Listen for UDP packets at the same addresses."""
     streams, troubles = listen()
     sockets: list[socket.socket] = []
     for stream in streams:
@@ -93,7 +93,7 @@ def _interfaces(name: str | None = None) -> list[str]:
 
 
 def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles: list[str]) -> None:
-    """Add what listens at these names, by address, and what hindered others."""
+    """Add the listeners at these names, by address, and the reasons of failures."""
     for name in names:
         try:
             found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
@@ -122,17 +122,17 @@ def _listen(names: Iterable[str], listeners: dict[str, socket.socket], troubles:
 
 
 def job_key() -> bytes:
-    """Return the key that Horovod's launcher gives to the ranks of this job alone; empty under another launcher."""
+    """Return the key that Horovod's launcher gives only to the ranks of this job; empty under another launcher."""
     return os.environ.get(_JOB_KEY, "").encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What the ranks told each other, in order of rank."""
+    """What the ranks sent each other, in order of rank."""
 
     key: bytes
     addresses: tuple[tuple[Address, ...], ...]
-    """Where this rank may try each other one."""
+    """The addresses at which this rank may reach each other one."""
     hosts: tuple[str, ...] = ()
     """Names of the ranks' hosts."""
 
@@ -145,9 +145,9 @@ def gather_directory(
     gather: Callable[[bytes], Sequence[bytes]],
     job_key: bytes = b"",
 ) -> Directory:
-    """Take part, whatever our own state: a rank that stayed away would leave the others waiting.
+    """Gather all ranks' addresses, whatever this rank's state: if it stayed away, the others would wait for it.
 
-    Every rank judges the same entries, so where they do not fit together all ranks raise.
+    Every rank judges the same entries, so if they do not fit together all ranks raise.
     """
     own = {
         "version": _VERSION,
@@ -203,5 +203,5 @@ def _entry(payload: bytes) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or entry.get("version") != _VERSION:
-        raise HeteroError(f"gather(payload) brought what no rank of this version sends: {payload!r:.80}")
+        raise HeteroError(f"gather(payload) brought a message that no rank of this version sends: {payload!r:.80}")
     return entry

@@ -1,18 +1,18 @@
-"""Which gradients leave together, so that the sum over the ranks hides behind the backward pass.
+"""The division of gradients into buckets, so that the sum over the ranks hides behind the backward pass.
 
 A gradient that leaves by itself costs a call and turns of the wire's threads, which may share a core with training;
-hundreds of small ones make some per cent of a step. One that is gathered with others waits for the last of them, and is
-copied to lie beside them, in Keras also back. So small ones are gathered, large ones go alone.
+hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the last of them, and is copied
+to lie beside them, in Keras also back. So small gradients share buckets, and large ones go alone.
 
-Let gradients arise in the order 0 … n-1, b_i bytes each, and R_i = b_i + … + b_{n-1} be still to come when i does. With
+Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come. With
 the wire's `Limits`,
 
 - b_i >= ``alone``: a bucket of its own;
-- any other joins the open bucket of its kind, or opens one, i being the first. A bucket holds at most ``members``
+- any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``members``
   gradients and at most ``min(most, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
-  since nothing hides the transfer of the last one. But where ``R_i / 2 < least``, it may hold all the rest.
+  since nothing hides the transfer of the last one. But if ``R_i / 2 < least``, it may hold all the rest.
 
-One pass, O(n). What is decided depends on sizes and kinds alone, which all ranks share, and not on what arises first on
+One pass, O(n). The division depends only on sizes and kinds, which all ranks share, and not on what arises first on
 a rank: groups must be the same everywhere.
 """
 
@@ -24,22 +24,22 @@ from dataclasses import dataclass
 __all__ = ["ALONE", "BYTES", "LEAST", "MEMBERS", "Limits", "divide", "usual"]
 
 MEMBERS = 32
-"""From here on, what a call costs no longer shows."""
+"""With more members, the cost of a call no longer shows."""
 BYTES = 2**22
 """More buckets mean more turns of Horovod's thread; fewer, less overlap. Between 2 and 4 MiB no difference was found,
 1 MiB was slower by some per cent, on two ranks with a core each."""
 LEAST = 2**19
-"""A smaller part is not worth a turn of Horovod's thread, which takes some tenths of a millisecond from a step; so long
-lasts its transfer at 10 Gb/s (arbitrary)."""
+"""A smaller part is not worth a turn of Horovod's thread, which takes some tenths of a millisecond from a step: as
+long as its transfer at 10 Gb/s takes (arbitrary)."""
 ALONE = 2**20
-"""From here on, copies are taken to cost more than a collective. On two ranks with a core each, going alone gained 3 %
-of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of what is gathered; where it turns between
-them, and since there is one copy, is not measured."""
+"""From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained
+3 % of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between them,
+and since there is one copy, was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large buckets are at best on a wire."""
+    """The best sizes of buckets on a wire."""
 
     members: int
     """Gradients of a bucket, at most."""
@@ -59,11 +59,11 @@ def usual() -> Limits:
 def divide(
     sizes: Sequence[int], kinds: Sequence[Hashable] | None = None, limits: Limits | None = None
 ) -> list[list[int]]:
-    """Buckets of gradients, which are given by their bytes in the order in which they are likely to arise.
+    """Return the buckets of gradients, which are given by their bytes in the order in which they are likely to arise.
 
-    Those of different ``kinds`` (data type, device) never share one. ``limits`` are the `usual` ones unless given.
-    Returns the gradients' numbers, each once, in
-    buckets that are ordered by their last member: the last bucket holds the last gradient.
+    Gradients of different ``kinds`` (data type, device) never share one. ``limits`` are the `usual` ones unless given.
+    Buckets hold the gradients' numbers, each once, and
+    are ordered by their last member: the last bucket holds the last gradient.
     """
     limits = limits or usual()
     buckets: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""How the calls of all ranks find each other: by name, or by the order in which each rank starts them.
+"""How the calls of all ranks are paired: by name, or by the order in which each rank starts them.
 
-Horovod, and ranks that are threads, find them by name (`FoundByName`). A process group of ``torch.distributed`` pairs
+Horovod, and ranks that are threads, pair them by name (`FoundByName`). A process group of ``torch.distributed`` pairs
 the k-th call of one rank with the k-th call of every other one, whatever they are. There, calls that may come in
 different orders on different ranks take turns (`Turns`).
 """
@@ -20,16 +20,16 @@ __all__ = ["FoundByName", "Turns"]
 
 
 class FoundByName:
-    """A wire whose calls find each other by name: one line is enough, and any order will do."""
+    """A wire whose calls are paired by name: one line is enough, in any order."""
 
     @property
     def limits(self) -> Limits:
-        """How large buckets of gradients are at best: as with Horovod."""
+        """The best sizes of gradient buckets: as with Horovod."""
         return usual()
 
     @property
     def gives_up_s(self) -> float:
-        """Seconds after which a call fails for which another rank does not come: it waits for ever."""
+        """Seconds after which a call fails if another rank does not come: never."""
         return math.inf
 
     def line(self) -> Self:
@@ -46,11 +46,11 @@ class FoundByName:
 class Turns:
     """Starts the calls of one line in the order that all ranks have agreed on; a call that comes early is held back.
 
-    Let a round's agreed order be a_1 … a_n. Rank i calls each a_k once, in an order of its own, and a_k starts when
-    a_1 … a_k have all been called there. So every rank starts a_1 … a_n. Nothing waits for ever: a rank that has called
+    Let a round's agreed order be a_1 … a_n. Rank i calls each a_k once, in its own order, and a_k starts when
+    a_1 … a_k have all been called there. So every rank starts a_1 … a_n. No rank waits for ever: a rank that has called
     all of them has started all of them, and it waits for no result before that.
 
-    As long as no order is told, calls start as they come.
+    As long as no order is given, calls start as they come.
     """
 
     def __init__(self) -> None:
@@ -65,17 +65,17 @@ class Turns:
         return tuple(self._held)
 
     def in_order(self, names: Sequence[str]) -> None:
-        """The next round's calls are these, each of them once, and they start in this order."""
+        """Expect these calls in the next round, each of them once, and start them in this order."""
         with self._one_at_a_time:
             self._order, self._left = names, deque(names)
-            self._held.clear()  # of a round that has failed
+            self._held.clear()  # left over from a round that has failed
 
     def change_order(self, names: Sequence[str]) -> None:
-        """In the rest of this round, calls that are not among ``names`` do not come, and new ones follow the others.
+        """Drop the calls that are not among ``names`` from the rest of this round; new ones follow the others.
 
-        Let a rank have started a_1 … a_k; k may differ between ranks. What is left out has come on none, so it is not
+        Let a rank have started a_1 … a_k; k may differ between ranks. A dropped call has come on no rank, so it is not
         among these. The rest of a_(k+1) … a_n and then the new calls follow. So every rank starts the old order without
-        what is left out, and then the new calls, as ``names`` has them.
+        the dropped ones, and then the new calls, as ``names`` has them.
         """
         with self._one_at_a_time:
             known, wanted = set(self._order or ()), set(names)
@@ -92,8 +92,8 @@ class Turns:
         with self._one_at_a_time:
             if name not in self._left or name in self._held:
                 raise RoundStateError(
-                    f"{name!r} has no turn: it is not among the calls of this round, or it came before; the ranks were "
-                    f"told that these are left: {', '.join(self._left) or 'none'}"
+                    f"{name!r} has no turn: it is not among the calls of this round, or it came before; "
+                    f"of the agreed calls, these are left: {', '.join(self._left) or 'none'}"
                 )
             self._held[name] = start
             self._start_those_next()

@@ -1,13 +1,13 @@
 """Objects of ranks in one collective: messages of unequal length, laid end to end.
 
 Rank i sends m_i: a header of the call's name and the length of its pickle, then the pickle. A gather of rows brings
-m_0 m_1 ... m_{n-1} to all, and the lengths tell where each begins; to broadcast an object, its rank alone sends
-anything. Horovod's own functions exchange lengths first, in a collective of their own, and a collective is a round trip
-whatever it carries. But a gather is a ring of n - 1 hops where a broadcast is a tree: measured on three ranks, where
+m_0 m_1 ... m_{n-1} to all, and the lengths show where each begins; to broadcast an object, only its rank sends
+anything. Horovod's own functions exchange lengths first, in another collective, and a collective is a round trip
+whatever it carries. But a gather is a ring of n - 1 hops and a broadcast is a tree: measured on three ranks, where
 this takes half the time, and not on many.
 
 TensorFlow pairs calls of Horovod by their kind and not by their names, and here all are of one kind. So each message
-names its call, and one that belongs to another is refused.
+names its call, and a message of another call is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hvd_hetero.rounds import checksum
 __all__ = ["Gather", "all_objects", "object_of"]
 
 Gather: TypeAlias = Callable[[str, memoryview], memoryview]
-"""A collective of this name that lays what the ranks send end to end, in order of rank."""
+"""A collective of this name that lays the ranks' messages end to end, in order of rank."""
 _HEADER = struct.Struct("<IQ")
 _MOST = 2**31 - 1  # Horovod counts bytes in a C int
 
@@ -36,7 +36,7 @@ def all_objects(obj: Any, name: str, ranks: int, gather: Gather) -> Sequence[Any
 
 
 def object_of(obj: Any, is_mine: bool, name: str, gather: Gather) -> Any:
-    """Return the object of the one rank that says that it is its own; there as it is, elsewhere a copy."""
+    """Return the object of the one rank for which ``is_mine`` is true; there as it is, elsewhere a copy."""
     (pickled,) = _pickles(gather(name, _message(obj, name) if is_mine else memoryview(b"")), name, 1)
     return obj if is_mine else pickle.loads(pickled)
 
@@ -50,7 +50,7 @@ def _message(obj: Any, name: str) -> memoryview:
     length = written.tell() - _HEADER.size
     if written.tell() > _MOST:
         raise ValueError(
-            f"what a rank tells the others at once must be below 2 GiB, got {length / 2**30:.1f} GiB of "
+            f"an object that a rank sends must be below 2 GiB, got {length / 2**30:.1f} GiB of "
             f"{type(obj).__name__} ({name}); keep large arrays in the model, whose tensors travel one by one"
         )
     message = written.getbuffer()
@@ -71,8 +71,8 @@ def _pickles(messages: memoryview, name: str, expected: int) -> list[memoryview]
         left = left[end:]
     if names != {mine} or len(found) != expected:
         raise HeteroError(
-            f"ranks are out of step: in {name!r}, which {expected} of them tell, {len(found)} did, "
-            f"{'some of them in another call' if names - {mine} else 'all in this one'}; make the same "
-            "calls of Horovod and of this package in the same order on every rank"
+            f"collective {name!r} got {len(found)} of {expected} messages"
+            f"{', some of them of another call' if names - {mine} else ''}; make the same calls of Horovod and of "
+            "this package in the same order on every rank"
         )
     return found

@@ -1,9 +1,9 @@
-"""Somebody has finished: one bit a round, by which the first rank of a non-blocking round stops the others.
+"""One bit a round, by which the first rank to finish a non-blocking round stops the others.
 
 The ranks form a tree: rank i is connected to its parent, rank (i - 1) // 8, and to at most eight children. Each rank
 passes what is new on to all its neighbours but the one it came from: two hops at most among nine ranks, eight among
-4,000. What travels is the number of rounds that are over. It only grows, so a message may come late, twice, or not at
-all: the next one says everything.
+4,000. A message is the number of rounds that are over. It only grows, so a message may come late, twice, or not at
+all: the next one replaces it.
 
 Connections are those of `multiprocessing.connection`: both ends prove that they hold the membership's key, then
 exchange bytes. Nothing is unpickled. Its ``Listener`` and ``Client`` are not used: they know no time limit and no IPv6.
@@ -49,15 +49,15 @@ _LONGEST_CLOSE_S = 5.0
 
 
 class SignalChannel:
-    """One rank's end of the channel that tells ranks, while they compute, that one of them has finished its round.
+    """One rank's end of the channel on which ranks that compute hear that one of them has finished its round.
 
         channel = SignalChannel(rank, size, allgather_of_one_object)    # on every rank, at the same point
         ...
         if done: channel.raise_signal(round)       # returns at once
         if channel.raised(round): stop             # at every micro-batch boundary
 
-    One channel serves one membership: after a reset make a new one, and close the old one (before or after). Each has a
-    key of its own, so nothing of one channel is heard in another.
+    One channel serves one membership: after a reset make a new one, and close the old one (before or after). Each has
+    its own key, so no message of one channel is heard in another.
 
     Within a channel, rounds are numbered upwards. ``raised(r)`` is true once r or a later round has been raised. That
     loses nothing: no rank begins round r + 1 before all have ended r.
@@ -94,7 +94,7 @@ class SignalChannel:
         self._finalizer = weakref.finalize(self, _end, self._relay, thread, self._pid)
 
     def raise_signal(self, round: int) -> None:
-        """Tell all ranks that this one has finished ``round``. Does not wait for anything."""
+        """Send all ranks that this one has finished ``round``. Does not wait for anything."""
         if self._closed:
             raise HeteroError(f"signal for round {round}: this channel is closed; make one for the new membership")
         if self._pid != os.getpid():
@@ -109,11 +109,11 @@ class SignalChannel:
         return self._own > round or (relay is not None and relay.rounds > round)
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Wait until every neighbour is connected. No rank has to: what is raised before reaches them afterwards."""
+        """Wait until every neighbour is connected. No rank has to: earlier signals reach them afterwards."""
         return self._relay is None or self._relay.complete.wait(timeout_s)
 
     def close(self) -> None:
-        """End the thread and close all connections. What was raised before is sent first."""
+        """End the thread and close all connections. Signals raised before are sent first."""
         self._closed = True
         if self._relay is not None:
             self._finalizer()
@@ -122,10 +122,10 @@ class SignalChannel:
 
 
 class _Relay:
-    """One rank's node of the tree: a thread that holds its connections and passes on what is new.
+    """One rank's node of the tree: a thread that holds its connections and passes on news.
 
-    Everything that happens is something to read. This rank's own signals, its last word, and the news that a handshake
-    has succeeded come through a pipe, as if from one more neighbour. So one thread alone uses the connections, asleep
+    Every event is something to read. This rank's own signals, its last word, and the news that a handshake
+    has succeeded come through a pipe, as if from one more neighbour. So only one thread uses the connections, asleep
     until there is something to read.
     """
 
@@ -164,7 +164,7 @@ class _Relay:
                     else:
                         assert isinstance(ready, Connection)
                         self._hear(ready)
-            self._welcome()  # who is admitted by now is told, too
+            self._welcome()  # ranks admitted by now hear it, too
             for link in list(self._links):
                 self._send(link, _GOODBYE)
         except Exception:
@@ -215,7 +215,7 @@ class _Relay:
         link.close()
 
     def _welcome(self) -> None:
-        """Take the connections whose handshakes have succeeded, and tell them what they have missed."""
+        """Take the connections whose handshakes have succeeded, and send them what they have missed."""
         while self._admitted:
             link = self._admitted.pop()
             self._links.append(link)
@@ -252,7 +252,7 @@ class _Relay:
         threading.Thread(target=work, args=given, name=f"hvd-hetero-handshake-{self._rank}", daemon=True).start()
 
     def _meet(self, stranger: socket.socket) -> None:
-        """Admit a child that holds the key, in a thread of its own: a stranger that stalls holds up no child."""
+        """Admit a child that holds the key, in a separate thread: a stranger that stalls holds up no child."""
         with stranger:
             try:
                 link = self._shake_hands(stranger, deliver_challenge, answer_challenge)
@@ -265,7 +265,7 @@ class _Relay:
                 self._admit(link)
 
     def _call_parent(self, pause_s: float = 0.0) -> None:
-        """Call until it answers: it may have been stopped, and listens as long as a child is missing."""
+        """Call until the parent answers: it may have been stopped, and listens as long as a child is missing."""
         while not self._leaving.wait(pause_s):
             for address in self._parent:
                 if self._leaving.is_set():
@@ -302,7 +302,7 @@ class _Relay:
         self.tell(_NOTHING_NEW)
 
     def _warn(self, what: str, why: str) -> None:
-        """Once for each kind of trouble, so that strangers cannot fill the log; what we end ourselves is none."""
+        """Log each kind of trouble once, so that strangers cannot fill the log; connections that we end are none."""
         if what not in self._said and not self._leaving.is_set():
             self._said.add(what)
             log.warning("rank %d: the signal channel %s (%s)", self._rank, what, why)

@@ -1,6 +1,6 @@
-"""Ranks that are threads of one process: a crew, whose members meet by name.
+"""Ranks that are threads of one process: a crew whose members meet by name.
 
-Each brings a value, the last to come computes the results of all, and each takes its own away. Everything is computed
+Each brings a value, the last to come computes the results of all, and each takes its own away. Results are computed
 in the order of ranks, so that a sum has the same bits in every run.
 """
 
@@ -17,7 +17,7 @@ from hvd_hetero.errors import HeteroError, PeerLostError
 __all__ = ["Crew", "Meeting", "SharedSignals", "ThreadWire", "become", "here"]
 
 Combine = Callable[[Sequence[Any]], Sequence[Any]]
-"""From the values of all ranks to the results of all ranks."""
+"""A function from the values of all ranks to the results of all ranks."""
 
 
 class Meeting:
@@ -32,13 +32,13 @@ class Meeting:
 
 
 class SharedSignals:
-    """Tells the ranks of a crew that one of them has finished the round (``communication.wire.Signals``)."""
+    """Signals to the ranks of a crew that one of them has finished the round (``communication.wire.Signals``)."""
 
     def __init__(self) -> None:
         self._latest = -1
 
     def raise_signal(self, round: int) -> None:
-        """Tell the others that this rank has finished the round."""
+        """Signal to the others that this rank has finished the round."""
         self._latest = round  # no rank is further than the round that all ranks are in
 
     def raised(self, round: int) -> bool:
@@ -46,11 +46,11 @@ class SharedSignals:
         return self._latest == round
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Crew:
-    """What ranks that are threads have in common."""
+    """The shared state of ranks that are threads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -89,7 +89,7 @@ class Crew:
             meeting.error = f"what the ranks brought to {meeting.name!r} does not go together: {error}"
             raise
         finally:
-            meeting.brought = dict.fromkeys(meeting.brought)  # the values are their owners' again
+            meeting.brought = dict.fromkeys(meeting.brought)  # let go of the values
             self._changed.notify_all()
 
     def is_over(self, meeting: Meeting) -> bool:
@@ -109,7 +109,7 @@ class Crew:
         return meeting.results[rank]
 
     def leave(self, rank: int, why: str) -> None:
-        """Wake all that wait for this rank; it comes to no meeting any more."""
+        """Wake all that wait for this rank, which comes to no meeting any more."""
         with self._changed:
             self._gone[rank] = why
             self._changed.notify_all()
@@ -182,5 +182,5 @@ def here() -> ThreadWire | None:
 
 
 def become(wire: ThreadWire) -> None:
-    """Make this thread the rank that the wire is of."""
+    """Make this thread the rank of the wire."""
     _of_this_thread.wire = wire

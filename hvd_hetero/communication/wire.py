@@ -1,13 +1,13 @@
-"""The one wire: whatever travels between ranks goes through it, and it alone knows what carries it.
+"""The interface of a wire: all that travels between ranks goes through it, and only it knows what carries it.
 
 Every call has a name, the same on all ranks; a name is free again once its result was fetched on all ranks. On some
-wires the calls of the ranks find each other by these names, and may start in any order. On others they are paired in
-the order in which each rank starts them (``communication.lines``). So whoever uses a wire keeps to this:
+wires the calls of the ranks are paired by these names, and may start in any order. On others they are paired in
+the order in which each rank starts them (``communication.lines``). So every user of a wire keeps to this:
 
 - A thread that waits for each result before it goes on makes its calls in the same order on all ranks anyway. Otherwise
   two ranks would wait in two calls for each other, on any wire.
 - Calls that start while gradients arise may come in another order on each rank, and at other times than the calls of
-  the first kind. They have a `Line` of their own, with one call in a round, or with an order that is told.
+  the first kind. They have a separate `Line`, with one call in a round, or with an order set beforehand.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ __all__ = ["Handle", "Line", "SharesSignals", "Signals", "TensorWire", "Wire"]
 
 Tensor = TypeVar("Tensor")
 Handle = Any
-"""What stands for something under way. Each wire has a kind of its own."""
+"""A wire's own object for a call under way."""
 
 
 class Signals(Protocol):
-    """How ranks tell one another, while they compute, that one has finished: by connections, or as threads."""
+    """A channel on which ranks that compute hear that one has finished: connections, or memory of threads."""
 
     def raise_signal(self, round: int) -> None:
-        """Tell the others that this rank has finished the round."""
+        """Signal to the others that this rank has finished the round."""
 
     def raised(self, round: int) -> bool:
         """Return whether any rank has finished the round."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close what is open."""
 
 
 class SharesSignals(Protocol):
-    """What ranks that are threads of one process have in common (``communication.threads.Crew``)."""
+    """The shared state of ranks that are threads of one process (``communication.threads.Crew``)."""
 
     def signals(self, number: int) -> Signals:
         """Return the signals of the training with this number, the same object for all ranks."""
@@ -67,7 +67,7 @@ class TensorWire(Wire, Protocol[Tensor]):
 
     @property
     def failure(self) -> type[Exception]:
-        """What ``result`` and ``wait`` raise if another rank has failed or is gone."""
+        """The exception that ``result`` and ``wait`` raise if another rank has failed or is gone."""
 
     @property
     def waits_in(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class TensorWire(Wire, Protocol[Tensor]):
 
     @property
     def gives_up_s(self) -> float:
-        """Seconds after which a call fails for which another rank does not come; infinite if it waits for ever."""
+        """Seconds after which a call fails if another rank does not come; infinite if it waits for ever."""
 
     @property
     def cannot_sum(self) -> tuple[Any, ...]:
@@ -83,11 +83,11 @@ class TensorWire(Wire, Protocol[Tensor]):
 
     @property
     def limits(self) -> Limits:
-        """How large buckets of gradients are at best."""
+        """The best sizes of gradient buckets."""
 
     @property
     def crew(self) -> SharesSignals | None:
-        """What ranks that are threads of one process share; None if each is a process."""
+        """The shared state of ranks that are threads of one process; None if each is a process."""
 
     def start_sum(self, tensor: Tensor, name: str) -> Handle:
         """Sum a tensor over all ranks, in place. Do not touch it before the result is there."""
@@ -101,12 +101,12 @@ class TensorWire(Wire, Protocol[Tensor]):
     def start_exchange(self, numbers: Tensor, splits: Sequence[int], name: str) -> Handle:
         """Send the first ``splits[0]`` numbers to rank 0, the next to rank 1, and so on.
 
-        From each rank comes as much as goes to it. The result is two tensors: what came, in order of rank, and how many
+        Each rank returns as many as it gets. The result is two tensors: what came, in order of rank, and how many
         numbers came from each.
         """
 
     def start_broadcast(self, tensor: Tensor, name: str) -> Handle:
-        """Give all ranks what rank 0's tensor holds, in place."""
+        """Give all ranks the numbers of rank 0's tensor, in place."""
 
     def done(self, handle: Handle) -> bool:
         """Return whether the result is there, so that ``result`` does not wait."""
@@ -123,8 +123,8 @@ class TensorWire(Wire, Protocol[Tensor]):
     ) -> Any:
         """Return the result, and leave the processor to others meanwhile.
 
-        It takes ``expected_s``, as far as is known, the last ``transfer_s`` of it to move data; ``imminent`` says
-        whether the end is near.
+        It takes ``expected_s``, as far as is known, and moves data in the last ``transfer_s`` of it; ``imminent``
+        returns whether the end is near.
         """
 
     def listen(self, tell: Callable[[], None]) -> None:
@@ -138,14 +138,14 @@ class Line(TensorWire[Tensor], Protocol[Tensor]):
     """A wire whose calls have an order among themselves, and none relative to those of other lines."""
 
     def in_order(self, names: Sequence[str]) -> None:
-        """Each rank makes exactly these calls in the next round, however they come; they start in this order.
+        """Make exactly these calls in the next round, in whatever order; they start in this order.
 
         Call it between rounds, alike on all ranks, and before each round. Do not wait for a result before all of them
         were made.
         """
 
     def change_order(self, names: Sequence[str]) -> None:
-        """In the rest of the round at hand, make only those of ``names`` that are still to come, and the new ones.
+        """In the rest of the current round, make only those of ``names`` that are still to come, and the new ones.
 
-        What is left out must have started on no rank.
+        A call that is left out must have started on no rank.
         """

@@ -46,7 +46,7 @@ _ATTACH_FILTER = 26  # SO_ATTACH_FILTER, which Python does not name
 
 
 class Kind(IntEnum):
-    """Purpose of a packet: a question, its answer, the end of the job, or that of one rank by an exception."""
+    """Purpose of a packet: a question, its answer, the end of the job, or the end of one rank by an exception."""
 
     WHERE = 1
     HERE = 2
@@ -99,7 +99,7 @@ class RollCall:
                 self._tell(rank, Kind.WHERE, b"")
 
     def announce(self, kind: Kind, text: str) -> None:
-        """Tell all others that the job ends, or that this rank does, and why."""
+        """Announce to all others that the job ends, or that this rank does, and why."""
         for rank in range(len(self._addresses)):
             if rank != self._rank:
                 self._tell(rank, kind, text.encode()[:MOST_BYTES])
@@ -114,7 +114,7 @@ class RollCall:
                     self._take(sock, packet, address[:2])
 
     def wake(self) -> None:
-        """End a `listen` of another thread, by a packet that says nothing."""
+        """End a `listen` of another thread, by an empty packet."""
         with suppress(OSError):  # closed meanwhile: then no one listens
             self._sockets[0].sendto(self._mark, self._sockets[0].getsockname())
 

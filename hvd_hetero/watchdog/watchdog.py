@@ -40,7 +40,7 @@ _FIRST_ASKED = 6  # looks that ask ranks without an answer once, to learn whethe
 _ANSWERS_FOR_S = 600.0  # how long to answer once the training is gone (arbitrary)
 _SAID = 3  # times the end is announced, because packets may be lost
 _SHARED = ("PlanMismatchError", "HorovodInternalError", "PeerLostError", "Horovod has been shut down")
-"""Errors that other ranks have, too, or that follow from what another rank did."""
+"""Errors that other ranks have, too, or that follow from another rank's."""
 _LAST_RESORT_S = 20.0  # time for the last messages (arbitrary)
 _CLOSE_S = 1.0  # for a look or an answer under way (arbitrary)
 _LAST_S = 1.0  # time for packets and standard error to leave before the process ends
@@ -73,8 +73,8 @@ class Watchdog:
 
     It ends the process by ``os._exit``, after the message, the stacks and ``last_words()``.
 
-    A rank that ends by an exception of its own tells the others at its exit: their collectives end with an error that
-    names no rank, such as Horovod's "has been shut down".
+    A rank that ends by its own exception announces it to the others at its exit: their collectives end with an error
+    that names no rank, such as Horovod's "has been shut down".
 
     Rejected: waking the training thread by shutting Horovod down. That does not wake it if a rank was stopped, and the
     error it gets restarts an elastic job, which then gets stuck again. Rejected, too: Horovod's
@@ -105,7 +105,7 @@ class Watchdog:
         self._trains = threading.get_ident()
         self._thread: threading.Thread | None = None
         self._rank = balancer.rank
-        self._mark: tuple[object, ...] = ()  # how far training had come at the last look
+        self._mark: tuple[object, ...] = ()  # training's progress at the last look
         self._found: tuple[object, ...] | None = None  # where this rank is since then; None: not looked yet
         self._since = self._looked_at = time.monotonic()
         self._says_at = self.patience.warn
@@ -170,7 +170,7 @@ class Watchdog:
         return None if self._goes_on(balancer) or not balancer.in_round else self.where()
 
     def _goes_on(self, balancer: Balancer | None) -> bool:
-        """Look whether training has gone on since the last look; if so, waiting begins now at the earliest."""
+        """Return whether training has gone on since the last look; if so, waiting begins now at the earliest."""
         now = time.monotonic()
         part = None if balancer is None else (balancer.in_round, balancer.synchronising)
         mark = (_progress(), part)
@@ -286,7 +286,7 @@ class Watchdog:
             logger.error("rank %d has failed: %s. Errors of collectives follow from that.", rank, text.rstrip("."))
 
     def _tell_if_failed(self) -> None:
-        """Tell the others which exception ends this process."""
+        """Announce to the others which exception ends this process."""
         error = getattr(sys, "last_value", None)  # what the interpreter prints as it ends
         if error is None or self._roll is None or self._closed or self._heard_of_failure:
             return

@@ -31,7 +31,7 @@ class Whereabouts:
     round: int
     """Finished rounds of the current training."""
     stage: str
-    """Of the current training: ranks that wait at different stages are in different collectives."""
+    """The stage of the current training: ranks that wait at different stages are in different collectives."""
     waits: bool
     """True if the rank waits in a collective."""
     where: str
@@ -58,7 +58,7 @@ class Whereabouts:
 
 
 class Position(NamedTuple):
-    """Of a thread in the program."""
+    """The position of a thread in the program."""
 
     waits: bool
     """True if the thread is in a module that waits for other ranks."""
@@ -99,7 +99,7 @@ def locate(thread: int, waits_in: Sequence[str]) -> Position:
 
 
 def _known(module: str) -> str | None:
-    """Return by what name users know a module's package, if it is one of ours or one with collectives."""
+    """Return the name by which users know a module's package, if it is ours or has collectives."""
     for package, name in _COLLECTIVES.items():
         if module == package or module.startswith(f"{package}."):
             return name
