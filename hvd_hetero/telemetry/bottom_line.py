@@ -1,4 +1,4 @@
-"""The last line of a terminal, kept for one text. All else that is written scrolls in the lines above it.
+"""The last line of a terminal, kept for one text. All other output scrolls in the lines above it.
 
 Progress bars move the cursor of the line that they are on, and lines of other ranks may come at any time. So nothing
 here depends on where the cursor is: the scrolling region (DECSTBM) leaves out the last line, which is written to with
@@ -27,22 +27,22 @@ _LEAST_ROWS = 3
 
 
 class Terminal(Protocol):
-    """What is written to: a text stream, such as standard error, or an `OpenedTerminal`."""
+    """The target of what is written: a text stream, such as standard error, or an `OpenedTerminal`."""
 
     def write(self, text: str, /) -> object:
-        """Write; raises BlockingIOError where that would be to wait, and the text is dropped."""
+        """Write; raise BlockingIOError if that would mean waiting, and the text is dropped."""
 
     def flush(self) -> object:
         """Hand over what was written."""
 
     def fileno(self) -> int:
-        """The open file."""
+        """Return the open file's number."""
 
 
 class OpenedTerminal:
-    """A terminal opened by its name, which takes a text at once, or as a whole not at all.
+    """A terminal opened by its name, which takes a text at once, or not at all.
 
-    Of a text that it takes in part, the rest is written before the next one: half a sequence would spoil that.
+    If it takes a part of a text, the rest is written before the next one: half a sequence would spoil that.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +53,7 @@ class OpenedTerminal:
             raise ValueError(f"{path!r} is no terminal")
 
     def write(self, text: str) -> None:
-        """Write; raises BlockingIOError where nothing of the text was taken."""
+        """Write; raise BlockingIOError if nothing of the text was taken."""
         data = self._rest + text.encode()
         taken = self._file.write(data) or 0
         if taken <= len(self._rest) < len(data):
@@ -62,24 +62,24 @@ class OpenedTerminal:
         self._rest = data[taken:]
 
     def flush(self) -> None:
-        """Nothing is held back that the terminal would take."""
+        """Do nothing: no text is held back that the terminal would take."""
 
     def fileno(self) -> int:
-        """The open file."""
+        """Return the open file's number."""
         return self._file.fileno()
 
 
 def claimed(terminal: Terminal) -> io.FileIO | None:
     """Return a file that holds the terminal for one writer until it is closed, or its process ends.
 
-    Raises BlockingIOError where another one holds it. None: this is no terminal of the system, so nothing is shared.
+    Raises BlockingIOError if another one holds it. None: this is no terminal of the system, so nothing is shared.
     """
     try:
         file = io.FileIO(os.open(os.ttyname(terminal.fileno()), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w")
     except OSError:  # io.UnsupportedOperation is one
         return None
     try:
-        # Of a description of its own: a lock on standard error's would be one of the shell's, too.
+        # Of a separate description: a lock on standard error's would be one of the shell's, too.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
@@ -88,7 +88,7 @@ def claimed(terminal: Terminal) -> io.FileIO | None:
 
 
 def size_of(terminal: Terminal) -> tuple[int, int]:
-    """Return columns and rows of a terminal; (0, 0) if it does not tell."""
+    """Return columns and rows of a terminal; (0, 0) if it does not report them."""
     try:
         columns, rows = os.get_terminal_size(terminal.fileno())
     except OSError:

@@ -3,7 +3,7 @@
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("hvd_hetero.telemetry.changes").setLevel(logging.INFO)
 
-A policy does not say why it decides as it does. The reason given is the figure that has changed most since the last
+A policy gives no reason for its decisions. The reason given is the figure that has changed most since the last
 change: a limit of memory, else a rank's expected speed, else its time at work.
 """
 
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class ChangeLog:
-    """What rank 0 writes into the log when plans change."""
+    """Rank 0's lines in the log when plans change."""
 
     def __init__(self) -> None:
         self._table: RoundTable | None = None  # of the last change
 
     def __call__(self, round: int, before: RoundPlan, after: RoundPlan, table: RoundTable) -> None:
-        """The table has led from one plan to another, which holds from a round on."""
+        """Log the change from one plan to another, by this table, if there is one; it holds from a round on."""
         if after is before or (after.samples, after.micro_batches) == (before.samples, before.micro_batches):
             return
         if logger.isEnabledFor(logging.INFO):
@@ -54,7 +54,7 @@ def _change(before: RoundPlan, after: RoundPlan) -> str:
 
 
 def reason(before: RoundTable | None, now: RoundTable) -> str:
-    """Say what has changed since the table of the last change (None: there was none)."""
+    """Return what has changed since the table of the last change (None: there was none)."""
     limits = now.column("limit")
     fell = limits > 0 if before is None else (limits > 0) & (limits != before.column("limit"))
     if fell.any():
@@ -74,7 +74,7 @@ def reason(before: RoundTable | None, now: RoundTable) -> str:
 
 
 def _most_changed(before: Floats, now: Floats) -> tuple[int, float] | None:
-    """The rank whose figure has changed most, and the ratio; None if none has changed notably."""
+    """Return the rank whose figure has changed most, and the ratio; None if none has changed notably."""
     known = (before > 0) & (now > 0) & np.isfinite(before) & np.isfinite(now)
     ratios = np.divide(now, before, out=np.ones_like(now), where=known)
     rank = int(np.abs(np.log(ratios)).argmax())

@@ -1,6 +1,6 @@
 """Open and write files that users name; a path that is no file or never ends is an error, not a wait.
 
-What is written is whole, or not there: it goes to another file beside, which takes the name at the end.
+A file is written whole or not at all: the text goes to another file beside, which takes the name at the end.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 def check_output(path: Path, name: str, kind: str, known: Callable[[bytes], bool]) -> None:
     """Raise if ``write_whole`` could not write there, or would overwrite something else; called before the work.
 
-    ``name`` is what the user gave the path by, and ``known`` tells by its beginning whether a file is of that ``kind``.
+    ``name`` is the parameter that holds the path; ``known`` returns whether a file with this beginning is of ``kind``.
     """
     found = stat.S_IFMT(path.stat().st_mode) if os.path.exists(path) else stat.S_IFREG
     if found != stat.S_IFREG:

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
     header: dict[str, Any]
     columns: dict[str, npt.NDArray[Any]]
-    """(rounds,) of each key of a round, (rounds, ranks) of each key of the ranks"""
+    """(rounds,) of each key of a round, (rounds, ranks) of each key of the ranks."""
     cut_short: bool
     """The file ends within a line, which is left out."""
     recoveries: list[Recovery]

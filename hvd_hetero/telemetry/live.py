@@ -1,4 +1,4 @@
-"""What rank 0 shows of a training while it runs: ``LoadBalance(progress=True)``.
+"""Rank 0's view of a training while it runs: ``LoadBalance(progress=True)``.
 
 There is no thread: the view is a listener, and writes at most once a second, when a record comes.
 """
@@ -30,7 +30,7 @@ PROGRESS = "HVD_HETERO_PROGRESS"
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0
-_KEPT = 0.9  # of the sums, from round to round: figures are of the last ten rounds or so
+_KEPT = 0.9  # of the sums, from round to round: figures cover the last ten rounds or so
 _SHOWN = 8
 """More ranks than this are not listed one by one."""
 _WAITS = 0.1  # a share of waiting from which on the figure is in yellow (arbitrary)
@@ -91,7 +91,7 @@ class LiveView:
         """Return the text with the terminal's colours, cut to so many columns."""
         from rich.console import Console
 
-        if self._console is None:  # making one takes longer than what it is for
+        if self._console is None:  # making one takes longer than using it
             self._console = Console(file=io.StringIO(), force_terminal=True)
         text.truncate(max(columns, 1), overflow="ellipsis")
         with self._console.capture() as captured:
@@ -136,9 +136,9 @@ def _batches(samples: list[int]) -> str:
 
 
 def _terminal() -> Terminal | None:
-    """The terminal to write to: the one named in the environment, else that of standard error, if it is one.
+    """Return the terminal to write to: the one named in the environment, else standard error's, if it is one.
 
-    A name has a slash. Where there is no terminal, ``$(tty)`` is a few words, which name none.
+    A name has a slash. Without a terminal, ``$(tty)`` is a few words, which name none.
     """
     if os.environ.get("TERM") == "dumb":
         return None
@@ -157,7 +157,7 @@ def _terminal() -> Terminal | None:
 
 
 def _of_standard_error() -> Terminal | None:
-    """The terminal itself: what stands in ``sys.stderr`` may change what is written, as rich's progress bars do."""
+    """Return the terminal itself: ``sys.stderr`` may be an object that changes the text, as rich's progress bars do."""
     try:
         number = sys.stderr.fileno() if sys.stderr is not None and sys.stderr.isatty() else -1
         if number < 0 or not os.isatty(number):

@@ -27,7 +27,7 @@ _LONGEST_HEADER = 10_000  # bytes; headers take some hundred
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The files of a run that are there, in order, and how many are not."""
+    """The files of a run that are there, in order, and how many are missing."""
 
     paths: list[Path]
     missing: int = 0
@@ -36,13 +36,13 @@ class Parts:
     """The number of each file's part, when it was looked at; empty for a file that is a run by itself."""
 
     def still(self, headers: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether files that were read later begin with these headers: meanwhile another part may have begun."""
+        """Return whether files that were read later begin with these headers: meanwhile another part may have begun."""
         seen = [(header.get("run"), header.get("part")) for header in headers]
         return not self.numbers or seen == [(self.run, number) for number in self.numbers]
 
 
 def parts_of(path: Path, schema: str) -> Parts:
-    """Find all files of the run that a file belongs to; the file alone if it does not say that there are others.
+    """Find all files of the run that a file belongs to; only the file if it names no others.
 
     A run that was killed when a part was to begin leaves no file of its name, or one without a line; its others are
     found all the same.
@@ -88,14 +88,14 @@ def joined(paths: Sequence[Path], read: Sequence[Part]) -> tuple[dict[str, Any],
 
 
 def _latest_run(path: Path, schema: str) -> str | None:
-    """The run to which a file of this name was last given."""
+    """Return the run that was last written under this name."""
     headed = [(other, _header_if_any(other, schema).get("run")) for other in _siblings(path, {path.stem})]
     runs = [(other.stat().st_mtime_ns, run) for other, run in headed if isinstance(run, str)]
     return max(runs)[1] if runs else None
 
 
 def _siblings(path: Path, stems: Collection[str]) -> Iterator[Path]:
-    """The number at the end of a name may be that of a part, or belong to the name that the user gave."""
+    """Yield files of these names: the number at the end may be a part's, or belong to the name that the user gave."""
     name = re.compile(f"({'|'.join(map(re.escape, stems))})" + r"(\.\d+)?" + re.escape(path.suffix))
     if not path.parent.is_dir():
         return iter(())
@@ -103,7 +103,7 @@ def _siblings(path: Path, stems: Collection[str]) -> Iterator[Path]:
 
 
 def _has_line(path: Path) -> bool:
-    """Whether the file is there and its first line is whole, or longer than any header."""
+    """Return whether the file is there and its first line is whole, or longer than any header."""
     return os.path.exists(path) and ((line := _first_line(path)).endswith(b"\n") or len(line) == _LONGEST_HEADER)
 
 
@@ -115,12 +115,12 @@ def _first_line(path: Path) -> bytes:
 def _header_if_any(path: Path, schema: str) -> dict[str, Any]:
     try:
         return _header(path, schema)
-    except (OSError, ValueError):  # it says of no run that it is a part of it, and may be any file
+    except (OSError, ValueError):  # it names no run, and may be any file
         return {}
 
 
 def _header(path: Path, schema: str) -> dict[str, Any]:
-    """The first line; empty if it is not one of telemetry, which the reader of all lines then says."""
+    """Return the first line; empty if it is not telemetry, for which the reader of all lines raises."""
     line = _first_line(path)
     try:
         header = json.loads(line)

@@ -1,7 +1,7 @@
 """The record of a round, which rank 0 makes from the table that it has anyway. Schema: ``docs/telemetry.md``.
 
 A round's waiting time travels with the next round's table, so a round is held back until that has come. The last round
-of a run has no waiting time (``null``), and of ranks whose work is queued no times at all.
+of a run has no waiting time (``null``), and no times at all for ranks whose work is queued.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSION = 1
 _COUNTS = ("samples", "micro_batches")
 _LATE = ("compute_s", "input_s")
 _FIGURES = (*_LATE, "samples_per_s", "cpu", "memory")
-# Written only in rounds where some rank has them, to keep other lines short; 0 for a rank that has none.
+# Written only in rounds in which some rank has them, to keep other lines short; 0 for a rank that has none.
 _HINDRANCES = ("throttled", "quota_cores", "contended", "stolen", "stalled", "faults_per_s", "collecting")
 _SOMETIMES = (
     *("once_s", "fixed_samples", "limit", "slope_s", "intercept_s", "saturation"),
@@ -47,7 +47,7 @@ Listener: TypeAlias = Callable[[Record], object]
 
 
 def _figures(table: RoundTable) -> dict[str, list[Any]]:
-    """Return what a record holds of a table, with None for what is not known."""
+    """Return a record's figures from a table, with None for what is not known."""
     if table.workers < _MANY:  # between two steps, the processor has forgotten its way through NumPy: one call of it
         lists = table.lists()
         names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
@@ -62,7 +62,7 @@ def _known(figures: list[float]) -> list[float | None]:
 
 
 class RecordsFile(Protocol):
-    """Where a run's records are written to."""
+    """The writer of a run's records."""
 
     def __call__(self, record: Record) -> None:
         """Write a record."""
@@ -81,25 +81,25 @@ class Recorder:
     """Make the record of each finished round, and hand it to the file of the run and to listeners.
 
     A round's waiting is known one round later, and so are all its times where work is queued. So each record is held
-    back until then. A listener that raises is closed and dropped with one message: what only looks on must not end a
+    back until then. A listener that raises is closed and dropped with one message: a listener must not end a
     training, or end it on one rank alone.
     """
 
     def __init__(self, file: RecordsFile | None = None, *, every: int = 1) -> None:
         self._held: Record | None = None
         self._laps: list[float] = []
-        """``lap_s`` of the table that the held record is made of."""
+        """``lap_s`` of the table that the held record was made from."""
         self.recovery: Record | None = None
-        """For the record of the round that ends; such a round is recorded whatever ``every`` is."""
+        """What goes into the record of the round that ends; such a round is recorded whatever ``every`` is."""
         self._listeners: list[_Listening] = []
         if file is not None:
             self.add(file, every, ours=True)
 
     def add(self, listener: Listener, every: int = 1, *, ours: bool = False) -> None:
-        """Call ``listener(record)`` with the record of every such round; with the last one when the run is closed.
+        """Call ``listener(record)`` with every ``every``-th round's record; with the last one when the run is closed.
 
         The record is the listener's own, to keep or to change. One of ``ours`` changes none, and spares the copy. It is
-        quick, whatever happens, and so is told of the end even where the process has no time.
+        quick, whatever happens, and so hears of the end even if the process has no time.
         """
         self._listeners.append(_Listening(listener, every, ours))
 
@@ -122,7 +122,7 @@ class Recorder:
             self._held["recovery"] = recovery
 
     def close(self) -> None:
-        """Hand out the last round, as far as it is known, and close who can be closed. Again: nothing happens."""
+        """Hand out the last round, as far as it is known, and close the listeners. A second call does nothing."""
         if self._held is not None:
             for name in _LATE:
                 self._take(name, [math.nan] * len(self._laps))
@@ -132,7 +132,7 @@ class Recorder:
             _close(each.listener)
 
     def last_words(self) -> None:
-        """Close our own listeners alone: the process is about to end, and a user's function might not return."""
+        """Close only our own listeners: the process is about to end, and a user's function might not return."""
         self._listeners = [each for each in self._listeners if each.ours]
         self.close()
 
@@ -140,7 +140,7 @@ class Recorder:
         assert self._held is not None, "the caller has looked"
         laps = following.figures("lap_s")
         if any(self._laps):
-            for name in _LATE:  # a rank that has no stopwatch any more tells of the following round
+            for name in _LATE:  # a rank that has lost its stopwatch reports the following round
                 told = zip(following.figures(name), laps, strict=True)
                 self._take(name, [seconds if lap else math.nan for seconds, lap in told])
         if 0.0 < laps[0] < math.inf:
@@ -148,7 +148,7 @@ class Recorder:
         self._release(_known(following.figures("wait_s")))
 
     def _take(self, name: str, late: list[float]) -> None:
-        """Of ranks with a stopwatch, times are these, and not what the round's own table had."""
+        """Replace the times of ranks with a stopwatch, which the round's own table did not have."""
         assert self._held is not None, "the caller has looked"
         now = self._held[name]
         self._held[name] = [then if lap else own for then, lap, own in zip(_known(late), self._laps, now, strict=True)]
@@ -167,7 +167,7 @@ class Recorder:
 
 
 def _copy(record: Record) -> Record:
-    """Return a record of one listener's own, which may change it: others get what was measured."""
+    """Return a copy for one listener, which may change it: others get what was measured."""
     own = {name: value.copy() if isinstance(value, list) else value for name, value in record.items()}
     return own | {"recovery": _copy(record["recovery"])} if "recovery" in record else own
 
@@ -179,7 +179,7 @@ def _close(listener: Listener) -> None:
 
 
 def _went_well(listener: Listener, call: Callable[..., object], *arguments: Record) -> bool:
-    """Call, and say in the log if that fails."""
+    """Call a function of a listener, and say in the log if that fails."""
     try:
         call(*arguments)
     except Exception:
@@ -209,7 +209,7 @@ class Run:
     cpu: npt.NDArray[np.float64]
     memory: npt.NDArray[np.float64]
     once_s: npt.NDArray[np.float64]
-    """Of ``compute_s`` and ``input_s``, what comes once a round; 0: not known."""
+    """The part of ``compute_s`` and ``input_s`` that comes once a round; 0: not known."""
     fixed_samples: npt.NDArray[np.float64]
     """Fixed cost of a micro-batch, in samples that would take as long; 0: not known."""
     limit: npt.NDArray[np.int64]
@@ -239,15 +239,15 @@ class Run:
     sent_mb_s: npt.NDArray[np.float64]
     """Megabytes per second that its host, or its container, sent to others; 0: not known, or nothing."""
     every: int = 1
-    """Every how many rounds one was recorded (``Telemetry(every=…)``)."""
+    """The interval of the recorded rounds (``Telemetry(every=…)``)."""
     files_missing: int = 0
     """Files of this run that are gone (``Telemetry(rotate_bytes=…)``)."""
     first_round: int = 0
     """The file's first round, which pays for the start; a resumed job counts on, so it need not be 0."""
     files: tuple[Path, ...] = ()
-    """What it was read from, in order."""
+    """The files that it was read from, in order."""
     cut_short: tuple[Path, ...] = ()
-    """Those of its files that end within a line, which is left out."""
+    """The files that end within a line, which is left out."""
     recoveries: tuple[Recovery, ...] = ()
     """How long changes of ranks took, step by step."""
 

@@ -4,7 +4,7 @@
     newcomer    start ───────────────▶ broadcast ─▶ set-up ─▶ first round
 
 A rank's steps follow each other without a gap, so they sum to its total. A survivor's total begins when it notices the
-change. When another rank was lost is not known to it: after its last round at the earliest, and ``noticed_s`` is the
+change. It does not know when another rank was lost: after its last round at the earliest, and ``noticed_s`` is the
 time from then on. A newcomer's total begins with its process.
 """
 
@@ -38,7 +38,7 @@ class Recovery:
     noticed_at: Floats
     """When a survivor noticed, in seconds since 1970."""
     noticed_s: Floats
-    """From the end of a survivor's last round until it noticed."""
+    """Seconds from the end of a survivor's last round until it noticed."""
     start_s: Floats
     """Newcomers: from the beginning of the process until it meets the others."""
     leave_s: Floats

@@ -1,4 +1,4 @@
-"""Figures of a file, read strictly: a number of the right kind, or one error that names where it stands."""
+"""Figures of a file, read strictly: a number of the right kind, or one error that names its place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def number(value: Any, kind: type, source: str, *, null: bool) -> Any:
 
 
 def short(value: Any) -> str:
-    """Return the beginning of what was found, for an error."""
+    """Return the beginning of a value that was found, for an error."""
     try:
         return ascii(value)[:60]
     except (ValueError, RecursionError):  # numbers of thousands of digits; lists in lists in lists
@@ -39,6 +39,6 @@ def short(value: Any) -> str:
 
 
 def refuse(source: str, rule: str, value: Any) -> NoReturn:
-    """Say what must stand there."""
+    """Raise, with the rule and the value that broke it."""
     got = "nothing" if value is None else short(value)
     raise ValueError(f"{source} must hold {rule}, got {got}; mend that line, or cut the file before it")

@@ -35,7 +35,7 @@ class Telemetry:
     path
         The file. An earlier one of this name is kept under another name.
     every
-        Write every so many rounds one. Others are not recorded.
+        Write one of so many rounds. Others are not recorded.
     rotate_bytes
         Begin another file when this one has grown to so many bytes; the former one is kept as ``run.1.jsonl``,
         ``run.2.jsonl`` and so on. ``read_run`` reads them as one. None: one file.
@@ -80,7 +80,7 @@ class RunFile:
             if kept := self._open():
                 logger.warning("%s exists already, and is kept as %s", named(self._path), named(kept))
         except OSError as error:
-            if not goes_on:  # a mistake of the user, who should hear of it at once
+            if not goes_on:  # a mistake of the user, to be reported at once
                 why = "its folder is a file" if isinstance(error, FileExistsError) else error.strerror or error
                 told = type(error)(
                     f"telemetry must be a file that rank 0 can write, got {str(self._path)!r}: {why}; name another "
@@ -92,7 +92,7 @@ class RunFile:
         self._write(self._line_of_run())
 
     def __call__(self, record: Record) -> None:
-        """Write a record. The operating system has it then: a crash of this process takes no line that is written."""
+        """Write a record and hand it to the operating system: a crash of this process takes no line that is written."""
         full = self._rotate_bytes is not None and self._bytes >= self._rotate_bytes
         goes_back, self._latest = record["round"] <= self._latest, record["round"]
         if goes_back:
@@ -183,7 +183,7 @@ def _json(line: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """Return a value as JSON; figures that are measured have seven digits, those of a float32."""
+    """Return a value as JSON; measured figures have seven digits, as a float32 has."""
     if isinstance(value, float):
         return f"{value:.7g}"
     if not isinstance(value, list) or not value or isinstance(value[0], int):

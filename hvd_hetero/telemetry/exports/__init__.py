@@ -3,7 +3,7 @@
     balance.on_round(TensorBoard("runs/1"))                         # needs tensorboard
     balance.on_round(PrometheusFile("/var/lib/node_exporter/train.prom"))       # needs prometheus-client
 
-Make them on every rank: other ranks than 0 open nothing. `figures` is for programs that are not here.
+Make them on every rank: only rank 0 opens anything. `figures` is for programs without a listener here.
 """
 
 from hvd_hetero.telemetry.exports.figures import figures

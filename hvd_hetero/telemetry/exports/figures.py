@@ -1,4 +1,4 @@
-"""A record as named numbers, as trackers of experiments want them."""
+"""A record as named numbers, for trackers of experiments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SHOWN = 16
 
 
 def figures(record: Record) -> dict[str, float]:
-    """Return the figures of a round by name: ``samples_per_s``, ``waiting_share``, and those of the ranks.
+    """Return the figures of a round by name: ``samples_per_s``, ``waiting_share``, and the ranks' figures.
 
-    These are ``batch/rank_0`` and so on, and so for ``compute_s``, ``input_s`` and ``wait_s``; of more than 16 ranks
-    ``batch/least``, ``batch/median`` and ``batch/most``. What is not known is left out.
+    The ranks' are ``batch/rank_0`` and so on, and so for ``compute_s``, ``input_s`` and ``wait_s``; with more than 16
+    ranks ``batch/least``, ``batch/median`` and ``batch/most``. Unknown figures are left out.
     """
     elapsed_s, found = record["elapsed_s"], {}
     waits = [wait for wait in record["wait_s"] if wait is not None]
@@ -40,6 +40,6 @@ def _ranks(values: Sequence[float | None]) -> dict[str, float]:
 
 
 def require(module: str, who: str, package: str) -> None:
-    """Raise, when a listener is made and not in the first round, if its library is not installed."""
+    """Raise if the library of a listener is not installed: when it is made, and not in the first round."""
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"{who} needs {module}, which is not installed: pip install {package}", name=module)

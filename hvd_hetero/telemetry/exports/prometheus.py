@@ -27,7 +27,7 @@ _SECONDS = {"compute_s": "computing", "input_s": "waiting for its own data", "wa
 class PrometheusFile:
     """Keep a file with the figures of a training; it is replaced as a whole, so that no reader sees half of it.
 
-    Counters add up what the listener has seen: register it for every round.
+    Counters add up the rounds that the listener gets: register it for every round.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class PrometheusFile:
     every_s
         Write it at most once in so many seconds, and at the end.
     labels
-        Of all figures, such as ``{"run": "7"}``. Two trainings on one machine need different ones.
+        Labels of all figures, such as ``{"run": "7"}``. Two trainings on one machine need different ones.
 
     A file that cannot be written is tried again after ``every_s``, with one warning.
     """
@@ -85,7 +85,7 @@ class PrometheusFile:
         names, values = list(self._labels), list(self._labels.values())
 
         def family(kind: Any, name: str, help: str, figures: Any) -> Any:
-            """One figure for the training, or one for each rank."""
+            """Return one figure for the training, or one for each rank."""
             of_ranks = isinstance(figures, list)
             made = kind(f"hvd_hetero_{name}", help, labels=[*names, *(["rank"] if of_ranks else [])])
             for rank, figure in enumerate(figures if of_ranks else [figures]):
@@ -110,7 +110,7 @@ class PrometheusFile:
         registry.register(self)
         try:
             write_to_textfile(self._path, registry)
-        except OSError as error:  # a folder that is mounted late, a disk that is full: it may be better the next time
+        except OSError as error:  # a folder that is mounted late, a disk that is full: the next time it may work
             if not self._warned:
                 logger.warning(
                     "cannot write %s: %s; it is tried again every %g s, and training goes on",
@@ -138,7 +138,7 @@ def _seconds(every_s: Any) -> float:
 
 
 def _named(labels: Any) -> dict[str, str]:
-    """Return labels that Prometheus takes: it refuses a whole file for one that it does not."""
+    """Return labels that Prometheus accepts: it refuses a whole file for one that it does not."""
     if labels is None:
         return {}
     if not isinstance(labels, Mapping):

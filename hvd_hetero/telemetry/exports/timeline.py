@@ -6,7 +6,7 @@ the sum of ``elapsed_s`` up to round r, rank i's row holds, one after the other 
     input  input_s         compute  compute_s         wait  wait_s
 
 and before them, in what is left since T_{r-1}, nothing: the user's own code between rounds. The order inside a round is
-a convention, for the record has sums alone. Where clocks differ so that the three do not fit into the round, the first
+a convention, because the record has only sums. If clocks differ so that the three do not fit into the round, the first
 ones are cut; the seconds measured are in the arguments of each slice.
 
 All times are whole microseconds, so that neighbours share their edges exactly in whatever reads them.
@@ -27,7 +27,7 @@ from hvd_hetero.telemetry.records import Run
 __all__ = ["MOST_EVENTS", "check_timeline", "events", "write_timeline"]
 
 MOST_EVENTS = 3_000_000
-"""What Perfetto still opens in a browser (arbitrary); a run of 1,000 ranks has as many in 1,000 rounds."""
+"""The most events that Perfetto still opens in a browser (arbitrary): 1,000 rounds of 1,000 ranks have as many."""
 
 _BEGIN = '{"displayTimeUnit":"ms","traceEvents":['
 _PROCESS = 1
@@ -41,7 +41,7 @@ def check_timeline(path: Path, name: str = "path") -> None:
 
 
 def write_timeline(run: Run, path: str | Path) -> int:
-    """Write a run, or a part of one, to a file for https://ui.perfetto.dev. Returns the number of events.
+    """Write a run, or a part of one, to a file for https://ui.perfetto.dev; return the number of events.
 
     An earlier timeline there is replaced, and any other file is an error.
     """
@@ -70,7 +70,7 @@ def _write(file: IO[str], made: Iterator[dict[str, Any]]) -> int:
 
 
 def events(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the names of the rows, and then what happened, round by round."""
+    """Yield the names of the rows, and then the events, round by round."""
     yield _name("process_name", 0, f"{run.policy}, {run.workers} ranks, {run.global_batch} samples a round")
     yield _name("thread_name", _ROUNDS, "rounds")
     for rank in range(run.workers):
@@ -89,7 +89,7 @@ def events(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_rank(run: Run, i: int, rank: int, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """The slices of one rank in one round."""
+    """Yield the slices of one rank in one round."""
     seconds = [float(figure[i, rank]) for figure in (run.input_s, run.compute_s, run.wait_s)]
     lasting = np.rint(1e6 * np.clip(np.nan_to_num(seconds), 0.0, 1e9)).astype(np.int64)
     if not np.isfinite(seconds[2]):  # the last round: what follows the work is not known
