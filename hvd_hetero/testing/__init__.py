@@ -1,4 +1,4 @@
-"""For tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect what they report."""
+"""Tests of distributed jobs: launch ranks under a watchdog, make some of them slow, collect their reports."""
 
 from hvd_hetero.testing.device_model import DeviceModel
 from hvd_hetero.testing.faults import Faults

@@ -1,4 +1,4 @@
-"""Where the kernel's ``cpu`` controller is mounted here, and how to make, use and remove a group under it.
+"""Find the kernel's ``cpu`` controller, and make, use and remove a group under it.
 
 The two layouts differ only in file names and in who may have children::
 
@@ -7,8 +7,8 @@ The two layouts differ only in file names and in who may have children::
 
 In v2 a group other than the root that holds processes may not hand controllers to its children. So the new group
 goes below our own group if that works already or can be switched on, and else beside it, below our group's parent.
-Not done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start, for
-those are not ours.
+Not done: moving the processes of our own group elsewhere to make room, as container runtimes do at their start,
+because those processes are not ours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CpuController:
     proc: Path = Path("/proc")
 
     def create(self) -> Path:
-        """Make a fresh group, named after this process so that it can be recognised once its owner is dead."""
+        """Make a new group, named after this process so that it can be recognised once its owner is dead."""
         name = f"{PREFIX}.{os.getpid()}.{_start_ticks(self.proc, os.getpid())}.{next(_serial)}"
         refusals = []
         for parent in self.parents:
@@ -79,11 +79,11 @@ class CpuController:
             (group / f"cpu.cfs_{name}_us").write_text(str(value))
 
     def group_of(self, pid: int) -> Path:
-        """The group that ``pid`` is in now."""
+        """Return the group that ``pid`` is in now."""
         return _group_of(self.proc, pid, self.version, self.mount, self.root)
 
     def remove(self, group: Path, back_to: Path, patience_s: float = 1.0) -> bool:
-        """Move whatever runs in ``group`` to ``back_to`` and remove it; False if the kernel held on to it.
+        """Move all processes of ``group`` to ``back_to`` and remove it; return False if the kernel held on to it.
 
         A group stays busy for a moment after its last process has ended, hence the patience.
         """
@@ -101,10 +101,10 @@ class CpuController:
         return True
 
     def remove_stale(self) -> list[Path]:
-        """Remove the groups that processes of this package made and, killed, could not remove; return those removed.
+        """Remove the groups of this package's processes that were killed before they could; return those removed.
 
         Groups that still hold a process are left alone: their owner may live in a pid namespace that is not ours, or a
-        child of it may still run; whoever comes next will find them empty.
+        child of it may still run; a later call will find them empty.
         """
         removed = []
         for group in self._marked_groups():
@@ -129,7 +129,7 @@ class CpuController:
 
 
 def find_controller(proc: Path = Path("/proc")) -> CpuController:
-    """The controller of this machine, from the mount table; v1 goes first, for a hybrid machine has ``cpu`` there."""
+    """Return this machine's controller, from the mount table; v1 first, because a hybrid machine has ``cpu`` there."""
     v2: CpuController | None = None
     for line in text_of(proc / "self/mountinfo").splitlines():
         fields = line.split()
@@ -146,12 +146,12 @@ def find_controller(proc: Path = Path("/proc")) -> CpuController:
 
 
 def members(group: Path) -> list[int]:
-    """The processes in ``group``; 0 stands for one that this pid namespace cannot name."""
+    """Return the processes in ``group``; 0 stands for one that this pid namespace cannot name."""
     return [int(pid) for pid in text_of(group / "cgroup.procs").split()]
 
 
 def enter(pid: int, group: Path) -> None:
-    """Put ``pid``, all its threads and all its children to come into ``group``."""
+    """Put ``pid``, all its threads and all its future children into ``group``."""
     (group / "cgroup.procs").write_text(str(pid))
 
 
@@ -170,7 +170,7 @@ def _switch_on_cpu(parent: Path) -> None:
 
 
 def _group_of(proc: Path, pid: int, version: int, mount: Path, root: str) -> Path:
-    """The directory of the group of ``pid``: its path in the hierarchy, less the part that the mount leaves out."""
+    """Return the directory of the group of ``pid``: its path in the hierarchy, less what the mount leaves out."""
     path = memberships(proc / str(pid)).get("cpu" if version == 1 else "")
     if path is None:
         return mount
@@ -179,6 +179,6 @@ def _group_of(proc: Path, pid: int, version: int, mount: Path, root: str) -> Pat
 
 
 def _start_ticks(proc: Path, pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if it is dead."""
+    """Return when ``pid`` started, in clock ticks since boot (field 22 of its stat line); None if it is dead."""
     fields = text_of(proc / str(pid) / "stat").rpartition(")")[2].split()  # from field 3, the state, on
     return None if not fields or fields[0] in "ZX" else int(fields[19])  # Z: dead, and not yet reaped

@@ -26,7 +26,7 @@ class DeviceModel:
         with device.step(len(x)):
             ...
 
-    For a host that only queues the work: ``enqueue(len(x))``, and ``wait()`` where it asks for a result.
+    For a host that only queues the work: ``enqueue(len(x))``, and ``wait()`` when it asks for a result.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class DeviceModel:
         self._error = error
         self._clock = clock
         self.sleep = sleep
-        """What passes the time."""
+        """The function that passes the time."""
         self._empty_at = -math.inf  # when all that is queued will be done
 
     def allocate(self, batch: int) -> None:
@@ -93,7 +93,7 @@ class DeviceModel:
 
     @property
     def busy(self) -> bool:
-        """Whether something that was queued is not done."""
+        """True while some queued work is not done."""
         return self._clock() < self._empty_at
 
     def wait(self) -> None:

@@ -77,7 +77,7 @@ class Faults:
         self._began_s = 0.0
 
     def slow(self, rank: int, at: int, factor: float) -> Faults:
-        """From that round on, the process of this rank computes ``factor`` times as long; 1 ends the slow-down."""
+        """Make the process of this rank compute ``factor`` times as long from that round on; 1 ends the slow-down."""
         if not factor >= 1:
             raise ValueError(f"factor must be 1 or more, as nothing can be made faster, got {factor!r}")
         return self._plan(Fault("slow", rank, at, factor))
@@ -93,11 +93,11 @@ class Faults:
         return self._plan(Fault("freeze", rank, at, seconds))
 
     def report(self, rank: int, at: int, value: float, *, rounds: int = 1) -> Faults:
-        """Report ``value`` as the speed that the rank expects of itself, for ``rounds``: NaN, infinity, anything."""
+        """Report ``value`` as the rank's expected speed, for ``rounds``: NaN, infinity, anything."""
         return self._plan(Fault("report", rank, at, value, rounds=rounds))
 
     def join(self, at: int) -> Faults:
-        """Add a host, from rank 0. The next commit tells all ranks."""
+        """Add a host, from rank 0. The next commit lets all ranks know."""
         return self._plan(Fault("join", 0, at))
 
     def attach(self, balance: Any, state: Any = None) -> None:

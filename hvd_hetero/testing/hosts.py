@@ -34,7 +34,7 @@ class Elastic:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the launcher finds in its environment, beside its options."""
+        """Environment of the launcher, beside its options."""
         return {"HOROVOD_ELASTIC_SPARES": str(self.spares)} if self.spares else {}
 
     def options(self, directory: Path, ranks: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""Run a script on several ranks of this machine under a watchdog: it ends in time, alone, and says what went wrong.
+"""Run a script on several ranks of this machine under a watchdog: it ends in time, alone, and says why it failed.
 
 A distributed job does not fail, it hangs: the ranks wait for the one that is lost. So a launch has a time limit, after
-which it fails with the stack of every rank, and whatever happens to the job or to the caller no process of it remains.
+which it fails with the stack of every rank. Whatever happens to the job or to the caller, no process of it remains.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LaunchResult:
     wall_s: float
     stdout: tuple[str, ...]
     stderr: tuple[str, ...]
-    reports: tuple[Any, ...]  # of `hvd_hetero.testing.report`; None where a rank made none
+    reports: tuple[Any, ...]  # of `hvd_hetero.testing.report`; None if a rank made none
     launcher_output: str  # of horovodrun itself
 
 
@@ -55,7 +55,7 @@ class LaunchError(HeteroError):
 
 
 class HangError(LaunchError):
-    """The job outlived its time limit. ``stacks`` has what each living rank was doing, and so has the message."""
+    """The job outlived its time limit. ``stacks`` shows what each living rank was doing; so does the message."""
 
     def __init__(self, message: str, result: LaunchResult, stacks: Mapping[int, str]) -> None:
         super().__init__(message, result)
@@ -63,7 +63,7 @@ class HangError(LaunchError):
 
 
 class RankError(LaunchError):
-    """A rank failed. ``exit_codes`` has those of the ranks that did not end with 0, in the order they ended in.
+    """A rank failed. ``exit_codes`` lists the ranks that did not end with 0, in the order in which they ended.
 
     A code is minus the signal's number for a rank that a signal ended; the ranks after the first were as a rule ended
     by horovodrun (SIGTERM). The message has the last lines of each rank's standard error.
@@ -89,14 +89,14 @@ def launch(
 ) -> LaunchResult:
     """Run a script (a path that ends in .py) or a module on ``ranks`` ranks by horovodrun, and wait for its end.
 
-    ``env`` adds to this process's environment and goes before what is set here; ``options`` are given to horovodrun
-    (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that takes the
-    place of horovodrun and its options; the command of a rank is appended to it, and exit codes are known of ranks of
+    ``env`` adds to this process's environment and overrides what is set here; ``options`` are given to horovodrun
+    (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that replaces
+    horovodrun and its options. The command of a rank is appended to it; exit codes are known for ranks of
     which it prints "Process N exit with status code M", as horovodrun does, or torchrun's table. ``torchrun(ranks)`` is
     one for jobs without Horovod. ``on_line(rank, line)`` is called, in this
     thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.
 
-    With ``elastic`` ranks may be lost and may come (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
+    With ``elastic`` ranks may be lost and may join (`hvd_hetero.testing.hosts`); the job then succeeds if the ranks of
     the last membership do.
     """
     if ranks < 1:
@@ -176,7 +176,7 @@ def horovodrun_of(python: str) -> str:
 
 
 class _Follower:
-    """Calls back with every whole line that has come to the ranks' standard output since the last look."""
+    """Calls back with every whole line that ranks have printed to standard output since the last look."""
 
     def __init__(self, run_dir: Path, on_line: Callable[[int, str], None] | None) -> None:
         self._run_dir = run_dir
@@ -215,7 +215,7 @@ def _collect(run_dir: Path, ranks: int, wall_s: float) -> LaunchResult:
 
 
 def _exit_codes(launcher_output: str) -> dict[int, int]:
-    """From what horovodrun says of its ranks, in order; a shell's 128 + n becomes -n, as Python has it.
+    """Return the exit codes that horovodrun prints, in order; a shell's 128 + n becomes -n, as Python has it.
 
     Torchrun has a table instead, with the rank that failed first at its end.
     """
@@ -237,11 +237,11 @@ def _hang_message(name: str, timeout_s: float, result: LaunchResult, answers: Ma
 
 
 def _failure_message(name: str, returncode: int, result: LaunchResult, codes: Mapping[int, int]) -> str:
-    """The first rank that failed comes last, next to what follows: who shows a part of a log shows its end."""
+    """Return the error's text, with the first rank that failed last: a viewer of a part of a log sees its end."""
     raised = {rank: _raised(result.stderr[rank]) for rank in codes}
     ends = [f"rank {rank} {_said(code)}{raised[rank] and f' ({raised[rank]})'}" for rank, code in codes.items()]
     parts = [f"{name}: failed; {', then '.join(ends) or f'horovodrun {_said(returncode)}'}"]
-    if not any(list(raised.values())[:1]):  # it may not have come to speak, or what stands in for it has failed
+    if not any(list(raised.values())[:1]):  # it may have failed before it could print, or its stand-in has failed
         parts.append(_tail("horovodrun", result.launcher_output))
     parts += [_tail(f"rank {rank}, standard error", result.stderr[rank]) for rank in reversed(codes)]
     return "\n".join(filter(None, parts))
@@ -252,14 +252,14 @@ def _said(code: int) -> str:
 
 
 def _raised(stderr: str) -> str:
-    """The line below the last traceback, which names the exception."""
+    """Return the line below the last traceback, which names the exception."""
     _, found, after = re.sub(_RANKS, "", stderr, flags=re.MULTILINE).rpartition(_TRACEBACK)
     told = [line for line in after.splitlines() if line and not line[0].isspace()]
     return told[0][:_LONGEST_LINE] if found and told else ""
 
 
 def _tail(title: str, text: str) -> str:
-    """The last lines; where the last traceback or crash is above them, as many from there on, then the last ones."""
+    """Return the last lines; if the last traceback or crash is above them, as many lines from there on come first."""
     lines = [
         line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + " […]" for line in text.strip().splitlines()
     ]

@@ -1,10 +1,10 @@
-"""What every policy must hold, to be run on policies of your own.
+"""The conformance suite for policies, to run on your own.
 
     class TestMine(PolicyConformance):
         def make(self, workers):
             return Mine()
 
-pytest runs the methods that begin with ``test_``; without pytest, call ``run(TestMine())``. A policy that holds them
+pytest runs the methods that begin with ``test_``; without pytest, call ``run(TestMine())``. A policy that passes
 decides alike on all ranks, survives figures that are missing or absurd, and goes on after a restart.
 """
 
@@ -26,7 +26,7 @@ _ABSURD = (float("nan"), 0.0, -1.0, float("inf"))
 
 
 class PolicyConformance(ABC):
-    """The conformance suite. Override ``make``, and the numbers below where your policy needs others."""
+    """The conformance suite. Override ``make``, and the numbers below if your policy needs others."""
 
     workers: ClassVar[Sequence[int]] = (1, 2, 3, 5)
     """Numbers of ranks to try."""
@@ -37,10 +37,10 @@ class PolicyConformance(ABC):
 
     @abstractmethod
     def make(self, workers: int) -> Policy:
-        """Return a fresh policy for so many ranks."""
+        """Return a new policy for so many ranks."""
 
     def test_the_first_plan_holds_the_global_batch(self) -> None:
-        """The first plan names all ranks, and holds the global batch if the policy says that it keeps it."""
+        """Check that the first plan names all ranks, and holds the global batch if the policy keeps it."""
         for n in self.workers:
             policy = self.make(n)
             plan = policy.first(n, self.global_batch)
@@ -48,7 +48,7 @@ class PolicyConformance(ABC):
             assert plan.total == self.global_batch or not policy.keeps_total
 
     def test_every_plan_holds_the_global_batch(self) -> None:
-        """So does every later plan."""
+        """Check the same of every later plan."""
         for n in self.workers:
             policy = self.make(n)
             for plan in self._plans(policy, n):
@@ -57,19 +57,19 @@ class PolicyConformance(ABC):
                 assert plan.total == self.global_batch or not policy.keeps_total
 
     def test_two_ranks_that_hear_the_same_decide_alike(self) -> None:
-        """A policy is a function of the tables: it draws no random numbers and reads no clock."""
+        """Check that a policy is a function of the tables: it draws no random numbers and reads no clock."""
         for n in self.workers:
             assert list(self._plans(self.make(n), n)) == list(self._plans(self.make(n), n))
 
     def test_the_last_bits_of_a_figure_change_no_plan(self) -> None:
-        """Unlike processors round unlike, so a policy quantises before it compares."""
+        """Check that a policy quantises before it compares, because unlike processors round differently."""
         for n in self.workers:
             exact = list(self._plans(self.make(n), n))
             for error in (1e-15, -1e-15):
                 assert list(self._plans(self.make(n), n, error=error)) == exact
 
     def test_figures_that_are_missing_or_absurd_leave_a_plan(self) -> None:
-        """A rank may not know its speed, and a clock may jump."""
+        """Check the plans if a rank does not know its speed, or a clock jumps."""
         for n in self.workers:
             for absurd in _ABSURD:
                 policy = self.make(n)
@@ -80,7 +80,7 @@ class PolicyConformance(ABC):
                     assert plan.total > 0
 
     def test_a_policy_that_is_restored_goes_on_as_before(self) -> None:
-        """Its state is plain data, and all that it needs."""
+        """Check that the state is plain data, and complete."""
         for n in self.workers:
             for stop in (1, 5, self.rounds // 2):
                 plans = self._plans(before := self.make(n), n)
@@ -92,7 +92,7 @@ class PolicyConformance(ABC):
                 assert list(plans) == list(rest)
 
     def test_a_new_membership_begins_with_a_plan(self) -> None:
-        """Some of its ranks know their speed, others have only just come."""
+        """Check the plan if some ranks know their speed, and others have only just come."""
         for n in self.workers:
             policy = self.make(n)
             first = policy.first(n, self.global_batch)
@@ -122,7 +122,7 @@ def run(suite: object) -> list[str]:
 
 
 def _speeds(n: int, number: int, *, change: bool = False) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Samples per second: rank i at 1 / (i + 1) of rank 0's speed, or the other way round, with 2 % of scatter."""
+    """Return samples per second: rank i at 1 / (i + 1) of rank 0's speed, or reversed, with 2 % of scatter."""
     steady = 100.0 / (1 + np.arange(n, dtype=np.float64))
     scatter = 0.02 * np.random.Generator(np.random.PCG64([n, number])).standard_normal(n)
     return (steady[::-1] if change else steady) * np.exp(scatter)

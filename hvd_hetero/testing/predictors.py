@@ -1,11 +1,11 @@
-"""What every predictor must hold, to be run on predictors of your own.
+"""The conformance suite for predictors, to run on your own.
 
     class TestMine(PredictorConformance):
         def make(self):
             return Mine()
 
 pytest runs the methods that begin with ``test_``; without pytest, call ``hvd_hetero.testing.policies.run(TestMine())``.
-A predictor that holds them answers every question with a speed or NaN, learns from measurements alone, and goes on
+A predictor that passes answers every question with a speed or NaN, learns only from measurements, and goes on
 after a restart.
 """
 
@@ -36,23 +36,23 @@ class _Round(NamedTuple):
 
 
 class PredictorConformance(ABC):
-    """The conformance suite. Override ``make``, and ``rounds`` where your predictor begins later to do what it does."""
+    """The conformance suite. Override ``make``, and ``rounds`` if your predictor reaches its last phase later."""
 
     rounds: ClassVar[int] = 110
     """Rounds to feed: enough that each phase of a predictor's life is met."""
 
     @abstractmethod
     def make(self) -> Predictor:
-        """Return a fresh predictor, built alike each time."""
+        """Return a new predictor, built alike each time."""
 
     def test_it_knows_nothing_before_the_first_measurement_and_always_something_after(self) -> None:
-        """A forecast is NaN, and then finite and positive."""
+        """Check that a forecast is NaN first, and then finite and positive."""
         forecasts = feed(self.make(), walk(self.rounds))
         assert math.isnan(forecasts[0])
         assert all(math.isfinite(f) and f > 0 for f in forecasts[1:])
 
     def test_what_is_no_speed_is_ignored(self) -> None:
-        """A clock may jump, and a round may be without samples."""
+        """Check speeds after a clock jumped, or a round without samples."""
         for bad in _NO_SPEEDS:
             p, q = self.make(), self.make()
             p.update(bad, 0.5, 0.5)
@@ -66,7 +66,7 @@ class PredictorConformance(ABC):
             assert p.rounds == q.rounds == 45
 
     def test_drivers_may_come_and_go(self) -> None:
-        """The kernel may not tell what CPU or memory is available."""
+        """Check forecasts if the kernel does not report what CPU or memory is available."""
         p = self.make()
         for k, (speed, cpu, memory) in enumerate(walk(60)):
             p.update(speed, *[(cpu, memory), (None, None), (math.nan, memory), (cpu, None)][k % 4])
@@ -74,7 +74,7 @@ class PredictorConformance(ABC):
             assert p.predict(math.nan, 0.3) > 0
 
     def test_a_driver_that_is_no_fraction_is_an_error_that_names_it(self) -> None:
-        """And teaches nothing."""
+        """Check that the error names the driver, and that nothing is learned."""
         for named, cpu, memory in _NO_DRIVERS:
             p = self.make()
             assert f"{named}: a driver is the fraction" in _refusal(lambda: p.update(100.0, cpu, memory))  # noqa: B023
@@ -82,7 +82,7 @@ class PredictorConformance(ABC):
             assert p.rounds == 0
 
     def test_predicting_changes_nothing(self) -> None:
-        """How often it is asked differs between ranks."""
+        """Check that forecasts do not depend on how often they are asked for, which differs between ranks."""
         p, q = self.make(), self.make()
         for measured in walk(50):
             for _ in range(3):
@@ -92,11 +92,11 @@ class PredictorConformance(ABC):
         assert p.predict(0.4, 0.5) == q.predict(0.4, 0.5)
 
     def test_built_alike_and_fed_alike_it_predicts_alike(self) -> None:
-        """It draws no random numbers of its own, and reads no clock."""
+        """Check that a predictor draws no random numbers of its own, and reads no clock."""
         assert feed(self.make(), walk(70))[1:] == feed(self.make(), walk(70))[1:]
 
     def test_its_state_is_plain_data_and_a_successor_goes_on_as_it_would(self) -> None:
-        """Checkpoints and changes of membership carry it as JSON."""
+        """Check that a state survives JSON, in which checkpoints and changes of membership carry it."""
         rounds = walk(self.rounds)
         for at in (0, 1, 2, self.rounds // 3, 2 * self.rounds // 3):
             p, q = self.make(), self.make()
@@ -109,7 +109,7 @@ class PredictorConformance(ABC):
             np.testing.assert_array_equal(feed(p, rounds[at:]), feed(q, rounds[at:]))
 
     def test_a_foreign_state_is_refused(self) -> None:
-        """By an error that says so, and not by wrong forecasts."""
+        """Check that an error refuses the state, instead of wrong forecasts."""
         p = self.make()
         feed(p, walk(5))
         for key, value in _FOREIGN.items():
@@ -117,7 +117,7 @@ class PredictorConformance(ABC):
             assert "state" in _refusal(lambda: self.make().load_state_dict(state))  # noqa: B023
 
     def test_a_forecast_stays_near_the_speeds_that_were_measured(self) -> None:
-        """Within a factor of two, also for drivers that were never read before."""
+        """Check that a forecast is within a factor of two, also for drivers that were never read before."""
         p = self.make()
         slowest, fastest = math.inf, 0.0
         for k, (speed, cpu, _) in enumerate(walk(80)):
@@ -127,7 +127,7 @@ class PredictorConformance(ABC):
                 assert slowest / MARGIN <= p.predict(now, memory) <= MARGIN * fastest
 
     def test_a_constant_speed_is_predicted_after_few_rounds(self) -> None:
-        """To 2 %, after 60 rounds."""
+        """Check the forecast to 2 %, after 60 rounds."""
         p = self.make()
         for _ in range(60):
             p.update(250.0, 0.5, 0.5)

@@ -1,8 +1,8 @@
 """The processes of one launched job: find them all, ask them for their stacks, end them all.
 
-horovodrun starts every rank in a session of its own, below a middleman and a shell, so neither a process group nor the
-tree of children holds the whole job: whoever loses its parent leaves the tree. What none of them loses is the
-environment that it was started with, and one variable in there names the job's own run directory. (A rank that was
+horovodrun starts every rank in a separate session, below a middleman and a shell, so neither a process group nor the
+tree of children holds the whole job: a process that loses its parent leaves the tree. All keep the
+environment that they were started with, and one variable in there names the job's own run directory. (A rank that was
 forked from a process with its imports done has the environment of that one; it has left a file in the run directory.)
 """
 
@@ -21,7 +21,7 @@ _POLL_S = 0.02
 
 
 def job_processes(run_dir: Path) -> list[psutil.Process]:
-    """All living processes of the job, whoever their parents are by now."""
+    """Return all living processes of the job, whichever parents they have by now."""
     forked = {int(file.name.split(".")[1]): file.stat().st_mtime for file in run_dir.glob("*.stack")}
     found = []
     for process in psutil.process_iter():
@@ -33,11 +33,11 @@ def job_processes(run_dir: Path) -> list[psutil.Process]:
 
 
 def end_job(run_dir: Path, root: int, patience_s: float = 1.0, limit_s: float = 15.0) -> list[psutil.Process]:
-    """Ask all processes of the job to end, kill those that did not within ``patience_s``; returns the unkillable.
+    """Ask all processes of the job to end, and kill those that do not within ``patience_s``; return the unkillable.
 
     A process that ends loses its environment with its memory, which takes a while, and only then its files and its
-    sockets. So whoever was found once is waited for until it is gone. One with threads is a zombie as soon as its main
-    thread has ended, and its memory and sockets are those of the last thread.
+    sockets. So each process that was found once is waited for until it is gone. One with threads is a zombie as soon as
+    its main thread has ended, and its last thread keeps memory and sockets.
     """
     known: set[psutil.Process] = set()
 
@@ -71,9 +71,9 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def stacks(run_dir: Path, patience_s: float = 3.0) -> dict[int, str]:
-    """What every Python thread of every living rank is doing now, by rank.
+    """Return what every Python thread of every living rank is doing now, by rank.
 
-    A rank that does not answer (stopped, or starved of processor time) is said not to.
+    The text of a rank that does not answer (stopped, or starved of processor time) says so.
     """
     living = {process.pid for process in job_processes(run_dir)}
     asked: dict[Path, int] = {}
@@ -92,7 +92,7 @@ def stacks(run_dir: Path, patience_s: float = 3.0) -> dict[int, str]:
 
 
 def _of_the_job(dump: str) -> str:
-    """``dump`` less the bootstrap's own waiting thread."""
+    """Return ``dump`` without the bootstrap's own waiting thread."""
     return "\n\n".join(thread for thread in dump.split("\n\n") if die_with_launcher.__name__ not in thread)
 
 

@@ -36,7 +36,7 @@ class QuotaSupport:
 
 
 def quota_available() -> QuotaSupport:
-    """Try to make a group with a quota, because permissions do not tell (read-only mounts, v2 rules)."""
+    """Try to make a group with a quota, because permissions alone do not show it (read-only mounts, v2 rules)."""
     try:
         controller = find_controller()
         group = controller.create()

@@ -1,17 +1,17 @@
 """The first code of every rank that `hvd_hetero.testing.launch` starts: make it observable and mortal, then run it.
 
 Run as ``python rank.py [-m module | script] arguments...``, by its path and with the standard library only: as ``-m
-hvd_hetero.testing.rank`` every rank would import the package before the job says what it wants to import first.
+hvd_hetero.testing.rank`` every rank would import the package before the job's own first imports.
 
 The run directory, named by ``HVD_HETERO_RUN_DIR``, gets one file of each kind per process, ``<rank>.<pid>.<kind>``:
 stdout and stderr, by redirecting the descriptors themselves, so that output of C++ code is in them and a killed rank
 loses none (``horovodrun --output-filename`` fails for a single rank, and mixes its own lines into them); stack, which
-SIGUSR1 fills; and report. Keyed by the process and not by the rank alone, as elastic jobs start a rank more than once.
+SIGUSR1 fills; and report. The process is part of the name, because elastic jobs start a rank more than once.
 
-Where ``HVD_HETERO_PRELOADED`` names the socket of a process that has the rank's imports done, the rank is a fork of it,
-and this one only stands in for it; the project's own tests save their imports so (``tests/support/preload.py``). So is
-torchrun's agent, as ``python rank.py --agent -m torch.distributed.run ...``, which would import PyTorch for itself, and
-so is horovodrun. They are no ranks, and write where the launcher's child does.
+If ``HVD_HETERO_PRELOADED`` names the socket of a process that has the rank's imports done, the rank is a fork of it,
+and this process only stands in for it; so the project's own tests save imports (``tests/support/preload.py``). The same
+goes for torchrun's agent, as ``python rank.py --agent -m torch.distributed.run ...``, which would import PyTorch, and
+for horovodrun. They are no ranks, and write to the same file as the launcher's child.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ LAUNCHER_PID = "HVD_HETERO_LAUNCHER_PID"
 PRELOADED = "HVD_HETERO_PRELOADED"
 AGENT, HOROVODRUN = "--agent", "horovodrun"
 LOG = "launcher"
-"""The file in the run directory that has what the launcher and its agents say."""
+"""The file in the run directory with the output of the launcher and its agents."""
 STACK_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 
 def environment(env: Mapping[str, str] | None) -> dict[str, str]:
-    """What every process of a job begins with: ours, ``env``, and the checkout or site-packages that this is in."""
+    """Return the environment of every process of a job: ours, ``env``, and this file's checkout or site-packages."""
     whole = dict(os.environ)
     whole |= {
         "OMP_NUM_THREADS": "1",
@@ -56,7 +56,7 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def run_file(kind: str) -> str:
-    """The path of this rank's file of ``kind`` in the run directory."""
+    """Return the path of this rank's file of ``kind`` in the run directory."""
     rank = os.environ.get("HOROVOD_RANK") or os.environ.get("RANK", "0")  # of horovodrun, or of torchrun
     return os.path.join(os.environ[RUN_DIR], f"{rank}.{os.getpid()}.{kind}")
 
@@ -67,7 +67,7 @@ def die_with_parent() -> None:
 
 
 def die_with_launcher(launcher: int) -> None:
-    """Wait, in a thread of its own, for the launcher to end (``launcher`` is its pidfd), and follow it.
+    """Wait, in a separate thread, for the launcher to end (``launcher`` is its pidfd), and follow it.
 
     The launcher is not our parent: between the two stand horovodrun, a middleman and a shell, and by itself that chain
     takes over five seconds to come down, since the middlemen ask politely first.
@@ -83,7 +83,7 @@ def holds(path: str, name: bytes) -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Look for Gloo's class in Horovod's extensions. ``verbose`` is there because horovodrun gives it."""
+    """Return whether Gloo's class is in Horovod's extensions. ``verbose`` is there because horovodrun gives it."""
     horovod = importlib.util.find_spec("horovod")
     folders = horovod.submodule_search_locations if horovod is not None else None
     extensions = (path for folder in folders or () for path in glob.glob(f"{glob.escape(folder)}/*/mpi_lib*.so"))
@@ -102,7 +102,7 @@ def become(command: list[str]) -> None:
 
 
 def run_horovodrun(command: list[str]) -> None:
-    """Run Horovod's launcher, with `gloo_built` in the place of its own, and end this process.
+    """Run Horovod's launcher, with `gloo_built` in place of its own, and end this process.
 
     A released one asks the same by importing all frameworks, which costs every launch eight seconds. And it spawns a
     middleman for each rank, which first runs the file of the main module again. The script would import the whole
@@ -148,7 +148,7 @@ def run(arguments: list[str]) -> None:
 
 
 def foreign_namespaces(server: socket.socket) -> dict[str, str]:
-    """The namespaces, by kind, in which this process is and the one that it is connected to is not."""
+    """Return the namespaces, by kind, of this process that the process at the other end does not share."""
     pid = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     found = {}
     for kind in ("net", "uts", "mnt"):
@@ -160,7 +160,7 @@ def foreign_namespaces(server: socket.socket) -> dict[str, str]:
 
 
 def stand_in(address: str, arguments: list[str]) -> None:
-    """Have the rank forked from the process that listens there, and be to horovodrun what the rank is."""
+    """Have the rank forked from the process that listens there, and take its place for horovodrun."""
     die_with_parent()
     request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
     with socket.socket(socket.AF_UNIX) as server:

@@ -27,7 +27,7 @@ def report(value: Any) -> None:
 
 
 def as_json(value: Any) -> str:
-    """``value`` as one line of JSON."""
+    """Return ``value`` as one line of JSON."""
     return json.dumps(value, default=_plain)
 
 

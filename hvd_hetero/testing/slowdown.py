@@ -126,7 +126,7 @@ class ProportionalSleep(SlowDown):
         return self.pay(compute_s)
 
     def pay(self, compute_s: float) -> float:
-        """Sleep for ``compute_s`` seconds of measured work, and return the seconds really slept."""
+        """Sleep for ``compute_s`` seconds of measured work, and return the seconds slept."""
         if not (math.isfinite(compute_s) and compute_s >= 0):
             raise ValueError(f"compute_s must be finite and not negative, measured by a monotonic clock: {compute_s!r}")
         self._owed_s += (self._factor - 1) * compute_s

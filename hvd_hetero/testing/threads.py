@@ -10,7 +10,7 @@
 Keras's ranks are processes, because TensorFlow's collectives are operations of a graph (``testing.launch``).
 
 Everything of a process is shared: random number generators, environment, the count of its processor's time. So seed and
-build models under a lock, or before, and give the policy speeds by a clock of the test's own. Import beforehand what is
+build models under a lock, or before, and give the policy speeds by the test's own clock. Import beforehand what is
 imported at its first use; PyTorch imports a thousand modules when it makes the first optimizer.
 """
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class ThreadRankError(HeteroError):
-    """A rank failed; ``rank`` is its number, and ``__cause__`` what it raised."""
+    """A rank failed; ``rank`` is its number, and ``__cause__`` its exception."""
 
     def __init__(self, rank: int, error: BaseException) -> None:
         super().__init__(f"rank {rank}: {type(error).__name__}: {error}")
