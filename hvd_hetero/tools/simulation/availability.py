@@ -5,10 +5,10 @@ Worker i has the share a_i(t) > 0 at time t, piecewise constant. Work of w secon
 
     ∫_t^τ a_i(u) du = w        i.e.        τ = A_i^{-1}(A_i(t) + w),    A_i(t) = ∫_0^t a_i
 
-so a share that changes in the middle of a batch slows the rest of that batch alone. A depends on simulated time only:
-whichever scheme is simulated finds the same machine at the same moment.
+so if a share changes in the middle of a batch, only the rest of that batch is slower. A depends on simulated time only:
+every scheme finds the same machine at the same moment.
 
-The same object says which share of its bandwidth a link has.
+The same object gives the share of its bandwidth that a link has.
 
 Shapes: n workers, L pieces of the longest process. Cost: O(n log L) per question, no loop over workers.
 """
@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """``share[j]`` from ``at_s[j]`` on. Begins at 0; starts again after ``period_s``, or keeps its last share."""
+    """Shares: ``share[j]`` from ``at_s[j]`` on, the first from 0. All begin again after ``period_s``, or the last stays."""
 
     at_s: tuple[float, ...] = (0.0,)
     share: tuple[float, ...] = (1.0,)
@@ -50,7 +50,7 @@ class Availability:
 
     @classmethod
     def series(cls, shares: ArrayLike, step_s: float, *, repeat: bool = True) -> Availability:
-        """One share after the other, ``step_s`` seconds each: a trace."""
+        """Return one share after the other, ``step_s`` seconds each: a trace."""
         values = np.asarray(shares, dtype=np.float64)
         if not step_s > 0:
             raise ValueError(
@@ -77,7 +77,7 @@ class Availabilities:
             self._share[i, :pieces] = process.share
             self._share[i, pieces:] = process.share[-1]
         self._period = np.array([np.inf if p.period_s is None else p.period_s for p in processes])
-        # Work done up to each moment; inf where there is none.
+        # Work done up to each moment; inf if there is none.
         gaps = np.full((n, longest - 1), np.inf)
         known = np.isfinite(self._at[:, 1:])
         gaps[known] = (self._at[:, 1:] - np.where(np.isfinite(self._at[:, :-1]), self._at[:, :-1], 0.0))[known]
@@ -92,19 +92,19 @@ class Availabilities:
         self.constant = longest == 1
 
     def at(self, time_s: ArrayLike) -> Floats:
-        """Each worker's share at its own moment; before 0 it is that at 0."""
+        """Return each worker's share at its own moment; before 0 it is the share at 0."""
         t = np.broadcast_to(np.asarray(time_s, dtype=np.float64), self._rows.shape)
         _, within = self._fold(np.maximum(t, 0.0), self._period)
         return self._share[self._rows, self._piece(self._at, within)]
 
     def work_between(self, begin_s: ArrayLike, end_s: ArrayLike) -> Floats:
-        """Seconds of full pace that each worker has between two moments."""
+        """Return the seconds of full pace that each worker has between two moments."""
         if self.constant:
             return np.asarray((np.asarray(end_s) - begin_s) * self._share[:, 0])
         return self._until(end_s) - self._until(begin_s)
 
     def finish(self, begin_s: ArrayLike, work_s: Floats) -> Floats:
-        """When work that is begun at ``begin_s`` ends."""
+        """Return when work that is begun at ``begin_s`` ends."""
         if self.constant:
             return np.asarray(np.asarray(begin_s) + work_s / self._share[:, 0])
         cycles, target = self._fold(self._until(begin_s) + work_s, self._per_period)
@@ -113,13 +113,13 @@ class Availabilities:
         return np.asarray(within + self._whole(cycles, self._period))
 
     def finish_one(self, worker: int, begin_s: float, work_s: float) -> float:
-        """The same for a single worker."""
+        """Return when a single worker's work ends."""
         if self.constant:
             return float(begin_s + work_s / self._share[worker, 0])
         return float(self._alone(worker).finish(begin_s, np.array([work_s]))[0])
 
     def at_one(self, worker: int, time_s: float) -> float:
-        """The share of a single worker at a moment."""
+        """Return the share of a single worker at a moment."""
         return float(self._share[worker, 0] if self.constant else self._alone(worker).at(time_s)[0])
 
     def _alone(self, worker: int) -> Availabilities:
@@ -135,7 +135,7 @@ class Availabilities:
         return np.asarray(done + self._whole(cycles, self._per_period))
 
     def _fold(self, value: Floats, period: Floats) -> tuple[Floats, Floats]:
-        """Whole periods in each value, and the rest; no period, no fold."""
+        """Return the whole periods in each value, and the rest; no period, no fold."""
         if not self._cyclic.any():
             return np.zeros_like(value), value
         cycles = np.where(self._cyclic, np.floor(value / period), 0.0)
@@ -145,7 +145,7 @@ class Availabilities:
         return np.where(cycles > 0, cycles, 0.0) * np.where(self._cyclic, period, 0.0)
 
     def _piece(self, starts: Floats, value: Floats) -> NDArray[np.int64]:
-        """The last piece that begins by then, and the first one before: by bisection, in all rows at once."""
+        """Return the last piece that begins by then, and the first one before: by bisection, in all rows at once."""
         low, width = np.zeros(len(value), dtype=np.int64), starts.shape[1]
         for step in reversed(range((width - 1).bit_length())):
             middle = np.minimum(low + (1 << step), width - 1)

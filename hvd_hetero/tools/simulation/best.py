@@ -1,15 +1,15 @@
-r"""The best possible split: the one that a round would have had, had its speeds been known before it began.
+r"""The best possible split of a round: the one to choose if its speeds were known before it began.
 
     T* = min { τ : sum_i cap_i(τ) >= X },    cap_i(τ) = max { x : f_i Γ_i(x) <= A_i(T, T + τ) }
 
-cap_i counts the samples that worker i can finish within τ seconds of the pace that it is going to have. T* is found by
-bisection over τ, which ends where the caps sum to X, for then they are cap(T*), or at a relative 1e-9, where several
+cap_i counts the samples that worker i can finish within τ seconds at its future pace. T* is found by
+bisection over τ. It ends when the caps sum to X, because then they are cap(T*), or at a relative 1e-9, if several
 workers end a sample at T*. It begins at the T* of the round before. What is above X is cut from the workers that end
-most samples at T*. It minimises the round's computing over all splits, saturation, memory limits and changes of pace in
-the middle of the round included: no policy that ends a round when all are done can be sooner. With a server the same
-holds but for the queue at the server. Where every batch varies by itself (``per="batch"``), f_i is the mean of the
-draws that a share will meet, and the split is the best of those of one micro-batch a worker; what accumulates over many
-averages their luck, and may be sooner there.
+most samples at T*. It minimises the round's computing over all splits, and includes saturation, memory limits and
+changes of pace in the middle of the round: no policy that ends a round when all are done can be sooner. With a server
+the same holds but for the queue at the server. If every batch varies by itself (``per="batch"``), f_i is the mean of
+the draws that a share will meet, and the split is the best of those of one micro-batch a worker; accumulation over many
+averages the draws, and may be sooner there.
 
 It sees the future, so it is no policy of production; the rest of the simulation treats it as one.
 """
@@ -41,15 +41,15 @@ class BestSplit(Policy):
         self._span_s = 1e-6  # T* of the round before
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """How many samples a round has; ``foresee`` says who does them."""
+        """Return equal shares: they set the samples of a round, and ``foresee`` divides them."""
         return equal_plan(workers, global_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """As many again."""
+        """Return a plan of as many samples."""
         return plan
 
     def foresee(self, machines: Machines, begin_s: float, factors: NDArray[np.float64], total: int) -> RoundPlan:
-        """The split of the round that begins now."""
+        """Return the split of the round that begins now."""
         message_s = np.zeros(machines.count)
         if machines.network.kind == "server":
             message_s = machines.network.message_s(machines.bandwidth(begin_s))

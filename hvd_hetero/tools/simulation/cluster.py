@@ -1,7 +1,7 @@
-"""The simulated machines: data that describes them, and their state when they are asked what happens when.
+"""The simulated machines: their description as data, and their state in simulated time.
 
-A batch of Γ(x) seconds on worker i, its k-th, takes f_i(k) Γ(x) seconds of its full pace, which it gets by and by:
-``compute``, ``availability`` and ``variation`` in this package say what each factor is.
+A batch of Γ(x) seconds on worker i, its k-th, takes f_i(k) Γ(x) seconds of its full pace, which it gets over time:
+``compute``, ``availability`` and ``variation`` in this package define each factor.
 
 **Drivers.** Production reads from the system which share of the CPU and of the memory is available. Here the reading at
 time t is a_i(t - lag) plus Gaussian noise, cut to [0, 1]: late, because production takes it over a window, and noisy.
@@ -9,7 +9,7 @@ Or readings are given, one for each round, as a run recorded them.
 Memory is a process of its own, which has no effect on the speed (lb-bsp, Fig. 4, shows one once a machine swaps; that
 is left out).
 
-**Measurement.** A rank measures its compute time with a relative, log-normal error, which the simulated time has not.
+**Measurement.** A rank measures its compute time with a relative, log-normal error; simulated time has none.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ class Cluster:
 
     @classmethod
     def of_speeds(cls, samples_per_s: Sequence[float], network: Network | None = None, seed: int = 0) -> Cluster:
-        """Workers of constant speed."""
+        """Return a cluster of workers of constant speed."""
         workers = tuple(Worker(Compute.at_speed(v)) for v in samples_per_s)
         return cls(workers, network or Network(), seed)
 
 
 class Machines:
-    """A cluster in motion: each simulation makes its own, and all of one cluster meet the same fate."""
+    """A cluster in motion: each simulation makes its own, and all of one cluster meet the same events."""
 
     def __init__(self, cluster: Cluster) -> None:
         workers = cluster.workers
@@ -116,18 +116,18 @@ class Machines:
         self.measurement = Draws([error] * self.count, cluster.seed, "round", _MEASUREMENT)
 
     def bandwidth(self, time_s: float | Floats) -> Floats:
-        """Bytes per second of every worker's link."""
+        """Return the bytes per second of every worker's link."""
         return self._bandwidth if self._link.constant else self._bandwidth * self._link.at(time_s)
 
     def bandwidth_of(self, worker: int, time_s: float) -> float:
-        """The same of one worker's link."""
+        """Return the bytes per second of one worker's link."""
         return float(self._bandwidth[worker]) * self._link.at_one(worker, time_s)
 
 
 class Meter:
     """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them).
 
-    ``computed`` counts the rounds that each worker has computed; recorded readings are told by it.
+    ``computed`` counts the rounds that each worker has computed; it selects the recorded reading.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Meter:
         self._computed = np.zeros(index + 1, dtype=np.int64) if computed is None else computed
 
     def read(self) -> Resources:
-        """What is available, late and noisy; NaN where not known."""
+        """Return what is available, late and noisy; NaN if not known."""
         if not self._drivers.known:
             return Resources(math.nan, math.nan)
         if readings := self._drivers.recorded:

@@ -1,4 +1,4 @@
-"""Several schemes on one cluster, each until it has trained on the same number of samples, and what came of it."""
+"""Several schemes on one cluster, each until it has trained on the same number of samples, and their results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from hvd_hetero.topology.mixing import ALLREDUCE
 __all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "problem_named"]
 
 _BLOCKS = 10  # of two rounds at least, for the standard error of a ratio; arbitrary
-WARM_UP = 0.1  # of the samples: predictors and allocations find their feet; arbitrary; rates are without
-_ALIKE = 0.05  # by which a figure may be off and still be told as one; as far as a replay is to be trusted anyway
+WARM_UP = 0.1  # of the samples: predictors and allocations settle in them; arbitrary; rates leave them out
+_ALIKE = 0.05  # a figure that is off by less is shown as one; a replay is no more exact anyway
 _SHARES = ("waiting_share", "transfer_share")
 _FIGURES = ("samples_per_s", "times_bsp", "of_best", "round_s", *_SHARES)
 _EVALUATIONS = 200  # of the loss over a whole training, so that evaluating stays a small part of the cost
@@ -43,19 +43,19 @@ class Outcome:
     transfer_share: float
     round_s: float
     time_to_loss_s: float | None
-    """None where no loss was asked for; infinite where it was not reached"""
+    """None if no loss was asked for; infinite if it was not reached."""
     final_loss: float | None
     times_bsp: float = math.nan
     of_best: float = math.nan
     error: float = math.nan
-    """By how much ``times_bsp`` may be off: what a recorded run leaves open, and two standard errors."""
+    """By how much ``times_bsp`` may be off: uncertainty of a recorded run, and two standard errors."""
     usable: bool = True
-    """Whether production has this scheme."""
+    """True if production has this scheme."""
     between: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Least and most of each figure that a recorded run does not tell."""
+    """Least and most of each figure that a recorded run leaves open."""
 
     def plain(self) -> dict[str, Any]:
-        """For JSON, which knows no infinity. A figure that is not told is null, and ``between`` has its range."""
+        """Return plain data for JSON, which has no infinity. A figure with a range is null, and in ``between``."""
         figures = asdict(self) | dict.fromkeys(self.between)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
 
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def problem_named(name: str | None, seed: int) -> Problem | None:
-    """The problem of a description."""
+    """Return the problem of a description."""
     if name in (None, "none"):
         return None
     data = digits(seed)
@@ -77,7 +77,7 @@ def problem_named(name: str | None, seed: int) -> Problem | None:
 def compare(
     described: Description, progress: Callable[[str, float], None] = lambda label, share: None
 ) -> list[tuple[Outcome, Simulated]]:
-    """Every scheme asked for, after BSP and the best split, which the ratios need."""
+    """Simulate every chosen scheme, after BSP and the best split, which the ratios need."""
     problem = problem_named(described.problem, described.cluster.seed)
     asked = list(described.schemes)
     labels = {scheme.label for scheme in asked}
@@ -85,7 +85,7 @@ def compare(
     schemes = [reference for reference in references if reference.label not in labels] + asked
     found: list[tuple[Outcome, Simulated]] = []
     for scheme in schemes:
-        # A learning rate may be too large: what overflows then is the loss, and that is told.
+        # A learning rate may be too large: then the loss overflows, and the table shows it.
         with np.errstate(over="ignore", invalid="ignore"):
             result = _simulate(described, scheme, problem, progress)
         found.append((_outcome(scheme.label, result, described), result))
@@ -112,8 +112,8 @@ def compare_between(
 ) -> list[tuple[Outcome, Simulated]]:
     """Compare on the described cluster, and on those between which it lies.
 
-    A figure that differs between these by more than a twentieth has a range. That of samples per second is wider by
-    ``rate_error`` at either end. It moves all schemes alike, so ratios and shares do not know it.
+    A figure that differs between these by more than a twentieth has a range. The range of samples per second is wider
+    by ``rate_error`` at either end. It moves all schemes alike, so ratios and shares leave it out.
     """
     found = compare(described, progress)
     others = [replace(described, cluster=replace(c, seed=described.cluster.seed)) for c in described.between]

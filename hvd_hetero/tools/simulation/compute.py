@@ -6,8 +6,8 @@ with m seconds per sample, b seconds fixed, x_s the saturation point, x_o the mo
 sections 3.2 and 3.3). A CPU that does v samples per second is m = 1/v, b = 0, x_s = 1, x_o = ∞. A round of x samples in
 k micro-batches costs the sum over its micro-batches, whose sizes differ by one at most (``RoundPlan.sizes``).
 
-A micro-batch above x_o is done in as few smaller ones as fit, which is what production does once it has run out of
-memory. Left out: the first failure itself, caches that like some batch sizes better than others, and heat.
+A micro-batch above x_o is done in as few smaller ones as fit, as production does once it has run out of
+memory. Left out: the first failure itself, caches that favour some batch sizes, and heat.
 
 Shapes: n workers.
 """
@@ -58,14 +58,14 @@ class Compute:
 
     @classmethod
     def at_speed(cls, samples_per_s: float, fixed_s: float = 0.0) -> Compute:
-        """A CPU: time proportional to the batch, after a fixed time per micro-batch."""
+        """Return a CPU: time proportional to the batch, after a fixed time per micro-batch."""
         if not (samples_per_s > 0 and math.isfinite(samples_per_s)):
             raise ValueError(f"samples_per_s must be positive and finite, got {samples_per_s}")
         return cls(1.0 / samples_per_s, fixed_s)
 
     @classmethod
     def of(cls, gamma: Gamma) -> Compute:
-        """A measured device."""
+        """Return the model of a measured device."""
         return cls(gamma.slope_s, gamma.intercept_s, gamma.saturation, gamma.out_of_memory)
 
 
@@ -91,8 +91,8 @@ class Pieces:
         return self.small * self.small_s + self.large * self.large_s
 
     def finished_by(self, work_s: Floats) -> Ints:
-        """How many micro-batches are complete after this much work."""
-        # A relative hair, so that the work of exactly j micro-batches counts as j, however it was summed.
+        """Return how many micro-batches are complete after this much work."""
+        # A small relative margin, so that the work of exactly j micro-batches counts as j, however it was summed.
         budget = work_s * (1.0 + 1e-12)
         with np.errstate(divide="ignore", invalid="ignore"):
             small = np.where(self.small_s > 0, np.floor(budget / self.small_s), 0.0)
@@ -102,12 +102,12 @@ class Pieces:
         return np.clip(done, 0, self.count).astype(np.int64)
 
     def work_of(self, done: Ints) -> Floats:
-        """Seconds at full pace of the first ``done`` micro-batches."""
+        """Return the seconds at full pace of the first ``done`` micro-batches."""
         small = np.minimum(done, self.small)
         return small * self.small_s + (done - small) * self.large_s
 
     def samples_of(self, done: Ints) -> Ints:
-        """Samples in the first ``done`` micro-batches."""
+        """Return the samples in the first ``done`` micro-batches."""
         return np.asarray(done * self.base + np.maximum(done - self.small, 0))
 
 
@@ -125,19 +125,19 @@ class Devices:
         self._most_s = self.slope_s * np.maximum(self._most, self.saturation) + self.intercept_s
 
     def seconds(self, samples: Ints) -> Floats:
-        """Γ of one micro-batch each."""
+        """Return Γ of one micro-batch each."""
         batch_s = self.slope_s * np.maximum(samples, self.saturation) + self.intercept_s
         return np.where(samples > 0, batch_s, 0.0)
 
     def pieces(self, samples: Ints, micro_batches: Ints) -> Pieces:
-        """The micro-batches of a round, cut smaller where memory demands it."""
+        """Return the micro-batches of a round, cut smaller if memory demands it."""
         count = np.maximum(micro_batches, -(-samples // self.memory_limit))
         base, large = np.divmod(samples, np.maximum(count, 1))
         return Pieces(count - large, large, self.seconds(base), self.seconds(base + 1), base)
 
     def within(self, work_s: Floats) -> Ints:
-        """The most samples that one share can hold in this much work, memory respected: the inverse of Γ."""
-        full = np.floor(work_s / self._most_s)  # of the largest micro-batches that fit; 0 where there is no limit
+        """Return the most samples that one share can hold in this much work, within memory: the inverse of Γ."""
+        full = np.floor(work_s / self._most_s)  # of the largest micro-batches that fit; 0 if there is no limit
         rest_s = work_s - full * self._most_s
         fits = rest_s >= self._least_s
         rest = np.where(fits, np.floor((rest_s - self.intercept_s) / self.slope_s * (1 + 1e-12)), 0.0)

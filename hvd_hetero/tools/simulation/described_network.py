@@ -17,7 +17,7 @@ _SECONDS = Range(0, limits.LONGEST_S, "the seconds that the transfer of a round 
 
 
 def read_network(settings: Settings, folder: Path | None = None) -> Network:
-    """Return the network that a table describes; its file counts from the folder."""
+    """Return the network that a table describes; its file's path is relative to the folder."""
     kind = settings.choice("kind", ("ring", "server", "recorded"), "ring")
     if kind == "recorded":
         series = Series(folder or Path())

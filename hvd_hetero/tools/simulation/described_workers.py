@@ -44,7 +44,7 @@ def _mapping(entry: Any, where: str) -> dict[str, Any]:
 
 
 def read_workers(top: Settings, folder: Path) -> tuple[Worker, ...]:
-    """The workers of a description, whose paths count from this folder."""
+    """Return the workers of a description, whose paths are relative to this folder."""
     series = Series(folder)
     found: list[Worker] = []
     for number, entry in enumerate(top.take("workers", list)):

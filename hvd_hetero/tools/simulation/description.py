@@ -1,4 +1,4 @@
-"""From a file ``cluster.toml`` to the cluster and the training that it describes (``docs/simulation.md``)."""
+"""Read a file ``cluster.toml`` into the cluster and the training that it describes (``docs/simulation.md``)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ROUNDS = Range(1, limits.MOST_ROUNDS, "the rounds to train on")
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a file describes."""
+    """The contents of a file."""
 
     cluster: Cluster
     global_batch: int
     rounds: int
-    """How many rounds of ``global_batch`` samples each scheme is to train on."""
+    """Rounds of ``global_batch`` samples that each scheme trains on."""
     schemes: tuple[SchemeChoice, ...]
     lead: int = 0
     signal_s: float = 0.0
@@ -123,7 +123,7 @@ PROBLEMS = ("none", "digits-softmax", "digits-network")
 
 
 def check(described: Description, where: str) -> None:
-    """Whether it can be simulated; an error names what cannot, and ``where`` it was described."""
+    """Raise if the description cannot be simulated; the error names why, and ``where`` it was described."""
     workers = len(described.cluster.workers)
     if not workers <= described.global_batch <= MAX_ROUND_SAMPLES:
         raise ValueError(
@@ -174,7 +174,7 @@ def _check_schemes(described: Description, where: str) -> None:
 
 
 def _check_length(described: Description, where: str) -> None:
-    """Whether it ends within minutes; schemes whose rounds turn out shorter are stopped by ``compare``."""
+    """Raise if it would not end within minutes; ``compare`` stops schemes whose rounds turn out shorter."""
     workers, schemes = len(described.cluster.workers), len(described.schemes) + 2  # BSP and the best split
     served = sum(scheme.server is not None for scheme in described.schemes)
     rounds = described.rounds

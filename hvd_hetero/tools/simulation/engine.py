@@ -1,4 +1,4 @@
-r"""Rounds in simulated time: production's policy and paces decide, simulated machines say how long it takes.
+r"""Rounds in simulated time: production's policy and paces decide, simulated machines give the times.
 
 A round begins at T for all. Worker i, its share cut into k_i micro-batches, is ready at
 
@@ -8,11 +8,11 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
 
     e = min_i (time at which worker i has done all its micro-batches) + signal_s;
 
-every other worker ends the micro-batch that is at hand at e (its last but for one that ends at e exactly), and T' is
-the latest of these plus the transfer. Where the policy anticipates, a worker that expects the end itself stops before,
-and e is of those alone that did all of theirs. Nothing is approximated: between two rounds there is no other event, so
-stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one for
-every micro-batch, where these vary by themselves or workers anticipate).
+every other worker ends its current micro-batch at e (its last but for one that ends at e exactly), and T' is
+the latest of these plus the transfer. If the policy anticipates, a worker that expects the end stops before it,
+and e counts only workers that did all of theirs. Nothing is approximated: between two rounds there is no other event,
+so stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one
+for every micro-batch, if these vary by themselves or workers anticipate).
 
 **What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
 predictor and device profile, driven by a simulated clock, or a bank that does the same for all workers at once
@@ -55,25 +55,25 @@ Ints = NDArray[np.int64]
 
 
 class Foresight(Protocol):
-    """A plan made with knowledge of the future: the best that any could be (``hvd_hetero.tools.simulation.best``)."""
+    """A plan made with knowledge of the future: the best possible (``hvd_hetero.tools.simulation.best``)."""
 
     def foresee(self, machines: Machines, begin_s: float, factors: Floats, total: int) -> RoundPlan:
-        """The plan of the round that begins now."""
+        """Return the plan of the round that begins now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run the rounds. The defaults are those of the simplest job."""
+    """How to run the rounds. The defaults suit the simplest job."""
 
     lead: int = 0
     """Rounds by which plans are fixed ahead, as by a loader that prefetches."""
     signal_s: float = 0.0
     """Seconds until the other workers hear that the first one has ended the round."""
     sync: str | Mixing = ALLREDUCE
-    """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
-    place of the allreduce. A learner needs to know as well (``learner_for``)"""
+    """As in production: with "d-psgd", "matcha" or a graph each worker averages with its neighbours, instead
+    of the allreduce. A learner needs to know as well (``learner_for``)."""
     together: bool = True
-    """True: measure and predict for all workers at once, where their predictor can. Else each has a meter."""
+    """True: measure and predict for all workers at once, if their predictor can. Else each has a meter."""
     evaluate_every: int = 0
     """Rounds between two evaluations of the loss, which take no simulated time; 0: never."""
 
@@ -122,14 +122,14 @@ class RoundSimulation:
         return hasattr(self.policy, "foresee")
 
     def run(self, rounds: int, progress: Callable[[], None] = lambda: None) -> Simulated:
-        """So many rounds more."""
+        """Run so many more rounds."""
         for _ in range(rounds):
             self.step()
             progress()
         return self.result
 
     def step(self) -> FinishedRound:
-        """One round."""
+        """Run one round."""
         machines, options, n = self.machines, self.options, self.machines.count
         begin_s, factors = self.now_s, machines.per_round.round(self.rounds)
         plan, samples = self._plan(factors)
@@ -165,7 +165,7 @@ class RoundSimulation:
         return finished
 
     def _plan(self, factors: Floats) -> tuple[RoundPlan, list[Ints]]:
-        """The plan of this round, and the samples of every rank."""
+        """Return the plan of this round, and the samples of every rank."""
         plan = self.planner.plan()
         if self.data is not None:
             plan = self.data.end.fit(plan, self.data.ahead())
@@ -176,7 +176,7 @@ class RoundSimulation:
         return self.data.take_round(plan)
 
     def _foresee(self, factors: Floats, total: int) -> RoundPlan:
-        """The best split, at the mean of the draws that each share will meet; it is asked until their number stays."""
+        """Return the best split at the mean of the draws that each share will meet; repeat until their number stays."""
         machines, policy = self.machines, cast(Foresight, self.policy)
         count = np.ones(machines.count, dtype=np.int64)
         for _ in range(_FORESEEN):
@@ -192,7 +192,7 @@ class RoundSimulation:
     def _compute(
         self, plan: RoundPlan, pieces: Pieces, start_s: Floats, factors: Floats, input_s: Floats
     ) -> tuple[Ints, Floats]:
-        """Micro-batches done and when each worker has done its last."""
+        """Return the micro-batches done, and when each worker has done its last."""
         machines, count = self.machines, pieces.count
         anticipated = plan.ends == "first" and self.planner.anticipation is not None
         if anticipated or machines.per_batch.any:
@@ -201,7 +201,7 @@ class RoundSimulation:
         if plan.ends == "all":
             return count, finish_s
         heard_s = float(finish_s[count > 0].min()) + self.options.signal_s
-        # Work behind each worker at that moment; who has not even begun does one micro-batch all the same.
+        # The work done by each worker at that moment; one that has not even begun still does one micro-batch.
         work_s = machines.availability.work_between(start_s, np.maximum(heard_s, start_s)) / factors
         whole = pieces.finished_by(work_s)
         at_hand = pieces.work_of(whole) < work_s * (1 - 1e-12)
@@ -234,7 +234,7 @@ class RoundSimulation:
             within = ends_s - start_s[:, None] < (heard_s - start_s)[:, None] * (1 - 1e-12)
             done = np.minimum(within.sum(axis=1) + 1, most)
             finish_s = np.where(done > 0, ends_s[rows, np.maximum(done, 1) - 1], start_s)
-        # Where luck is foreseen a worker may get nothing to do for its bad luck, which passes all the same.
+        # If luck is foreseen, a worker may get nothing to do for its bad luck, which passes all the same.
         machines.per_batch.use(np.maximum(done, 1) if self._foreseen else done)
         return done, finish_s
 
@@ -247,7 +247,7 @@ class RoundSimulation:
     def _table(
         self, plan: RoundPlan, used: Ints, done: Ints, start_s: Floats, finish_s: Floats, message_s: Floats
     ) -> RoundTable:
-        """Every rank measures, learns and reports; the steps of ``Balancer.report``."""
+        """Measure, learn and report for every rank; the steps of ``Balancer.report``."""
         self._run_out_of_memory(plan)
         measured_s = start_s + (finish_s - start_s) * self.machines.measurement.round(self.rounds)
         # With a server ``message_s`` is a rank's own transfers, which move with its link.
@@ -259,7 +259,7 @@ class RoundSimulation:
         return RoundTable(rows, len(used))
 
     def _run_out_of_memory(self, plan: RoundPlan) -> None:
-        """Micro-batches that do not fit fail, and so do their parts until they fit."""
+        """Fail the micro-batches that do not fit, and their parts until they fit."""
         fits = self.machines.devices.memory_limit
         largest = -(-plan.shares // np.maximum(plan.cuts, 1))
         for i in np.flatnonzero(largest > fits).tolist():
@@ -278,7 +278,7 @@ class RoundSimulation:
 
 
 def _check_micro_batches(count: Ints) -> None:
-    """Whether a matrix of all of them, one row for each worker, can be held."""
+    """Raise if a matrix of all micro-batches, one row for each worker, is too large."""
     if len(count) * int(count.max()) > MOST_MICRO_BATCHES:
         raise ValueError(
             f"a round has {int(count.max())} micro-batches on one of {len(count)} workers, each of which varies by "
@@ -288,7 +288,7 @@ def _check_micro_batches(count: Ints) -> None:
 
 
 def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | None:
-    """Whom each worker averages with, after production's checks; None: with all."""
+    """Return which workers each one averages with, after production's checks; None: with all."""
     mixing = resolve_mixing(sync, len(cluster.workers), updates_locally=policy.updates_locally)
     if mixing is not None and cluster.network.kind == "server":
         raise ValueError(
@@ -298,10 +298,10 @@ def mixing_on(cluster: Cluster, policy: Policy, sync: str | Mixing) -> Mixing | 
 
 
 def simulate(cluster: Cluster, policy: Policy, global_batch: int, rounds: int, **how: Any) -> Simulated:
-    """``RoundSimulation(...).run(rounds)`` in one call."""
+    """Run ``RoundSimulation(...).run(rounds)`` in one call."""
     return RoundSimulation(cluster, policy, global_batch, **how).run(rounds)
 
 
 _COLUMNS = {name: i for i, name in enumerate(RoundReport.__dataclass_fields__)}
-_FORESEEN = 8  # times that the best split is asked for: the count of micro-batches is at rest after two or three
+_FORESEEN = 8  # times that the best split is computed: the count of micro-batches stays after two or three
 _NOTHING = np.empty(0, dtype=np.int64)

@@ -1,9 +1,9 @@
 """A recorded run as a description: files that ``hvd-hetero simulate`` reads back with the same answer.
 
-``NAME.toml`` holds the likely machines. ``NAME.csv`` has a row for each recorded round: of each worker the factor of
-its time, and the CPU and memory that it read; and the seconds of the rest of the round. Where the run does not tell the
-fixed costs, ``NAME.least.toml`` and ``NAME.most.toml`` hold the machines at either end, with series of their own. The
-first file names them as ``between``. Numbers of series carry ten digits. Of files that are there already, only those of
+``NAME.toml`` holds the likely machines. ``NAME.csv`` has a row for each recorded round: for each worker the factor of
+its time, and the CPU and memory that it read; and the seconds of the rest of the round. If the run leaves the
+fixed costs open, ``NAME.least.toml`` and ``NAME.most.toml`` hold the machines at either end, with their own series. The
+first file names them as ``between``. Numbers of series carry ten digits. Of existing files, only those of
 an earlier export are replaced.
 """
 
@@ -116,12 +116,12 @@ def _worker(worker: Worker, number: int, file: str, columns: dict[str, list[str]
 
 
 def _quoted(name: str) -> str:
-    """A string of TOML: one of JSON is."""
+    """Return a string of TOML, which every string of JSON is."""
     return json.dumps(name, ensure_ascii=False)
 
 
 def _repeated(columns: dict[str, list[str]]) -> list[list[str]]:
-    """All series have one value for each recorded round."""
+    """Return the rows of the table: all series have one value for each recorded round."""
     longest = max(map(len, columns.values()))
     assert all(len(values) == longest for values in columns.values()), "series of unequal length"
     return list(columns.values())

@@ -49,7 +49,7 @@ def _figure(inches: tuple[float, float]) -> Figure:
 def comparison_figure(
     found: Sequence[tuple[Outcome, Simulated]], title: str = "", target_loss: float | None = None
 ) -> Figure:
-    """Left: samples per second of each scheme. Right: the loss over time if there is one, else throughput over time."""
+    """Draw samples per second of each scheme on the left; on the right the loss, or else throughput, over time."""
     figure = _figure((12.5, 0.45 * len(found) + 3.0))
     bars, curves = figure.subplots(1, 2, width_ratios=(1.15, 1.0))
     heights = np.arange(len(found))[::-1]

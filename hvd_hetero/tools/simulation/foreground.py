@@ -8,5 +8,5 @@ __all__ = ["in_foreground"]
 
 
 def in_foreground(predictor: Predictor) -> Predictor:
-    """A predictor that trains, where it does, inside ``update``: else the result would depend on the wall clock."""
+    """Return a predictor that trains, if it does, inside ``update``: else the result would depend on the wall clock."""
     return NARX(background=False) if type(predictor) is NARX else predictor

@@ -1,4 +1,4 @@
-r"""What the ranks of a simulated training do with the samples of a round: the update rules of production, in numpy.
+r"""The update rules of production, in numpy: what simulated ranks do with the samples of a round.
 
 With S_i samples done by rank i of the x_i planned, S = sum S_i, G_i its mean gradient:
 
@@ -9,7 +9,7 @@ With S_i samples done by rank i of the x_i planned, S = sum S_i, G_i its mean gr
     neighbours   ω_i <- sum_p W_ip ω_p - η n (S_i / S) G_i(ω_i)     (D-PSGD, MATCHA; Algorithm 2), or with the factor
                                                                      (S_i / x_i)^2 of the paper for n (S_i / S)
 
-W is that of production, ``hvd_hetero.topology.mixing``.
+W is production's, ``hvd_hetero.topology.mixing``.
 On a complete graph whose W is the mean, "neighbours" is "allreduce". The averages of D-PSGD are judged, as in the
 paper's output line, by the mean of all ranks' parameters.
 
@@ -49,30 +49,30 @@ class RoundLearner(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Floats:
-        """What is judged."""
+        """The parameters that loss and accuracy are computed for."""
 
     @property
     def loss(self) -> float:
-        """Over all training samples."""
+        """The loss over all training samples."""
         return self.problem.loss(self.parameters)
 
     @property
     def accuracy(self) -> float:
-        """On the test samples."""
+        """The accuracy on the test samples."""
         return self.problem.accuracy(self.parameters)
 
     def update(self, plan: RoundPlan, samples: list[Ints], done: Ints) -> None:
-        """Rank i has done its first ``done[i]`` micro-batches, on ``samples[i]``."""
+        """Update after rank i has done its first ``done[i]`` micro-batches, on ``samples[i]``."""
         self._update(plan, samples, done, self._rate(self.updates) if callable(self._rate) else self._rate)
         self.updates += 1
 
     @abstractmethod
     def _update(self, plan: RoundPlan, samples: list[Ints], done: Ints, rate: float) -> None:
-        """The rule itself."""
+        """Apply the rule itself."""
 
 
 class Allreduce(RoundLearner):
-    """One model for all; one step with the gradients of all."""
+    """One model for all ranks; one step with all gradients."""
 
     def __init__(self, problem: Problem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False) -> None:
         super().__init__(problem, learning_rate, seed=seed, weighs_twice=weighs_twice)
@@ -107,7 +107,7 @@ class Local(RoundLearner):
 
     @property
     def parameters(self) -> Floats:
-        """The average."""
+        """The average of the copies."""
         return self._parameters
 
     def _update(self, plan: RoundPlan, samples: list[Ints], done: Ints, rate: float) -> None:
@@ -123,7 +123,7 @@ class Local(RoundLearner):
 
 
 class Neighbours(RoundLearner):
-    """Every rank holds a model of its own and mixes it with those of its neighbours."""
+    """Every rank holds its own model and mixes it with its neighbours'."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Neighbours(RoundLearner):
 def learner_for(
     policy: Policy, problem: Problem, learning_rate: Rate, seed: int = 0, mixing: Mixing | None = None
 ) -> RoundLearner:
-    """The rule that goes with a policy, under allreduce or with this mixing (``RoundSimulation.mixing``)."""
+    """Return the rule that goes with a policy, under allreduce or with this mixing (``RoundSimulation.mixing``)."""
     if mixing is not None:
         return Neighbours(problem, learning_rate, mixing, seed=seed, weighs_twice=policy.weighs_twice)
     if getattr(policy, "updates", None) == "local":

@@ -1,6 +1,6 @@
 """How large a described or recorded job may be, so that each simulation ends and fits in memory.
 
-Each limit is far above what a job has, and low enough that what it bounds takes minutes and a few gigabytes at most.
+Each limit is far above any real job, and so low that a job within it takes minutes and a few gigabytes at most.
 """
 
 __all__ = [
@@ -31,7 +31,7 @@ MOST_NESTED = 16
 settings nest three deep."""
 
 MOST_BYTES_OF_SERIES = 2**28
-"""What all CSV files of a description hold once they are unpacked: a gzipped one may be a thousand times smaller."""
+"""The unpacked size of all CSV files of a description: a gzipped one may be a thousand times smaller."""
 
 MOST_VALUES = 2**21
 """Values of all series together: a second each, they last for twenty-four days."""
@@ -55,7 +55,7 @@ MOST_SAMPLES = 5 * 10**7
 """Samples of an epoch, whose order is held as eight bytes each. Without ``dataset`` there is no order."""
 
 MOST_MICRO_BATCHES = 10**7
-"""Micro-batches of one round, where each varies by itself: times eight bytes, in a few matrices."""
+"""Micro-batches of one round, if each varies by itself: times eight bytes, in a few matrices."""
 
 MOST_MIXING_WORKERS = 1000
 """Mixing weights are a matrix of workers by workers, and MATCHA's probabilities an optimisation over it."""
@@ -67,10 +67,10 @@ MOST_LEAD = 1000
 """Plans are held ahead, a number for each worker."""
 
 LONGEST_S = 1e6
-"""Twelve days, for whatever happens within a round."""
+"""Twelve days, for any event within a round."""
 
 MOST_SPEED = 1e12
 """Samples per second; its inverse is the slowest. Sums of far larger and smaller times would lose the small ones."""
 
 MOST_RATIO = 1e6
-"""By which a worker may be slower or faster than itself; its inverse is the smallest share."""
+"""The most by which a worker may be slower or faster than itself; its inverse is the smallest share."""

@@ -34,7 +34,7 @@ class Meters(Protocol):
     """The meters of all ranks."""
 
     def failed(self, rank: int, size: int) -> int:
-        """A micro-batch of a rank does not fit into its memory; return how large its parts may be."""
+        """Return how large the parts of a rank's micro-batch may be that does not fit into its memory."""
 
     def round(
         self, start_s: Floats, done_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints, *, short: bool
@@ -42,11 +42,11 @@ class Meters(Protocol):
         """Every rank has computed from ``start_s`` to ``done_s`` by its own clock: it learns, and reports these."""
 
     def know(self, fixed_samples: Floats) -> None:
-        """The ranks' fixed costs are now these."""
+        """Take the ranks' new fixed costs."""
 
 
 class OneByOne:
-    """One ``SpeedMeter`` a rank, driven through its round by a clock of its own."""
+    """One ``SpeedMeter`` a rank, driven through its round by its own clock."""
 
     def __init__(
         self, machines: Machines, policy: Policy, typical_size: float, make: Callable[[], Predictor] | None
@@ -72,13 +72,13 @@ class OneByOne:
         return meter
 
     def failed(self, rank: int, size: int) -> int:
-        """The meter's answer."""
+        """Return the meter's answer."""
         return self.each[rank].failed(size)
 
     def round(
         self, start_s: Floats, done_s: Floats, input_s: Floats, samples: Ints, micro_batches: Ints, *, short: bool
     ) -> Figures:
-        """The steps of ``Balancer.report``, for each rank in turn."""
+        """Take the steps of ``Balancer.report``, for each rank in turn."""
         rows = []
         for rank, meter in enumerate(self.each):
             self._clock[rank] = start_s[rank]
@@ -94,7 +94,7 @@ class OneByOne:
         return {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
 
     def know(self, fixed_samples: Floats) -> None:
-        """Tell each meter its own."""
+        """Give each meter its own."""
         for meter, samples in zip(self.each, fixed_samples.tolist(), strict=True):
             if meter.pace is not None:
                 meter.pace.know(samples)
@@ -121,7 +121,7 @@ class Together:
         self.meters = meters(self._read)
 
     def failed(self, rank: int, size: int) -> int:
-        """The bank's answer."""
+        """Return the bank's answer."""
         return self.meters.failed(rank, size)
 
     def round(
@@ -133,12 +133,12 @@ class Together:
         return self.meters.round(done_s, done_s - start_s, input_s, samples, micro_batches, short=short)
 
     def know(self, fixed_samples: Floats) -> None:
-        """Tell all."""
+        """Give all to the meters."""
         if self.meters.pace is not None:
             self.meters.pace.know(fixed_samples)
 
     def _read(self, which: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """The drivers as ``Meter`` reads them; those that scatter or are recorded, by itself."""
+        """Return the drivers as ``Meter`` reads them; those that scatter or are recorded, by itself."""
         seen_s = self._now - self._lag_s
         cpu = np.where(self._cpu_known, np.clip(self._cpu.at(seen_s), 0.0, 1.0), np.nan)
         memory = np.where(self._memory_known, np.clip(self._memory.at(seen_s), 0.0, 1.0), np.nan)
@@ -162,7 +162,7 @@ def meters_of(
 
 
 def _predictor(policy: Policy) -> Predictor:
-    """A predictor of a rank's own, as in production, where each rank is a process."""
+    """Return a predictor for one rank, as in production, where each rank is a process."""
     predictor = policy.predictor()
     given = policy.predictor() is predictor  # an object, which in production each process would have
     return copy.deepcopy(predictor) if given else in_foreground(predictor)

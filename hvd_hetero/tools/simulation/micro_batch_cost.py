@@ -1,11 +1,11 @@
-r"""What a micro-batch and a round cost besides their samples, found in a recorded run of one rank.
+r"""The costs of a micro-batch and of a round besides their samples, found in a recorded run of one rank.
 
 Round k takes x_k samples in κ_k micro-batches t_k seconds:
 
     t_k = f_k (m x_k + b κ_k + c),        m, b, c >= 0,  f_k > 0 the rank's own ups and downs
 
-c is paid once, besides what the rank has timed as such and t_k is without. With s_k = x_k / κ_k,
-y_k = log(t_k / κ_k), β = b / m and γ = c / m, two rounds in a row tell β and γ, because m cancels and f mostly stays:
+c is paid once, besides the part that the rank has timed and that t_k leaves out. With s_k = x_k / κ_k,
+y_k = log(t_k / κ_k), β = b / m and γ = c / m, two rounds in a row show β and γ, because m cancels and f mostly stays:
 
     e_k(β, γ) = (y_{k+1} - y_k) - log((s_{k+1} + β + γ / κ_{k+1}) / (s_k + β + γ / κ_k)) = log(f_{k+1} / f_k)
 
@@ -16,35 +16,35 @@ micro-batches, the likelihood is Student's, in which one strange pair does not o
 
 for φ in {0, 0.001, …, 0.99} and ψ in {0, …, 1}. The estimate is the mean of φ with the weights w(φ) exp(-L(φ) / 2),
 because the time of any other micro-batch is linear in φ. A priori φ = 0 is as likely as all others together, so w(0) is
-990, else 1. With equal weights, telemetry that tells little would mean half of a micro-batch. ``least`` and ``most``
+990, else 1. With equal weights, telemetry that shows little would mean half of a micro-batch. ``least`` and ``most``
 bound the φ with
 
     L(φ) <= min L + P log(1 + t² / (P - p)),        t the 0.99 quantile of Student's with P - p degrees of freedom
 
-for P pairs and p unknowns. With Gaussian noise, four rounds of one size to tell τ, and pairs that have no round in
+for P pairs and p unknowns. With Gaussian noise, four rounds of one size to find τ, and pairs that have no round in
 common, 96 % of such ranges hold the truth at least (200 runs each of 3 to 40 pairs). If each round is in two of the
 pairs, 92 to 96 % do. Where no two rounds are of one size, 70 to 93 % of those of 3 to 12 pairs do. Three pairs allow
 nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ never changes, b and c
-cannot be told apart, and c is 0. A rank that times what a round costs (``once_s``) has missed no more of it than it has
+cannot be separated, and c is 0. A rank that times the cost of a round (``once_s``) has missed no more of it than it has
 seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.
 
 y_k is a mean over up to four rounds alike, so that the noise of the longer series does not count.
 
 τ is 1.48 medians of |y_{k+1} - y_k| over pairs of one size, or of |e_k| where that is least, if it is more; and at
-least 0.005, for what a line does not say of a real step. Where fewer than three pairs of one size may be compared, as
+least 0.005, because a line does not fit a real step exactly. If fewer than three pairs of one size may be compared, as
 in epochs of two rounds, rounds of one size that follow each other count, whatever lies between them.
 
-Which pairs may be compared is the caller's to know. Fewer than three of them that differ tell nothing, since one may be
-an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. So it is where all
+The caller knows which pairs may be compared. Fewer than three that differ show nothing, since one may be
+an accident. Then β is not identified: the estimate is 0, and the range is all of φ in [0, 0.99]. The same holds if all
 micro-batches have one size and all rounds one number of them.
 
 ``measurement.fixed_cost`` finds the same while training goes on, and must act: it takes the mean of φ as soon as there
-is any evidence. A replay may say what it does not know.
+is any evidence. A replay can leave the range open.
 
-A real step is not quite a line, so a fixed share below 0.05 cannot be told from none, and ``most`` is that at least.
+A real step is not quite a line, so a fixed share below 0.05 looks like none, and ``most`` is at least that.
 
-t holds the wait for the first micro-batch, most of which moves with the samples. The rest may come once a round, where
-a loader fetches the others meanwhile, or with each of them. ``if_it_waits_once`` holds both.
+t holds the wait for the first micro-batch, most of which moves with the samples. The rest may come once a round, if
+a loader fetches the others meanwhile, or with each of them. ``if_it_waits_once`` covers both.
 
 ν = 4, 0.005, 3, four, 0.05 and the grid of ψ are arbitrary.
 
@@ -69,7 +69,7 @@ _SHARES = np.linspace(0.0, 0.99, 991)  # φ
 _PER_ROUND = (0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)  # ψ
 _TAILS = 4.0  # ν
 _LEAST_NOISE = 0.005
-_BEND = 0.05  # φ that a real step's line, which bends, does not tell from none
+_BEND = 0.05  # φ that looks like none, because a real step's line bends
 _LEAST_PAIRS = 3
 _BEFORE = 3
 _PROBABILITY = 0.99  # one half of what a range leaves out is above it
@@ -83,12 +83,12 @@ class Fixed:
     micro_batch: float
     """Samples that take as long as the fixed cost of a micro-batch."""
     round: float = 0.0
-    """The same of a round."""
+    """Samples that take as long as the fixed cost of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSamples:
-    """The fixed costs of a rank: those of the least, the likely and the most β."""
+    """The fixed costs of a rank, for the least, the likely and the most β."""
 
     least: Fixed
     likely: Fixed
@@ -105,7 +105,7 @@ def fixed_samples(
 ) -> FixedSamples:
     """Find β and γ from the samples, micro-batches and seconds of each round; (K,), all positive.
 
-    ``paired[k]`` says that rounds k and k + 1 may be compared, (K - 1,). ``most_round_s`` bounds c.
+    ``paired[k]`` is True if rounds k and k + 1 may be compared, (K - 1,). ``most_round_s`` bounds c.
     """
     sizes = samples / micro_batches
     typical = float(np.median(sizes))

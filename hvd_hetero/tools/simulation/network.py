@@ -5,7 +5,7 @@ A message of M bytes over a link of β bytes per second and latency α takes α 
 
     ring         allreduce after the last worker is ready:  2(n-1) (α + M / (n min β))        (n > 1)
     neighbours   one exchange after the other for c matchings, and the table of reports, which has no gradients to
-                 travel with, by an allreduce of its own, whose few bytes are not counted:
+                 travel with, by a separate allreduce, whose few bytes are not counted:
                  c (α + M / min β) + 2(n-1) α
     server       worker i pulls before its batch and pushes after it, α + M/β_i each; pushes go through the server's own
                  link first come, first served, M/β_0 each:  f_j = max(f_{j-1}, a_j) + M/β_0  for the j-th arrival a_j
@@ -37,11 +37,11 @@ class Network:
     kind: Kind = "ring"
     latency_s: float = 0.0
     message_bytes: float = 0.0
-    """M, the gradients (or parameters) of one worker"""
+    """M, the gradients (or parameters) of one worker."""
     bandwidth: float = math.inf
-    """β of a worker's link, bytes per second, unless the worker has its own"""
+    """β of a worker's link, bytes per second, unless the worker has its own."""
     server_bandwidth: float = math.inf
-    """β_0 of the server's link, bytes per second"""
+    """β_0 of the server's link, bytes per second."""
     recorded_s: tuple[float, ...] = ()
     """Seconds per round of the kind "recorded", over and over."""
 
@@ -58,11 +58,11 @@ class Network:
             raise ValueError(f"recorded_s goes with kind='recorded' and no other, got kind={self.kind!r}")
 
     def message_s(self, bandwidth: Floats | np.float64) -> Floats:
-        """One message over each worker's link."""
+        """Return the seconds of one message over each worker's link."""
         return np.asarray(self.latency_s + self.message_bytes / bandwidth)
 
     def allreduce_s(self, bandwidth: Floats, round_number: int) -> float:
-        """From the moment when the last is ready to the moment when all have the sum; 0 with a server."""
+        """Return the seconds from the last rank's being ready until all have the sum; 0 with a server."""
         n = len(bandwidth)
         if self.kind == "recorded":
             return self.recorded_s[round_number % len(self.recorded_s)]
@@ -71,14 +71,14 @@ class Network:
         return float(2 * (n - 1) * (self.latency_s + self.message_bytes / (n * bandwidth.min())))
 
     def exchange_s(self, bandwidth: Floats, matchings: int, round_number: int) -> float:
-        """Exchanges with one neighbour after the other, instead of the allreduce."""
+        """Return the seconds of exchanges with one neighbour after the other, instead of the allreduce."""
         if self.kind == "recorded":
             return self.recorded_s[round_number % len(self.recorded_s)]
         table_s = 2 * (len(bandwidth) - 1) * self.latency_s
         return float(matchings * (self.latency_s + self.message_bytes / bandwidth.min()) + table_s)
 
     def served(self, arrival_s: Floats) -> Floats:
-        """When each push has gone through the server's link: first come, first served, ties to the lower rank."""
+        """Return when each push is through the server's link: first come, first served, ties to the lower rank."""
         service_s = self.message_bytes / self.server_bandwidth
         if service_s == 0:
             return arrival_s

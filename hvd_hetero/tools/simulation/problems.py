@@ -1,4 +1,4 @@
-r"""Small problems, trained for real: so that what an order of updates is worth is computed and not assumed.
+r"""Small problems, trained for real, so that the value of an order of updates is computed and not assumed.
 
 N training samples (z_j, y_j) of C classes; parameters ω as one flat vector.
 
@@ -64,33 +64,33 @@ class Problem(ABC):
 
     @property
     def samples(self) -> int:
-        """N."""
+        """The number of training samples, N."""
         return len(self.data.train_y)
 
     @abstractmethod
     def start(self, seed: int) -> Floats:
-        """The parameters to begin with."""
+        """Return the parameters to begin with."""
 
     @abstractmethod
     def gradient(self, parameters: Floats, samples: Ints) -> Floats:
-        """The mean gradient over these training samples."""
+        """Return the mean gradient over these training samples."""
 
     @abstractmethod
     def scores(self, parameters: Floats, x: Floats) -> Floats:
-        """Before the softmax, (b, C)."""
+        """Return the scores before the softmax, (b, C)."""
 
     def loss(self, parameters: Floats) -> float:
-        """Over all training samples."""
+        """Return the loss over all training samples."""
         scores = self.scores(parameters, self.data.train_x)
         likely = _log_softmax(scores)[np.arange(self.samples), self.data.train_y]
         return float(-likely.mean() + 0.5 * self.decay * parameters @ parameters)
 
     def accuracy(self, parameters: Floats) -> float:
-        """The share of test samples that are told right."""
+        """Return the share of test samples that are classified right."""
         return float((self.scores(parameters, self.data.test_x).argmax(axis=1) == self.data.test_y).mean())
 
     def _error(self, scores: Floats, labels: Ints) -> Floats:
-        """The gradient of the mean loss by the scores, (b, C)."""
+        """Return the gradient of the mean loss by the scores, (b, C)."""
         error = np.exp(_log_softmax(scores))
         error[np.arange(len(labels)), labels] -= 1.0
         return np.asarray(error / len(labels))
@@ -100,16 +100,16 @@ class SoftmaxRegression(Problem):
     """Multinomial logistic regression; starts at zero."""
 
     def start(self, seed: int) -> Floats:
-        """Zero, whatever the seed: the problem is convex."""
+        """Return zeros, whatever the seed: the problem is convex."""
         return np.zeros((self.data.train_x.shape[1] + 1) * self.data.classes)
 
     def scores(self, parameters: Floats, x: Floats) -> Floats:
-        """Linear in x."""
+        """Return scores that are linear in x."""
         matrix = parameters.reshape(-1, self.data.classes)
         return np.asarray(x @ matrix[:-1] + matrix[-1])
 
     def gradient(self, parameters: Floats, samples: Ints) -> Floats:
-        """By the chain rule."""
+        """Return the gradient by the chain rule."""
         x = self.data.train_x[samples]
         error = self._error(self.scores(parameters, x), self.data.train_y[samples])
         return np.concatenate([x.T @ error, error.sum(axis=0)[np.newaxis]]).ravel() + self.decay * parameters
@@ -123,7 +123,7 @@ class SmallNetwork(Problem):
         self.hidden = hidden
 
     def start(self, seed: int) -> Floats:
-        """He's initialisation."""
+        """Return He's initialisation."""
         rng = np.random.Generator(np.random.PCG64([seed, 1]))
         inputs = self.data.train_x.shape[1]
         first = rng.normal(scale=np.sqrt(2.0 / inputs), size=(inputs, self.hidden))
@@ -132,12 +132,12 @@ class SmallNetwork(Problem):
         return np.concatenate([first.ravel(), zeros[0], second.ravel(), zeros[1]])
 
     def scores(self, parameters: Floats, x: Floats) -> Floats:
-        """Through the hidden layer."""
+        """Return the scores through the hidden layer."""
         first, bias, second, out = self._parts(parameters)
         return np.asarray(np.maximum(x @ first + bias, 0.0) @ second + out)
 
     def gradient(self, parameters: Floats, samples: Ints) -> Floats:
-        """By the chain rule."""
+        """Return the gradient by the chain rule."""
         first, bias, second, out = self._parts(parameters)
         x = self.data.train_x[samples]
         inner = np.maximum(x @ first + bias, 0.0)

@@ -38,7 +38,7 @@ class ProfiledLBBSP(Policy):
         self._known = False
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares."""
+        """Return equal shares."""
         if workers != len(self._profiles):
             raise ValueError(
                 f"profiles must name one curve per worker, got {len(self._profiles)} for {workers} workers"
@@ -46,8 +46,8 @@ class ProfiledLBBSP(Policy):
         return equal_plan(workers, global_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The exact optimum for the communication that is expected."""
-        seen_s = finished.table.column("input_s")  # where a simulation with a server tells a worker's own transfers
+        """Return the exact optimum for the expected communication."""
+        seen_s = finished.table.column("input_s")  # a simulation with a server reports a worker's own transfers there
         step = _WEIGHT if self._known else 1.0
         self._communication_s = self._communication_s + step * (seen_s - self._communication_s)
         self._known = True

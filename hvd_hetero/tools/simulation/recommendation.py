@@ -1,15 +1,15 @@
-r"""Which scheme to take, when figures are uncertain.
+r"""Which scheme to take when figures are uncertain.
 
-Scheme j gains r_j times BSP's samples per second, give or take e_j: what the fit of a recorded run leaves open, and two
+Scheme j gains r_j times BSP's samples per second, give or take e_j: uncertainty from the fit of a recorded run, and two
 standard errors of the ups and downs that the simulation met. The scheme with the largest r_j - e_j is recommended. Then
 no other is better by more than its error:
 
     r_i - e_i <= r_j - e_j <= r_j          for all i
 
-Where a loss was asked for, and some scheme reaches it, r_j says how many times sooner than BSP it does, and schemes
-that never do are out. Else samples per second say nothing of updates, so much longer ones are told.
+If a loss was asked for, and some scheme reaches it, r_j is how many times sooner than BSP it does, and schemes
+that never do are out. Else samples per second say nothing about updates, so the text mentions much longer ones.
 
-Schemes that exist in simulation alone, and the best possible split, are not recommended.
+Schemes that exist only in simulation, and the best possible split, are not recommended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hvd_hetero.tools.simulation.compare import Outcome
 
 __all__ = ["recommended", "told"]
 
-_VISIBLE = 0.01  # of figures that are told with two digits
-_LONGER = 1.2  # times BSP's updates, from which on that is told (arbitrary)
+_VISIBLE = 0.01  # figures are shown with two digits
+_LONGER = 1.2  # times BSP's updates; longer ones are mentioned (arbitrary)
 
 
 def recommended(outcomes: Sequence[Outcome]) -> Outcome:
@@ -56,7 +56,7 @@ def told(outcomes: Sequence[Outcome]) -> str:
 
 
 def _by_time_to_loss(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return those that reach the loss that was asked for, with gains in time to it; none if no usable one does."""
+    """Return the schemes that reach the chosen loss, with gains in time to it; none if no usable one does."""
     reach = {
         o.scheme: o.time_to_loss_s
         for o in outcomes

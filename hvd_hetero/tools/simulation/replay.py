@@ -1,31 +1,31 @@
-r"""A recorded run as a cluster: what would another scheme have made of these machines?
+r"""A recorded run as a cluster: how another scheme would have done on these machines.
 
 From the telemetry, for round k and rank i: x_ik samples in κ_ik micro-batches, and t_ik seconds of work: computing, and
 waiting for its own data, which moves with the samples; not the update. A micro-batch costs as much as β_i samples
-besides its own (``micro_batch_cost`` finds β_i, and in which range it is). The rank's pace
-v_ik = (x_ik + β_i κ_ik) / t_ik is taken as it was, whatever the batch:
+besides its own (``micro_batch_cost`` finds β_i, and its range). The rank's pace
+v_ik = (x_ik + β_i κ_ik) / t_ik is kept as it was, whatever the batch:
 
     Γ_i(x) = (x + β_i) / v_i,  v_i = median_k v_ik;      f_i(k) = v_i / v_ik;      transfer_k = elapsed_k - max_i t_ik
 
-so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the scheme that was recorded, given its
-recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round has that of its round
-before. ``extremes`` are the same machines with the least and with the most β of all ranks: what differs between them is
-what the run does not tell.
+so a simulated round takes max_i f_i(k) (x_i + β_i κ_i) / v_i + transfer_k, and the recorded scheme, with its
+recorded plans, takes exactly as long as it took, whatever β. A rank without a figure in a round keeps the figure of its
+round before. ``extremes`` are the same machines with the least and with the most β of all ranks: their difference is
+what the run leaves open.
 
 What is assumed, and when it fails: time is a line in the samples of a micro-batch; what was slow at round k would have
 been slow at round k of the other scheme too, though that comes at another moment; and the rest of the round,
 transfer_k, does not depend on the scheme. The first rounds (start-up) are left out, and so are short last rounds of
-epochs, but for β, of which they tell most.
+epochs, except for β, about which they show most.
 
-**Pairs of rounds that tell β** follow each other in one epoch. Both are whole: where the first rank ends a round, the
-pace decides what the others have done. Where a plan changes in the middle of an epoch, the rank's drivers must not have
-changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace. A record of
-every k-th round has no such pairs.
+**Pairs of rounds that show β** follow each other in one epoch. Both are whole: if the first rank ends a round, the
+pace decides how much the others have done. If a plan changes in the middle of an epoch, the rank's drivers must not
+have changed by a twentieth: a policy that foresees the pace by them changes the batch together with the pace. A record
+of every k-th round has no such pairs.
 
-**Drivers.** The line of round k tells what a rank read of its CPU and memory after computing it, that is before round
+**Drivers.** The line of round k holds what a rank read of its CPU and memory after computing it, that is before round
 k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
-drivers that go with v_ik. They move no speed here, which is v_ik whatever they say. Where the recorded scheme did not
-use drivers, production reads them once a second, and the readings are as old; a rank that read nothing knows nothing.
+drivers that go with v_ik. They move no speed here, which is v_ik whatever they are. If the recorded scheme did not
+use drivers, production reads them once a second, and the readings are as old; a rank that read none has none.
 
 Shapes: K rounds, n ranks.
 """
@@ -79,15 +79,15 @@ class Replay:
     extremes: tuple[Cluster, Cluster]
     """The machines with the least and the most fixed cost that the run allows."""
     fixed_s: tuple[tuple[float, float, float], ...]
-    """Of each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
+    """For each rank the least, the likely and the most seconds of a micro-batch besides its samples'."""
     kept: tuple[int, ...]
-    """Which rounds were usable, by their place in the run."""
+    """The usable rounds, by their place in the run."""
     rate_error: float
     """The share by which another run's samples per second may differ, from how rounds scatter."""
 
 
 def replay(run: Run) -> Replay:
-    """The machines that a run was recorded on."""
+    """Return the machines that a run was recorded on."""
     wrong = ~((run.elapsed_s >= 0) & (run.elapsed_s <= _LONGEST_ROUND_S))
     if wrong.any():
         first = int(np.argmax(wrong))
@@ -149,13 +149,13 @@ def replay(run: Run) -> Replay:
 
 
 def _samples_of(run: Run, epoch: NDArray[np.bool_]) -> int:
-    """Samples of an epoch with others after it. Rounds that are not recorded had as many as those that are."""
+    """Return the samples of an epoch that is followed by another. Rounds that are not recorded count as the others."""
     rounds = int(run.round[~epoch][0] - run.round[epoch][0]) if run.left_out else int(epoch.sum())
     return round(int(run.samples[epoch].sum()) * rounds / int(epoch.sum()))
 
 
 def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[np.bool_], rank: int) -> FixedSamples:
-    """β and γ of a rank, from all rounds after the start-up in which it had something to do."""
+    """Return β and γ of a rank, from all rounds after the start-up in which it had something to do."""
     samples, counts = run.samples[:, rank], cut[:, rank]
     follows = (np.diff(run.round) == 1) & (np.diff(run.epoch) == 0)
     whole: NDArray[np.bool_] = samples == run.plan[:, rank]
@@ -184,7 +184,7 @@ def _fixed(run: Run, busy_s: Floats, wait_s: Floats, cut: Ints, known: NDArray[n
 
 
 def _readings(run: Run, keep: NDArray[np.int64], rank: int) -> tuple[Resources, ...]:
-    """What this rank knew of its resources before each of these rounds; the start-up leaves none without one before."""
+    """Return what this rank knew of its resources before each of these rounds; the start-up provides the first."""
     for name in ("cpu", "memory"):
         read = getattr(run, name)[keep - 1, rank]
         if (wrong := (read < 0) | (read > 1)).any():
@@ -205,7 +205,7 @@ def _usable(run: Run) -> NDArray[np.int64]:
 
 
 def _filled(amount: Floats, seconds: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Return the pace of each round; where it is not known, that of the round before."""
+    """Return the pace of each round; if it is not known, the pace of the round before."""
     latest = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
     rounds = np.where(latest >= 0, latest, int(np.argmax(known)))
     return np.asarray(amount[rounds] / seconds[rounds])

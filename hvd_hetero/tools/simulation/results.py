@@ -1,4 +1,4 @@
-"""What a simulation is given to train, and what it tells."""
+"""The interface of what a simulation trains, and its results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Learner(Protocol):
 
     @property
     def loss(self) -> float:
-        """Over all training samples."""
+        """The loss over all training samples."""
 
     def update(self, plan: RoundPlan, samples: list[NDArray[np.int64]], done: Ints) -> None:
-        """Rank i has done its first ``done[i]`` micro-batches, on ``samples[i]``."""
+        """Learn that rank i has done its first ``done[i]`` micro-batches, on ``samples[i]``."""
 
 
 @dataclass(slots=True)
 class Simulated:
-    """What came of it: one entry a round, or one a worker."""
+    """The results of a simulation: one entry a round, or one a worker."""
 
     name: str
     workers: int
@@ -41,24 +41,24 @@ class Simulated:
     micro_batches: list[int] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
     loss: list[tuple[float, int, float]] = field(default_factory=list)
-    """(time, updates, loss) wherever it was evaluated"""
+    """(time, updates, loss) of each evaluation."""
 
     def rate(self, skip: int = 0) -> float:
-        """Samples per second, without the first rounds."""
+        """Return the samples per second, without the first rounds."""
         return sum(self.samples[skip:]) / sum(self.elapsed_s[skip:])
 
     def waiting_share(self, skip: int = 0) -> float:
-        """The share of the workers' time spent waiting for others."""
+        """Return the share of the workers' time spent waiting for others."""
         return sum(self.idle_s[skip:]) / sum(self.elapsed_s[skip:])
 
     def transfer_share(self, skip: int = 0) -> float:
-        """The share of the time spent in transfers."""
+        """Return the share of the time spent in transfers."""
         return sum(self.transfer_s[skip:]) / sum(self.elapsed_s[skip:])
 
     def round_s(self, skip: int = 0) -> float:
-        """The mean seconds of a round."""
+        """Return the mean seconds of a round."""
         return sum(self.elapsed_s[skip:]) / len(self.elapsed_s[skip:])
 
     def time_to(self, loss: float) -> float:
-        """When the loss first was at or below this; infinity if never."""
+        """Return when the loss first was at or below this; infinity if never."""
         return next((t for t, _, value in self.loss if value <= loss), math.inf)

@@ -1,4 +1,4 @@
-"""The schemes that have names: production's policies, with which workers they average, and those with a server."""
+"""The schemes that have names: production's policies, their mixings, and those with a server."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class SchemeChoice:
 
     label: str
     make: Callable[[], Policy] | None
-    """None where it needs a server"""
+    """None if it needs a server."""
     server: Scheme | None = None
     sync: str = ALLREDUCE
-    """Which workers each one averages with, as production calls it (``hvd_hetero.topology.mixing``)."""
+    """Name of the mixing, as production calls it (``hvd_hetero.topology.mixing``)."""
     usable: bool = True
-    """Whether production has it, too."""
+    """True if production has it, too."""
     written: str = ""
-    """As a description has it."""
+    """The scheme as a description writes it."""
 
 
 def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
-    """Names separated by commas, or a list in the form that a description has."""
+    """Return the schemes of a text: names separated by commas, or a list as a description has it."""
     if not text.lstrip().startswith("["):
         names = [name for name in map(str.strip, text.split(",")) if name]
         if not names:
@@ -70,7 +70,7 @@ def choose_all(text: str, where: str) -> tuple[SchemeChoice, ...]:
 
 
 def choose(entry: Any, where: str) -> SchemeChoice:
-    """A scheme from its name, or from a table with its name and options.
+    """Return a scheme from its name, or from a table with its name and options.
 
     "d-psgd" and "matcha" are BSP with that ``sync``; any other policy takes ``sync`` as an option.
     """
@@ -120,7 +120,7 @@ def _with_server(name: str, label: str, options: dict[str, Any], where: str, wri
 
 
 def _written(entry: Any) -> str:
-    """Return an entry as TOML has it; of names, numbers and lists, JSON's form is TOML's, too."""
+    """Return an entry as TOML; for names, numbers and lists, JSON's form is TOML's, too."""
     if isinstance(entry, str):
         return json.dumps(entry)
     return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in entry.items()) + " }"

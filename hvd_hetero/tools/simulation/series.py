@@ -28,7 +28,7 @@ class Series:
         self._characters = self._values = 0  # read so far
 
     def column(self, settings: Settings, within: Range, *, unknown: bool = False) -> list[float]:
-        """Return the numbers of one column, gzipped or not, those of one series where the file holds several.
+        """Return the numbers of one column, gzipped or not; of one series if the file holds several.
 
         ``file``, ``column``, ``where`` and ``equals`` are settings. Each number is within a range; with ``unknown`` it
         may be NaN.
@@ -81,7 +81,7 @@ class Series:
                     ) from None
 
     def _lines(self, file: TextIO, source: str) -> Iterator[str]:
-        """Lines, and an error where one, or all files together, are longer than any that are meant."""
+        """Yield lines; raise if one, or all files together, are longer than any that are meant."""
         while line := file.readline(_LONGEST_LINE):
             self._characters += len(line)
             if self._characters > MOST_BYTES_OF_SERIES or (len(line) == _LONGEST_LINE and not line.endswith("\n")):

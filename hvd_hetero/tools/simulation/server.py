@@ -1,11 +1,11 @@
 r"""Schemes that need a parameter server and so exist only here: ASP, SSP and DynSSP (lb-bsp, section 2.2).
 
-Worker i, in its iteration c (its clock), pulls ω from the server, computes the gradient g on a batch of its own, pushes
+Worker i, in its iteration c (its clock), pulls ω from the server, computes the gradient g on its own batch, pushes
 it, and goes on. The server applies what arrives, one push at a time:
 
     ASP       ω <- ω - η g                                            no one waits (non-blocking-sgd, Eq. 3)
     SSP       the same, but iteration c begins only when c - min_j c_j <= s (Ho et al. 2013)
-    DynSSP    SSP, with  ω <- ω - η (g - ḡ_c) / k  for the k-th push of clock c to arrive, ḡ_c the mean of those before:
+    DynSSP    SSP, with  ω <- ω - η (g - ḡ_c) / k  for the k-th push of clock c to arrive, ḡ_c the mean of earlier ones:
               all updates of one clock together count as their mean, as in BSP, and a late one moves ω the less, 1/k
 
 Since pulls and pushes of different workers interleave, g belongs to an ω that is k updates old when it arrives: its
@@ -17,7 +17,7 @@ taken to find its link free.
 
 Differences from the papers. DynSSP: lb-bsp only cites it ("heterogeneity-aware dynamic learning rate", Jiang et al.,
 2017); the rule above is this project's reading of it, staleness by the order of arrival within a clock. SSP:
-reads of a cache that may be s clocks old are not modelled; a worker always pulls what is newest.
+reads of a cache that may be s clocks old are not modelled; a worker always pulls the newest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """``bound`` is s, the iterations that a worker may be ahead of the slowest; infinite for ASP."""
+    """A scheme. ``bound`` is s, the iterations that a worker may be ahead of the slowest; infinite for ASP."""
 
     name: Literal["asp", "ssp", "dyn-ssp"]
     bound: float = math.inf
@@ -77,16 +77,16 @@ class ServerModel:
 
     @property
     def loss(self) -> float:
-        """Over all training samples."""
+        """The loss over all training samples."""
         return self.problem.loss(self.parameters)
 
     @property
     def accuracy(self) -> float:
-        """On the test samples."""
+        """The accuracy on the test samples."""
         return self.problem.accuracy(self.parameters)
 
     def push(self, pulled: Floats, samples: Ints, clock: int | None, workers: int) -> None:
-        """A gradient at ``pulled`` arrives; with ``clock`` it counts as one of the pushes of that clock (DynSSP)."""
+        """Apply a gradient at ``pulled``; with ``clock`` it counts as one of the pushes of that clock (DynSSP)."""
         gradient = self.problem.gradient(pulled, samples)
         self.updates += 1
         if clock is None:
@@ -101,7 +101,7 @@ class ServerModel:
 
 
 class ServerSimulation:
-    """A training with a server, where every worker has the same batch."""
+    """A training with a server, in which every worker has the same batch."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class ServerSimulation:
         self._batch_s = self.machines.devices.pieces(np.full(n, batch), np.ones(n, dtype=np.int64)).work_s
 
     def run(self, updates: int, progress: Callable[[], None] = lambda: None) -> Simulated:
-        """So many pushes more."""
+        """Apply so many more pushes."""
         until = len(self.staleness) + updates
         heapq.heapify(self._events)
         while len(self.staleness) < until:
@@ -166,7 +166,7 @@ class ServerSimulation:
         if self.data is None:
             return np.empty(0, dtype=np.int64)
         samples = self.data.take_round(RoundPlan.of([min(self.batch, self.data.ahead())]))[1][0]
-        self.data.finish([len(samples)])  # what is taken is done, sooner or later
+        self.data.finish([len(samples)])  # taken samples are done sooner or later
         return samples
 
     def _serve(self, time_s: float, worker: int) -> None:
@@ -191,7 +191,7 @@ class ServerSimulation:
         heapq.heappush(self._events, (time_s, worker, "pull"))
 
     def _tick(self, time_s: float, worker: int) -> None:
-        """The worker's clock goes on; if it was the last of the slowest, those at the gate may go."""
+        """Advance the worker's clock; if it was the last of the slowest, workers at the gate may go."""
         if self._clocks[worker] == self._slowest:
             self._at_slowest -= 1
         self._clocks[worker] += 1

@@ -1,4 +1,4 @@
-"""Read a table of settings strictly: each key is asked for by name and type, and any other one is an error."""
+"""Read a table of settings strictly: each key is read by name and type, and any other one is an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {
     list: "a list",
     dict: "a table",
 }
-_LONGEST_WORD = 100  # of which one that was meant is looked for
+_LONGEST_WORD = 100  # longer ones get no hint at what was meant
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 60
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Which numbers a setting may be, and what they are, as an error says it after "it is"."""
+    """The numbers that a setting may be, and what they are, as an error says it after "it is"."""
 
     least: float
     most: float
@@ -46,7 +46,7 @@ class Range:
 
 
 class Settings:
-    """One table of a file; ``where`` is how errors call it."""
+    """One table of a file, which errors call ``where``."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self._values, self.where = dict(values), where
@@ -59,7 +59,7 @@ class Settings:
     @overload
     def take(self, key: str, kind: type[T], default: T) -> T: ...
     def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> Any:
-        """The value of a key, of this type; an integer is a number as well, and true is no integer."""
+        """Return the value of a key, of this type; an integer is a number as well, and true is no integer."""
         self._asked.add(key)
         if key not in self._values:
             if default is _REQUIRED:
@@ -78,7 +78,7 @@ class Settings:
     @overload
     def number(self, key: str, within: Range, default: float) -> float: ...
     def number(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
-        """The number of a key, in a range; a default is taken as it is."""
+        """Return the number of a key, in a range; a default is taken as it is."""
         value = self.take(key, float, default)
         return value if key not in self else self._checked(key, value, within)
 
@@ -89,12 +89,12 @@ class Settings:
     @overload
     def whole(self, key: str, within: Range, default: int) -> int: ...
     def whole(self, key: str, within: Range, default: Any = _REQUIRED) -> Any:
-        """The same for a whole number."""
+        """Return the whole number of a key, in a range; a default is taken as it is."""
         value = self.take(key, int, default)
         return value if key not in self else self._checked(key, value, within)
 
     def numbers(self, key: str, within: Range, default: Any = _REQUIRED) -> tuple[float, ...]:
-        """A list of numbers, each in a range."""
+        """Return a list of numbers, each in a range."""
         values = self.take(key, list, default)
         for position, value in enumerate(values):
             if not _is_a(value, float):
@@ -113,12 +113,12 @@ class Settings:
         raise ValueError(f"{self.where}: {key} must be {bounds}, got {shown(value)}; it is {within.of}")
 
     def table(self, key: str) -> Settings | None:
-        """A table in this one, if it is there."""
+        """Return a table in this one, if it is there."""
         values = self.take(key, dict, None)
         return None if values is None else Settings(values, f"{self.where}.{key}")
 
     def choice(self, key: str, known: Collection[str], default: str | None = None) -> str:
-        """One of the known names."""
+        """Return one of the known names."""
         value = self.take(key, str, default) if default is not None else self.take(key, str)
         if value not in known:
             raise ValueError(
@@ -131,22 +131,22 @@ class Settings:
         return key in self._values
 
     def know(self, *keys: str) -> None:
-        """Keys that other code reads."""
+        """Note keys that other code reads."""
         self._asked.update(keys)
 
     def rest(self) -> dict[str, Any]:
-        """What has not been asked for yet, which counts as asked for now."""
+        """Return the settings that were not read yet; they count as read now."""
         rest = {key: value for key, value in self._values.items() if key not in self._asked}
         self._asked |= set(rest)
         return rest
 
     def misspelt(self, key: str) -> str:
-        """A hint at what stands here where this key was meant, most likely."""
+        """Return a hint at the key that was most likely misspelt for this one."""
         near = _nearest(key, [other for other in self._values if other not in self._asked])
         return f"; there is no setting {shown(near)}" if near else ""
 
     def finish(self) -> None:
-        """Raise if anything was not asked for."""
+        """Raise if some key was not read."""
         unknown = [key for key in self._values if key not in self._asked]
         if unknown:
             raise ValueError(
@@ -167,7 +167,7 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """Whether it is of this type: an integer is a number, and true is neither."""
+    """Return whether a value is of this type: an integer is a number, and true is neither."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, int | float if kind is float else kind)

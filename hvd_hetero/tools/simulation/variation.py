@@ -5,14 +5,14 @@ The k-th batch of worker i takes f_i(k) times as long. Families:
     exponential   f ~ exp(1), so the time of a batch is exponential with mean Γ(x) (non-blocking-sgd, section 4)
     slow-down     f = 1 with probability 1 - p, else uniform in [1, most] (its section 6: other nodes and other rates in
                   every iteration, the slowest twice as slow as the fastest)
-    jitter        f log-normal with mean 1: what measurement shows of any machine
+    jitter        f log-normal with mean 1: the scatter that every machine shows
     recorded      f given, one after the other, then from the start again
 
-**Common random numbers.** Every worker has a stream of its own for every variation, PCG64 seeded by (seed, worker,
+**Common random numbers.** Every worker has a separate stream for every variation, PCG64 seeded by (seed, worker,
 number of the variation), and f_i(k) depends on nothing else. So all schemes meet the same k-th batch on worker i, a
-difference between two schemes is theirs and not the dice's, and a scheme or a worker more changes no other's draws.
+difference between two schemes is theirs and not chance, and a scheme or a worker more changes no other's draws.
 
-"Batch" is what a worker does between two synchronisations (``per="round"``), as in the papers' analysis, or each of its
+"Batch" is a worker's work between two synchronisations (``per="round"``), as in the papers' analysis, or each of its
 micro-batches (``per="batch"``), which then vary independently.
 
 Left out: dependence between workers and between batches, except by ``hvd_hetero.tools.simulation.availability``.
@@ -48,7 +48,7 @@ class Variation(ABC):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
-        """Factors number ``first`` to ``first + count - 1`` of one worker."""
+        """Return the factors number ``first`` to ``first + count - 1`` of one worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Exponential(Variation):
     """Times are exponential around their mean."""
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
-        """Mean 1."""
+        """Return factors of mean 1."""
         return rng.exponential(size=count)
 
 
@@ -75,7 +75,7 @@ class SlowDown(Variation):
             raise ValueError(f"probability must be in [0, 1], got {self.probability}")
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
-        """Uniform in [1, most], or 1."""
+        """Return factors uniform in [1, most], or 1."""
         slow, chosen = rng.uniform(1.0, self.most, count), rng.random(count) < self.probability
         return np.where(chosen, slow, 1.0)
 
@@ -92,7 +92,7 @@ class Jitter(Variation):
             raise ValueError(f"sigma must be finite and not negative, got {self.sigma}; 0.02 is about 2 %")
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
-        """Mean 1."""
+        """Return factors of mean 1."""
         return rng.lognormal(-0.5 * self.sigma**2, self.sigma, count)
 
 
@@ -111,14 +111,14 @@ class Recorded(Variation):
             )
 
     def draw(self, rng: np.random.Generator, first: int, count: int) -> Floats:
-        """No chance in it."""
+        """Return the recorded factors, without chance."""
         return np.array([self.factors[(first + k) % len(self.factors)] for k in range(count)])
 
 
 class Draws:
     """The factors of all workers, in blocks, each worker from its own streams.
 
-    They are asked for by number, never backwards (``round``, ``one``), or one after the other (``following``, ``use``).
+    Read them by number, never backwards (``round``, ``one``), or one after the other (``following``, ``use``).
     """
 
     def __init__(self, variations: Sequence[tuple[Variation, ...]], seed: int, per: Per, stream: int) -> None:
@@ -131,7 +131,7 @@ class Draws:
         self._ahead: list[list[float]] = [[] for _ in variations]  # shown, and not used yet
 
     def round(self, k: int) -> Floats:
-        """Every worker's factor number k, (n,)."""
+        """Return every worker's factor number k, (n,)."""
         if not self.any:
             return self._blocks[:, 0]
         for worker in np.flatnonzero(self._number != k // _BLOCK):
@@ -139,14 +139,14 @@ class Draws:
         return self._blocks[:, k % _BLOCK]
 
     def one(self, worker: int, k: int) -> float:
-        """The k-th factor of one worker."""
+        """Return the k-th factor of one worker."""
         if not self._variations[worker]:
             return 1.0
         self._advance(worker, k // _BLOCK)
         return float(self._blocks[worker, k % _BLOCK])
 
     def following(self, counts: NDArray[np.int64]) -> Floats:
-        """The next ``counts[i]`` factors of each worker, (n, max count), 1 beyond."""
+        """Return the next ``counts[i]`` factors of each worker, (n, max count), 1 beyond."""
         factors = np.ones((len(counts), max(int(counts.max()), 1)))
         for worker, count in enumerate(counts.tolist()):
             if self._variations[worker]:
@@ -158,7 +158,7 @@ class Draws:
         return factors
 
     def use(self, counts: NDArray[np.int64]) -> None:
-        """So many of the factors that ``following`` showed were used; the next are the ones after them."""
+        """Drop so many of the factors that ``following`` showed; the next call begins after them."""
         for ahead, count in zip(self._ahead, counts.tolist(), strict=True):
             del ahead[:count]
 

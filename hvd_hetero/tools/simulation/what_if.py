@@ -1,4 +1,4 @@
-"""Other machines than those at hand: without some workers, with more of them, with others, on another network.
+"""Other machines than the recorded ones: without some workers, with more of them, with others, on another network.
 
 A change is text in the form that a description has, so each option of the command line reads like the file:
 
@@ -30,7 +30,7 @@ __all__ = ["Changes"]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to change, as text."""
+    """Changes of a cluster, as text."""
 
     drop: str | None = None
     add: Sequence[str] = ()
@@ -74,7 +74,7 @@ def _network(text: str) -> Network:
 
 
 def _table(text: str, option: str) -> dict[str, object]:
-    """Settings of TOML, with or without braces around them."""
+    """Return the settings of a text of TOML, with or without braces around them."""
     inner = text.strip()
     if not inner.startswith("{"):
         inner = "{ " + inner + " }"
