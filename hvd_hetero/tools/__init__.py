@@ -1,1 +1,1 @@
-"""What people run before and after a training: they import what trains, and are never imported by it."""
+"""Tools for use before and after a training. They import the runtime, which never imports them."""

@@ -1,4 +1,4 @@
-"""``python -m hvd_hetero.tools.cli``."""
+"""The command as ``python -m hvd_hetero.tools.cli``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""``hvd-hetero check``: can this installation train, and if not, which command mends it?"""
+"""``hvd-hetero check``: whether this installation can train, and which command mends what is amiss."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 
 
 def write(found: Sequence[Finding]) -> None:
-    """Print a table, or plain lines where standard output is no terminal, and the commands that mend what is amiss."""
+    """Print a table, or plain lines if standard output is no terminal, and the commands that mend what is amiss."""
     if sys.stdout.isatty():
         _write_table(found)
         return
@@ -116,7 +116,7 @@ def _counted(found: Sequence[Finding], verdict: str) -> str:
 
 @contextmanager
 def _status() -> Iterator[Callable[[str], None]]:
-    """Say on standard error what was checked last: launching ranks takes seconds."""
+    """Show on standard error what was checked last: launching ranks takes seconds."""
     if not sys.stderr.isatty():
         yield lambda name: None
         return

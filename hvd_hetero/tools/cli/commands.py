@@ -82,7 +82,7 @@ def make_parser(commands: Sequence[Command] = COMMANDS) -> argparse.ArgumentPars
 def main(argv: Sequence[str] | None = None, commands: Sequence[Command] = COMMANDS) -> int:
     """Run a command and return its exit code: 0, 1 if it failed, 2 for wrong arguments, 130 if interrupted.
 
-    141 if the reader of its output has left and nothing else is wrong: that is the reader's choice, and no error.
+    141 if the reader of its output has left and nothing else is wrong, which is the reader's choice, and no error.
     """
     args = make_parser(commands).parse_args(argv)
     try:

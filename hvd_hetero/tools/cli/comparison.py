@@ -1,4 +1,4 @@
-"""What ``hvd-hetero simulate`` tells: a table or JSON, with a recommendation, and a picture."""
+"""Output of ``hvd-hetero simulate``: a table or JSON, with a recommendation, and a picture."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def write_table(described: Description, recorded: Replay | None, outcomes: Seque
     console.print(told(outcomes), markup=False)
     if any(outcome.between.keys() - {"samples_per_s"} for outcome in outcomes):
         console.print(
-            "This run does not tell what a micro-batch costs besides its samples. Ranges lie between the least and the "
+            "This run leaves the fixed cost of a micro-batch open. Ranges lie between the least and the "
             "most that it allows, on all ranks alike. For figures, record more epochs whose last round is short; the "
             "first five rounds do not count."
         )
 
 
 def write_json(described: Description, recorded: Replay | None, outcomes: Sequence[Outcome]) -> None:
-    """Print the same as JSON."""
+    """Print the same figures as JSON."""
     from hvd_hetero.tools.simulation.recommendation import told
 
     document = {

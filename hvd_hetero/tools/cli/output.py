@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["READER_LEFT", "printer", "reader_left"]
 
 READER_LEFT = 141
-"""The exit code of a program that SIGPIPE ends, as shells tell it: 128 + 13."""
+"""The exit code of a program that SIGPIPE ends, as shells report it: 128 + 13."""
 
 
 def printer(**options: Any) -> Console:
-    """Return a console of rich on standard output, which raises BrokenPipeError where rich would end the process."""
+    """Return a console of rich on standard output, which raises BrokenPipeError instead of ending the process."""
     from rich.console import Console
 
     class Printer(Console):
@@ -30,7 +30,7 @@ def printer(**options: Any) -> Console:
 
 
 def reader_left() -> bool:
-    """Hand over what was printed, and return True if no reader is left; then Python is kept from saying so."""
+    """Hand over what was printed, and return True if no reader is left; then Python reports no error for it."""
     if sys.stdout is None or sys.stdout.closed:
         return False
     try:

@@ -1,11 +1,11 @@
-"""What equal batches, the best split and LB-BSP would have made of the machines of a recorded run.
+"""The speeds that equal batches, the best split and LB-BSP would have had on the machines of a recorded run.
 
-The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.replay`` says what is
-assumed. The best split is the one that a round would have had, had its speeds been known before it began; with
-equal transfers no split can be faster. It is what a person would set by hand, round by round. Where the run does not
-tell what a micro-batch costs besides its samples, a figure has a range.
+The run is replayed in simulated time, as ``hvd-hetero simulate --from`` does it; ``simulation.replay`` lists the
+assumptions. The best split is the one to choose if a round's speeds were known before it began; with
+equal transfers no split can be faster. It is what a person would set by hand, round by round. If the run leaves the
+fixed cost of a micro-batch open, a figure has a range.
 
-A replay costs time by rounds times ranks, so of a long run the last rounds are taken: as many as make ``MOST_WORK``
+A replay costs time by rounds times ranks, so a long run is cut to its last rounds: as many as make ``MOST_WORK``
 rounds times ranks, and at least ``LEAST_ROUNDS``.
 """
 
@@ -44,18 +44,18 @@ class Alternative:
 
     @property
     def certain(self) -> bool:
-        """Whether the run tells this figure."""
+        """True if the run determines this figure."""
         return self.least == self.most
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What else could have been."""
+    """The speeds of other splits."""
 
     samples_per_s: float
-    """Of the run itself, in the rounds that were replayed."""
+    """Samples per second of the run itself, in the replayed rounds."""
     rounds: int
-    """Rounds that were replayed."""
+    """Number of replayed rounds."""
     each: tuple[Alternative, ...]
 
     def of(self, name: str) -> Alternative | None:
@@ -64,7 +64,7 @@ class Alternatives:
 
 
 def alternatives(run: Run) -> Alternatives:
-    """Replay a run; a ``ValueError`` says why it cannot be."""
+    """Replay a run; a ``ValueError`` says why that is impossible."""
     most = min(max(MOST_WORK // run.workers, LEAST_ROUNDS), MOST_ROUNDS)
     part = run.take(slice(-most, None))
     schemes = [] if run.policy == "lb-bsp" else [choose("lb-bsp", "report")]

@@ -8,12 +8,12 @@ c_ik seconds, waits d_ik for its own data, and later w_ik for others. ``work`` f
     T_k = (sum_i x_ik + sum_i a_ik) / sum_i v_ik,     over the ranks with v_ik T_k > a_ik
     v_ik = (x_ik + β_ik κ_ik) / (c_ik - u_ik),        a_ik = β_ik κ_ik + u_ik v_ik
 
-a is what does not move with the samples. β is the fixed cost of a micro-batch in samples: ``fixed_samples``, or
-intercept / slope of a known curve, else 0. u is the update, once a round: ``once_s`` less the wait for data.
+a is the part that does not move with the samples. β is the fixed cost of a micro-batch in samples: ``fixed_samples``,
+or intercept / slope of a known curve, else 0. u is the update, once a round: ``once_s`` less the wait for data.
 T_k is the least max_i of the computing time over all real splits of the same samples, so T_k <= max_i c_ik.
 
 **Own time.** What rank i did alone ends at t_ik: computing, waiting for its data, and what its loop does between rounds
-more than the loops of the fast ranks do (evaluation, logging and checkpoints on rank 0 alone, say):
+more than the loops of the fast ranks do (such as evaluation, logging and checkpoints on rank 0 alone):
 
     t_ik = c_ik + d_ik + b_ik - q_k,     b_ik = e_k - w_ik - c_ik - d_ik,     q_k = the lower quartile of b_k
 
@@ -29,9 +29,9 @@ In rounds whose waiting is not known, t_ik = c_ik + d_ik.
 between_k may be below zero in a round, because clocks of different ranks measure its parts. If its sum is, ``shares``
 takes that from the transfers, or else from the largest part.
 
-**Ranks.** This is the one definition of what a rank costs. The ranks in S alone would delay a round by
-v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley value: the round's time with it less that without it,
-in the mean over all orders in which the ranks could be added. In closed form (the airport game; Littlechild & Owen
+**Ranks.** This is the one definition of a rank's cost. The ranks in S alone would delay a round by
+v(S) = max(max_{i in S} t_ik - T_k, 0). Rank i costs its Shapley value: the round's time with it less the time without
+it, in the mean over all orders in which the ranks could be added. In closed form (the airport game; Littlechild & Owen
 1973), each moment s between T_k and the end is shared equally by the ranks N(s) that are still at work:
 
     cost_ik = F_k(t_ik),     F_k(s) = ∫ from T_k to s of dz / |N_k(z)|,     N_k(z) = {j : t_jk > z}
@@ -40,9 +40,9 @@ One late rank bears all. Of two equally late ranks each bears half, where "the r
 The costs of a round sum to max t - T, and permuting the ranks permutes them. While a rank computes, its part counts as
 computing, F_k(min(c_ik, t_ik)); while it waits for data, F_k(min(c_ik + d_ik, t_ik)) less that, as input; the rest as
 loop. Summed over the ranks these are the kinds. As shares of a run, ``shares`` sums all of these over the rounds that
-count, and divides by the seconds that those took.
+count, and divides by the seconds that these rounds took.
 
-A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` has that.
+A cost is not how slow a rank is: a slow rank whose batch is small enough holds no other up. ``slowness`` measures that.
 
 Simplification: the ideal ignores that a batch below saturation saves no time.
 
@@ -67,7 +67,7 @@ KINDS = {
     "transfer": "transfers between ranks",
     "between": "other work between rounds, on all ranks",
 }
-"""The kinds of loss, and what each is."""
+"""The kinds of loss, and their meanings."""
 
 _OF_ONE_RANK = {"input": "waiting for data", "transfer": "synchronising", "between": "other work between rounds"}
 
@@ -80,12 +80,12 @@ class Attribution:
 
     elapsed_s: Floats
     own_s: Floats
-    """When each rank had done all that it does alone."""
+    """When each rank had done all its own work."""
     ideal_s: Floats
     kinds_s: dict[str, Floats]
     cost_s: Floats
     cost_input_s: Floats
-    """Of ``cost_s``, what comes from waiting for data."""
+    """The part of ``cost_s`` that comes from waiting for data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +95,20 @@ class Shares:
     ideal: float
     kinds: dict[str, float]
     cost: Floats
-    """Of each rank: for which share of the run it held all others up; (n,)."""
+    """The share of the run for which each rank held all others up; (n,)."""
     cost_input: Floats
-    """Of ``cost``, what comes from waiting for data; (n,)."""
+    """The part of ``cost`` that comes from waiting for data; (n,)."""
 
 
 def kinds_of(workers: int) -> dict[str, str]:
-    """Return the kinds of loss that so many ranks can have, and what each is: a single rank waits for no other."""
+    """Return the kinds of loss that so many ranks can have, and their meanings: a single rank waits for no other."""
     return KINDS if workers > 1 else _OF_ONE_RANK
 
 
 def fast(figures: Floats) -> Floats:
-    """Return what the fast ranks have: the lower quartile along the last axis, which of up to four ranks is the least.
+    """Return the fast ranks' figure: the lower quartile along the last axis, which of up to four ranks is the least.
 
-    Figures that are not finite do not count; where none is finite, the answer is NaN.
+    Figures that are not finite do not count; if none is finite, the answer is NaN.
     """
     ordered = np.sort(np.where(np.isfinite(figures), figures, np.nan), axis=-1)
     place = np.maximum(np.isfinite(ordered).sum(axis=-1, keepdims=True) - 1, 0) // 4
@@ -116,7 +116,7 @@ def fast(figures: Floats) -> Floats:
 
 
 def ideal(done: Work) -> Floats:
-    """Return T, (K,): the least time in which the same samples can be computed; 0 where no pace is known."""
+    """Return T, (K,): the least time in which the same samples can be computed; 0 if no pace is known."""
     able = done.pace > 0
     total = np.where(able, done.samples, 0.0).sum(axis=1)
     constant = np.where(able, done.fixed + done.update_s * done.pace, 0.0)
@@ -131,9 +131,9 @@ def ideal(done: Work) -> Floats:
 
 
 def airport(ends_s: Floats, from_s: Floats) -> tuple[Floats, Floats, Floats]:
-    """Share the time from ``from_s`` (K,) to the last of ``ends_s`` (K, n): each moment equally by who is at work.
+    """Share the time from ``from_s`` (K,) to the last of ``ends_s`` (K, n): each moment equally among ranks at work.
 
-    Return what each rank bears, (K, n), and F by its nodes: moments in rising order and F there, both (K, n + 1).
+    Return each rank's part, (K, n), and F by its nodes: moments in rising order and F there, both (K, n + 1).
     """
     rounds, workers = ends_s.shape
     order = np.argsort(ends_s, axis=1)
@@ -166,7 +166,7 @@ def _borne_until(until_s: Floats, own_s: Floats, moments: Floats, borne: Floats)
 
 
 def attribute(run: Run, done: Work) -> Attribution:
-    """Return where the time went, of all rounds of the run."""
+    """Return where the time went, for all rounds of the run."""
     ideal_s = ideal(done)
     own_s = _own_s(run, done)
     last_s = own_s.max(axis=1)
@@ -188,7 +188,7 @@ def attribute(run: Run, done: Work) -> Attribution:
 
 
 def shares(lost: Attribution, counts: Bools) -> Shares:
-    """Return the shares of the run's time, over the rounds that count; all 0 where none does."""
+    """Return the shares of the run's time, over the rounds that count; all 0 if none does."""
     elapsed_s = float(lost.elapsed_s[counts].sum()) or 1.0
     parts = {"ideal": float(lost.ideal_s[counts].sum()) / elapsed_s}
     parts |= {kind: float(lost.kinds_s[kind][counts].sum()) / elapsed_s for kind in KINDS}
@@ -204,7 +204,7 @@ def shares(lost: Attribution, counts: Bools) -> Shares:
 
 
 def _own_s(run: Run, done: Work) -> Floats:
-    """Return t, (K, n): when each rank had done all that it does alone."""
+    """Return t, (K, n): when each rank had done all its own work."""
     busy_s = done.busy_s
     own_s = run.elapsed_s[:, None] - run.wait_s
     with np.errstate(invalid="ignore"):
@@ -214,9 +214,9 @@ def _own_s(run: Run, done: Work) -> Floats:
 
 
 def _transfer(run: Run, rest_s: Floats) -> Floats:
-    """Return the least wait of each round, within the rest; where none is known, as in the last one, the median.
+    """Return the least wait of each round, within the rest; if none is known, as in the last one, the median.
 
-    The first round pays for connections, and is taken where no other is known.
+    The first round pays for connections, and is used only if no other is known.
     """
     usable = (run.wait_s >= 0) & (run.wait_s <= LONGEST_ROUND_S)
     wait_s = np.where(usable, run.wait_s, np.inf).min(axis=1, initial=np.inf)

@@ -1,4 +1,4 @@
-r"""Why a rank was slow: the cause that explains what it cost, with its evidence.
+r"""The cause that explains most of a slow rank's cost, with its evidence.
 
 How slow rank i is, ``slow_i``, is a share of time (`slowness`), and so is what each candidate explains. With ``s_i`` a
 reading of rank i (`measurement.hindrances`: the share of time in which its quota held it back, in which other processes
@@ -6,26 +6,26 @@ ran in its place, and so on) and ``s`` the lower quartile of that reading over t
 
     explained_i = (s_i - s) lag_i / slow_i + r_i (1 - lag_i / slow_i).
 
-What all ranks have makes none of them slower than others. The second part is for ranks that hold each other up in
-turns, where ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop a rank at moments of its own.
-They cost as much as they take at most, and so have r_i = s_i - s / 2: half of what all have, since half must be
-explained. Any other reading is spread over time. Of those, r_i is the mean of what is beyond the fast ranks' in rounds
+What all ranks share makes none of them slower than others. The second part is for ranks that hold each other up in
+turns, whose ``lag_i`` is nothing beside ``slow_i``. A quota and garbage collections stop each rank at other moments.
+They cost as much as they take at most, and so have r_i = s_i - s / 2: half of the common part, since half must be
+explained. Any other reading is spread over time. For those, r_i is the mean of what exceeds the fast ranks' in rounds
 in which rank i is slower than they are. Waiting for data, and work between rounds, are known for each round, and count
-by what they take beyond those of the fast ranks, per sample and round.
+by what they take beyond the fast ranks', per sample and round.
 
-**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: what hits a
-rank for 3 % of its time is not why it is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
-read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. If there is
-none of it, a rank that lags behind the fast ranks alike through most of the run is "slower": of parts of the run, most
+**Which cause.** The candidate that explains the most is named, if it explains at least half of ``slow_i``: an effect of
+3 % of its time is not why a rank is 30 % slow. If none does, weaker evidence is looked at, in this order: pages
+read back from disk, memory that has run out, and, in files without the kernel's counters, the CPU driver. Without
+any, a rank that lags behind the fast ranks alike through most of the run is "slower": of parts of the run, most
 have a lag near the middle one, and this explains at least half of ``slow_i``. Any other is "unknown".
 
-**No alarm** where ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
+**No alarm** if ``slow_i`` is below `LEAST`: times of equal ranks scatter by some percent on machines that do
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
 clean runs). Scatter alone can take a tenth of the time on a busy machine, so "unknown" needs `LEAST_UNEXPLAINED`. All
 ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
-share than any rank is slow by: a slow rank's part in a transfer is slow, too.
+share than any rank is slow by, because it includes a slow rank's part.
 
-**Too large a share.** Ranks may hold others up and not be slow: they were given too much. With a rank's part of all
+**Too large a share.** Ranks may hold others up without being slow: they got too much. With a rank's part of all
 work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such
 ranks together cost at least `LEAST` of the time.
 """
@@ -62,10 +62,10 @@ KINDS = {
 """Every kind of cause, and its name in words."""
 
 LEAST = 0.10
-"""Share of time by which a rank must be slow before a cause is looked for."""
+"""Share of time by which a rank must be slow before a cause is searched."""
 
 LEAST_UNEXPLAINED = 0.20
-"""The same where no reading tells why: some scatter and some transfer there is in every run."""
+"""The same if no reading shows why: some scatter and some transfer there is in every run."""
 
 _EXPLAINS = 0.5  # of what a rank is slow by, at least
 _PAUSES = frozenset({"throttled", "garbage"})
@@ -115,7 +115,7 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a rank was slow."""
+    """The cause of a slow rank."""
 
     kind: str
     """A key of `KINDS`."""
@@ -151,7 +151,7 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Means:
-    """Each rank's means of what is weaker evidence, and of what a text mentions."""
+    """Each rank's means of the weaker evidence, and of figures that a text mentions."""
 
     quota_cores: Floats
     faults_per_s: Floats
@@ -291,7 +291,7 @@ def _network(found: Slowness, rank: int) -> Cause:
 def _constant(found: Slowness, rank: int) -> bool:
     """Return whether a rank is about as much slower in most parts of the run, and this explains why it is slow.
 
-    Also at the beginning and at the end: else something began, or is over.
+    At the beginning and at the end, too: else something began, or is over.
     """
     parts = np.array_split(np.arange(len(found.own_s)), min(_PARTS, max(len(found.own_s), 1)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -312,7 +312,7 @@ def _share(part: Floats, whole: Floats) -> Floats:
 
 
 def _best(figures: Floats) -> Floats:
-    """Return, for each rank, the upper quartile: what the ranks with most of it have."""
+    """Return, for each rank, the upper quartile: the figure of the ranks with most of it."""
     return np.full_like(figures, -fast(-figures))
 
 

@@ -1,18 +1,18 @@
-r"""Rounds in which something changed, and what: ranks, the split, a rank's speed, a memory limit, a known fixed cost.
+r"""Rounds in which something changed: ranks, the split, a rank's speed, a memory limit, a known fixed cost.
 
-**A split** changes where the shares of a whole round differ from those of the whole round before. Changes within a few
-rounds of each other are told as one, because a balancer that learns moves in steps. Short last rounds of epochs are not
-whole. Where the number of samples differs in most rounds anyway, as in supersteps, splits are not told.
+**A split** changes if the shares of a whole round differ from the whole round before. Changes within a few
+rounds of each other count as one, because a balancer that learns moves in steps. Short last rounds of epochs are not
+whole. If the number of samples differs in most rounds anyway, as in supersteps, splits are left out.
 
-**A speed** changes where the median of the log speed over a block of w rounds moves by more than a fifth, and by more
-than four times what neighbouring blocks of that rank differ by in the median:
+**A speed** changes if the median of the log speed over a block of w rounds moves by more than a fifth, and by more
+than four times the median difference between neighbouring blocks of that rank:
 
     |M_{b+1} - M_{b-1}| > max(log 1.2, 4 · median_b |M_{b+1} - M_b|)
 
 The round is then the one that parts the three blocks into the two most even halves. w grows with the length of the run,
-so a change that lasts for less than w / 2 rounds is not told: the pictures show it.
+so a change that lasts for less than w / 2 rounds is left out: the pictures show it.
 
-w, a fifth, four and the most that are told are arbitrary.
+w, a fifth, four and the most that are listed are arbitrary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["MOST_TOLD", "Change", "changes"]
 Floats = npt.NDArray[np.float64]
 
 MOST_TOLD = 40
-_NEAR = 5  # rounds between two changes of the split that are told as one
+_NEAR = 5  # rounds between two changes of the split that count as one
 _LEAST = math.log(1.2)
 _TIMES_USUAL = 4.0
 _BLOCKS, _SHORTEST = 48, 6

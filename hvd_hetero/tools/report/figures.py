@@ -1,7 +1,7 @@
 r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
 
-``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of speeds,
-forecasts and scores. ``changes`` finds what changed, ``alternatives`` what another split would have made. With
+``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` the mathematics of
+speeds, forecasts and scores. ``changes`` finds what changed, ``alternatives`` the speeds of other splits. With
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
@@ -42,7 +42,7 @@ class RankFigures:
     cost: Floats
     """Share of the run for which this rank held all others up."""
     cost_input: Floats
-    """Of ``cost``, what comes from waiting for data."""
+    """The part of ``cost`` that comes from waiting for data."""
     input: Floats
     """Share of the run in which this rank waited for its own data."""
     last: Floats
@@ -60,7 +60,7 @@ class RankFigures:
     forecast_error: Floats
     """Median relative error of the rank's forecasts of its speed."""
     naive_error: Floats
-    """The same of the forecast that the next round is like the last."""
+    """Median relative error of the forecast that the next round is like the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class OverTime:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a report shows."""
+    """The content of a report."""
 
     policy: str
     workers: int
@@ -113,7 +113,7 @@ class Figures:
     changes_left_out: int
     alternatives: Alternatives | None
     no_alternatives: str
-    """Why there are none."""
+    """Why there are no alternatives."""
 
     @property
     def waiting_for_ranks(self) -> float:
@@ -122,7 +122,7 @@ class Figures:
 
     @property
     def shares(self) -> Shares:
-        """The shares of the time, as `attribution` has them."""
+        """The shares of the time, as an `attribution.Shares`."""
         return Shares(self.ideal, self.kinds, self.ranks.cost, self.ranks.cost_input)
 
 
@@ -175,7 +175,7 @@ class _Speeds(NamedTuple):
     measured: Floats
     """With the fixed cost that ``work`` finds."""
     as_forecast: Floats
-    """With the fixed cost that forecasts know, to compare them with."""
+    """With the fixed cost that forecasts know, to compare them."""
 
 
 def _ranks(
@@ -208,7 +208,7 @@ def _over_time(run: Run, lost: Attribution, found: _Speeds, counts: npt.NDArray[
     number = run.round[counts]
     begins = starts(len(number))
     round_s = block_means(lost.elapsed_s[counts], begins)
-    # The line of a round has the forecast for the next one; it is drawn where that one is recorded.
+    # The line of a round has the forecast for the next one; it is drawn if that one is recorded.
     ahead = np.full_like(run.samples_per_s, np.nan)
     ahead[1:] = np.where(np.diff(run.round)[:, None] == 1, run.samples_per_s[:-1], np.nan)
     best = own_best(found.measured[counts])

@@ -25,12 +25,12 @@ _MOST_NAMED = 8  # ranks, or files
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is shown of one run."""
+    """The content shown for one run."""
 
     name: str
     figures: Figures
     causes: Sequence[Cause | None]
-    """Of each rank, why it was slow; None: it was not."""
+    """The cause of each rank's slowness; None: it was not slow."""
     verdict: Verdict
     notes: Sequence[str]
     """What is missing from the run."""
@@ -58,7 +58,7 @@ def _report(run: Run, path: Path, name: str, *, replayed: bool) -> Report:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the ends of paths that tell them apart: the name of the file, with as many folders as it takes."""
+    """Return the ends of paths that differ: the name of the file, with as many folders as it takes."""
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = [named(Path(*path.parts[-count:])) for path in paths]
         if len(set(names)) == len(paths):

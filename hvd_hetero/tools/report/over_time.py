@@ -1,4 +1,4 @@
-"""Figures of all rounds and ranks, cut down to what a picture can show: blocks of rounds, quantiles over ranks.
+"""Figures of all rounds and ranks, reduced to what a picture can show: blocks of rounds, quantiles over ranks.
 
 A picture is some hundred points wide. So rounds are averaged in at most ``MOST_BLOCKS`` blocks of equal length. Of more
 than ``MOST_LINES`` ranks, quantiles over the ranks are shown, and a heat map has at most ``MOST_ROWS`` rows: each row
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 MOST_BLOCKS = 160
 MOST_LINES = 8
-"""As many as there are colours that can be told apart."""
+"""As many as there are colours that people can distinguish."""
 
 MOST_ROWS = 100
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -55,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """One figure over time, of ranks in groups: the worst of each group; (rows, B)."""
+    """One figure over time, for ranks in groups: the worst of each group; (rows, B)."""
 
     rows: Floats
     first_rank: tuple[int, ...]
@@ -68,7 +68,7 @@ def starts(rounds: int) -> npt.NDArray[np.int64]:
 
 
 def block_means(values: Floats, begins: npt.NDArray[np.int64]) -> Floats:
-    """Return the mean of the known values of each block, along the first axis; NaN where none is."""
+    """Return the mean of the known values of each block, along the first axis; NaN if none is."""
     known = np.isfinite(values)
     total = np.add.reduceat(np.where(known, values, 0.0), begins, axis=0)
     count = np.add.reduceat(known.astype(np.float64), begins, axis=0)
@@ -77,7 +77,7 @@ def block_means(values: Floats, begins: npt.NDArray[np.int64]) -> Floats:
 
 
 def series(values: Floats, begins: npt.NDArray[np.int64]) -> Series:
-    """Return a figure (K, n) over time."""
+    """Return a figure (K, n) as a series over time."""
     means = block_means(values, begins)
     if means.shape[1] <= MOST_LINES:
         return Series(means.T, True)

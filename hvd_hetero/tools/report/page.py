@@ -104,7 +104,7 @@ def _shown(report: Report, scales: Scales) -> dict[str, Any]:
 
 
 def facts(found: Figures) -> str:
-    """Return what was run, in a line."""
+    """Return one line on the run: policy, ranks, rounds."""
     ranks = f"{found.workers:,} rank{'s' if found.workers != 1 else ''}"
     epochs = f", {found.epochs:,} epochs" if found.epochs > 1 else ""
     return (
@@ -128,7 +128,7 @@ def tiles(found: Figures) -> list[tuple[str, str]]:
 
 
 def replay_note(found: Figures) -> str:
-    """Say what the table of other splits rests on."""
+    """Return the note on how the table of other splits was computed."""
     if found.alternatives is None:
         return f"Other splits were not computed: {found.no_alternatives}"
     note = (
@@ -136,7 +136,7 @@ def replay_note(found: Figures) -> str:
         "transfers that they had, as hvd-hetero simulate --from does. Rates are without the first tenth of the samples."
     )
     if not all(each.certain for each in found.alternatives.each):
-        note += " Where the run does not tell what a micro-batch costs besides its samples, a figure is a range."
+        note += " If the run leaves the fixed cost of a micro-batch open, a figure is a range."
     if found.micro_batches > 1:
         note += (
             f" This run did up to {found.micro_batches:,} micro-batches a round, and its ideal has as many. "

@@ -35,7 +35,7 @@ _LEAST_TOP = 1.08  # a little room above the curve
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing and what stands around it."""
+    """A drawing with its title, ticks and legend."""
 
     title: str
     drawing: Shapes
@@ -51,7 +51,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """The largest value of each picture, over all runs that are shown side by side."""
+    """The largest value of each picture, over all runs shown side by side."""
 
     round_s: float
     batches: float

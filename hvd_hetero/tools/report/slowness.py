@@ -3,11 +3,11 @@ r"""How slow each rank is, whether or not others wait for it.
 Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``attribution``): computing, waiting for its
 own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
 ``x_ri`` be its samples. Where a micro-batch costs as much as β samples besides its own, a rank with few samples pays
-that for fewer of them, and is no slower for it. So x + β of each micro-batch counts as what a batch of the typical size
-s has of it, s / (s + β), as for the speeds of a report (``speeds``). What the fast ranks have is the lower quartile
+for fewer samples, and is no slower for it. So x + β of each micro-batch counts by the part that a batch of the typical
+size s has of it, s / (s + β), as for the speeds of a report (``speeds``). The fast ranks' figure is the lower quartile
 (``attribution.fast``).
 
-Where shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
+If shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
 
     lag_i = 1 - fast(p) / p_i
 
@@ -17,7 +17,7 @@ cost that comes from being slower in that very round is
 
     turns_i = sum_r min(cost_ri, o_ri - fast(o_r / x_r) x_ri) / sum_r e_r
 
-and slow_i, the larger of both, is what wants a cause. It says how slow a rank is, and not what it costs.
+and slow_i, the larger of both, is what wants a cause. It measures how slow a rank is, and not its cost.
 
 Rounds that do not count, or whose waiting is not known, such as the last, are left out.
 """
@@ -41,15 +41,15 @@ class Slowness:
     """How slow the ranks of a run are. Arrays have one entry per rank, or (rounds, ranks)."""
 
     run: Run
-    """The rounds that are looked at."""
+    """The rounds that count."""
     shares: Shares
-    """What each rank costs, and the transfer."""
+    """The cost of each rank, and of the transfer."""
     own_s: Floats
     """(rounds, ranks): seconds that the rank needed for itself."""
     work: Floats
     """(rounds, ranks): samples, as many as the work is worth in micro-batches of the typical size."""
     speed: Floats
-    """Of each rank, samples per second of computing and waiting for data, as reports have it; NaN: not known."""
+    """Each rank's samples per second of computing and waiting for data, as reports have it; NaN: not known."""
     lag: Floats
     """Share of its own time by which the rank is slower than the fast ranks, per sample."""
     turns: Floats
@@ -57,12 +57,12 @@ class Slowness:
 
     @property
     def slow(self) -> Floats:
-        """What wants a cause: the larger of ``lag`` and ``turns``."""
+        """The larger of ``lag`` and ``turns``, which wants a cause."""
         return np.maximum(self.lag, self.turns)
 
     @classmethod
     def of(cls, run: Run, told: Shares | None = None) -> Slowness:
-        """Return how slow the ranks are; zeros where no round counts. ``told``: shares that are known already."""
+        """Return how slow the ranks are; zeros if no round counts. ``told``: shares that are known already."""
         did = work(run)
         lost = attribute(run, did)
         told = told if told is not None else shares(lost, counted(run))

@@ -1,13 +1,13 @@
-r"""Measured speeds, what the ranks had forecast, and scores.
+r"""Measured speeds, the ranks' forecasts, and scores.
 
 Rank i does x samples in κ micro-batches in t seconds of work (computing, and waiting for its own data), each of which
-costs as much as β samples besides. Its speed is that of a micro-batch of the typical size s, that of an equal share in
+costs as much as β samples besides. Its speed refers to a micro-batch of the typical size s, an equal share in
 the first plan:
 
     speed = (x + β κ) / t · s / (s + β)
 
-β is that of ``work``, 0 where it is not known. Forecasts (``docs/telemetry.md``) know ``fixed_samples`` alone, and are
-judged by speeds with that.
+β comes from ``work``, 0 if it is not known. Forecasts (``docs/telemetry.md``) know only ``fixed_samples``, and are
+judged by speeds with it.
 
 The forecast in the line of round k is for round k + 1. Its error is |forecast / speed - 1|. The naive forecast is the
 speed of round k; a forecast that is no better than that has earned nothing.
@@ -18,7 +18,7 @@ speed of round k; a forecast that is no better than that has earned nothing.
     against its own best     mean speed over the 95th percentile of its speed: 1 for a rank that never changes
 
 The mean is over samples, which is the harmonic mean over rounds: a rank that is slow for a third of the time has lost
-time, and a median would not tell.
+time, and a median would not show it.
 
 Shapes: K rounds, n ranks.
 """
@@ -49,14 +49,14 @@ def of_typical_size(run: Run, beta: Floats) -> Floats:
 
 
 def speeds(run: Run, done: Work, *, as_forecast: bool = False) -> Floats:
-    """Return the speed of each rank in each round, NaN where it was not measured; (K, n)."""
+    """Return the speed of each rank in each round, NaN if it was not measured; (K, n)."""
     beta = np.where(run.fixed_samples > 0, run.fixed_samples, 0.0) if as_forecast else done.fixed_each
     samples = (done.samples + beta * run.micro_batches) * of_typical_size(run, beta)
     return np.where(done.known, samples / np.where(done.known, done.busy_s, 1.0), np.nan)
 
 
 def forecast_errors(run: Run, speed: Floats, counts: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Return each rank's median error, of its forecasts and of naive ones; (n,) each, NaN where nothing is known."""
+    """Return each rank's median error, of its forecasts and of naive ones; (n,) each, NaN if nothing is known."""
     pairs = np.flatnonzero((np.diff(run.round) == 1) & counts[1:])
     measured = speed[pairs + 1]
     found = []
@@ -81,14 +81,14 @@ def own_best(speed: Floats) -> Floats:
 
 
 def median_of_rounds(values: Floats) -> Floats:
-    """Return each rank's median over the rounds; NaN where nothing is known; (n,)."""
+    """Return each rank's median over the rounds; NaN if nothing is known; (n,)."""
     with _empty():
         return np.asarray(np.nanmedian(values, axis=0)) if len(values) else np.full(values.shape[1], np.nan)
 
 
 @contextmanager
 def _empty() -> Iterator[None]:
-    """NaN is the right answer for a rank without figures."""
+    """Silence warnings: NaN is the right answer for a rank without figures."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

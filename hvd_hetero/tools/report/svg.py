@@ -29,12 +29,12 @@ class Shapes(str):
     __slots__ = ()
 
     def __html__(self) -> str:
-        """Return itself, as templates ask of what is safe."""
+        """Return itself, as templates ask of safe text."""
         return self
 
 
 def box(shapes: Iterable[str], told: str, *, wide: int = WIDE, high: int = HIGH, kind: str = "") -> Shapes:
-    """Return the element that holds shapes; ``told`` describes it to those who do not see it."""
+    """Return the element that holds shapes; ``told`` describes it to people who do not see it."""
     return Shapes(
         f'<svg viewBox="0 0 {wide} {high}" preserveAspectRatio="none" role="img" class="{html.escape(kind)}">'
         f"<title>{html.escape(told)}</title>{''.join(shapes)}</svg>"

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MOST_RANKS = 16
-"""More ranks are told by the worst ones, and by their spread."""
+"""With more ranks, the table shows the worst ones, and their spread."""
 
 _WORST = 10
 _NAMED = 4
@@ -42,15 +42,15 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     bars: dict[int, list[float]] = field(default_factory=dict)
-    """Of a column, the share of each row that a bar shows."""
+    """For a column, the share of each row that a bar shows."""
     spare: frozenset[int] = frozenset()
-    """Columns that a narrow screen does without."""
+    """Columns that a narrow screen leaves out."""
     words: frozenset[int] = frozenset()
     """Columns of words, besides the first."""
 
 
 def kinds_table(found: Figures) -> Table:
-    """Where the time went."""
+    """Return the table of where the time went."""
     round_s = found.elapsed_s / found.rounds
     lines = [
         ("computing: the ideal", found.ideal),
@@ -62,7 +62,7 @@ def kinds_table(found: Figures) -> Table:
 
 
 def ranks_table(found: Figures) -> Table:
-    """Each rank, or the ten that cost most."""
+    """Return the table of each rank, or of the ten that cost most."""
     ranks = found.ranks
     shown = np.arange(found.workers)
     if found.workers > MOST_RANKS:
@@ -75,7 +75,7 @@ def ranks_table(found: Figures) -> Table:
 
 
 def _without_others(table: Table) -> Table:
-    """Leave out what a single rank has not: ranks to hold up, to come after, and to compare with."""
+    """Leave out what a single rank cannot have: ranks to hold up, to come after, and to compare with."""
     kept = [0, *(i for i in range(1, len(table.headings)) if i not in (1, 2, 3, 5))]
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
     bars = {kept.index(i): bar for i, bar in table.bars.items() if i in kept}
@@ -83,7 +83,7 @@ def _without_others(table: Table) -> Table:
 
 
 def spread_table(found: Figures) -> Table:
-    """How the figures of all ranks are spread."""
+    """Return the table of how the figures of all ranks are spread."""
     columns = _columns(found.ranks)
     spread = []
     for _, values, _ in columns:
@@ -114,7 +114,7 @@ def _score(value: float) -> str:
 
 
 def alternatives_table(found: Figures) -> Table:
-    """What other splits would have made."""
+    """Return the table of other splits."""
     headings = ("on these machines", "samples/s", "times this run", "a full round takes")
     if found.alternatives is None:
         return Table(headings, ())
@@ -136,13 +136,13 @@ def alternatives_table(found: Figures) -> Table:
 
 
 def changes_table(found: Figures) -> Table:
-    """What changed, and when."""
+    """Return the table of what changed, and when."""
     rows = tuple((str(change.round), change.kind, change.text) for change in found.changes)
     return Table(("round", "what", "how"), rows, words=frozenset({1, 2}))
 
 
 def causes_table(report: Report) -> Table:
-    """The named causes, those of the ranks that cost most first; a slow network only of ranks that hold others up."""
+    """Return the named causes, the most costly ranks first; a slow network only for ranks that hold others up."""
     cost = report.figures.ranks.cost
     caused = [
         (rank, cause)
@@ -158,7 +158,7 @@ def causes_table(report: Report) -> Table:
 
 
 def comparison_table(reports: Sequence[Report]) -> Table:
-    """Two runs side by side."""
+    """Return the table of two runs side by side."""
     one, other = (report.figures for report in reports)
     lines = [
         ("policy", [each.policy for each in (one, other)], ""),

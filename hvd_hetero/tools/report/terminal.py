@@ -58,7 +58,7 @@ def _write(console: Console, report: Report) -> None:
     if found.workers > MOST_RANKS:
         _table(console, spread_table(found))
     causes = causes_table(report)
-    if any(why not in report.verdict.why for _, why, _ in causes.rows):  # else the verdict has told them all
+    if any(why not in report.verdict.why for _, why, _ in causes.rows):  # else the verdict has named them all
         _table(console, Table(causes.headings, causes.rows[:_CAUSES], words=causes.words))
         if (more := len(causes.rows) - _CAUSES) > 0:
             console.print(Text(f"{more} more cause{'s' if more > 1 else ''}.", style="dim"))

@@ -1,15 +1,15 @@
 """The verdict in words: what cost the most, why, and what to do next.
 
-A loss is told if it takes at least `LEAST` of the time, and one that equal ranks have, too, if it takes at least
+A loss is named if it takes at least `LEAST` of the time. Losses that equal ranks have, too, must take at least
 `LEAST_UNEXPLAINED`: transfers, ranks that compute longer in turns, and late ranks without a cause. The largest of those
-is told. Waiting for late ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. If not,
-its kinds are three: ranks wait for their own data, or do other work at different moments, or take turns in computing
-longest.
+is named. Waiting for late ranks is one loss, if some ranks bear at least ``_NOTABLE`` times an even share of it. If
+not, its kinds are three: ranks wait for their own data, or do other work at different moments, or take turns in
+computing longest.
 
-A rank that has a cause is told in any case, late or not, and before what all ranks lose: where the split makes up for a
-slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. Left to the turns are ranks that bear
-about the same, for a reason not known, and are as fast as others on the whole. If there is neither a loss nor a cause,
-nothing is wrong. ``causes`` are found elsewhere: one for each rank, None for a rank that has none.
+A rank that has a cause is named in any case, late or not, and before the losses of all ranks: if the split makes up for
+a slow rank, no loss shows it, and a slow rank's part in a transfer is slow, too. Ranks count as taking turns if they
+bear about the same, for a reason not known, and are as fast as others on the whole. If there is neither a loss nor a
+cause, nothing is wrong. ``causes`` come from elsewhere: one for each rank, None for a rank without.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Verdict:
     why: str
     next: str
     kind: str
-    """"nothing" (is wrong), "late" (ranks that others wait for), "slow" (ranks that cost little), or the loss told."""
+    """"nothing" (is wrong), "late" (ranks that others wait for), "slow" (ranks that cost little), or the loss named."""
     causes: tuple[str, ...] = ()
     """The kinds of causes that ``why`` names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The causes of some ranks in words, one for each kind: that of its first rank."""
+    """The causes of some ranks in words, one for each kind: its first rank's."""
 
     kinds: tuple[str, ...]
     evidence: list[str]
@@ -61,7 +61,7 @@ class _Told:
 
     @classmethod
     def of(cls, causes: Sequence[Cause | None], ranks: list[int], subject: list[int]) -> _Told:
-        """Return the causes of ``ranks``. Evidence names its rank, unless that is all that the verdict speaks of."""
+        """Return the causes of ``ranks``. Evidence names its rank, unless the verdict speaks of no other."""
         alike: dict[str, tuple[Cause, list[int]]] = {}
         for rank in ranks:
             if (cause := causes[rank]) is not None:
@@ -75,13 +75,13 @@ class _Told:
 
 
 def verdict(found: Figures, causes: Sequence[Cause | None]) -> Verdict:
-    """Say what cost this run the most."""
+    """Return what cost this run the most."""
     network = next((cause for cause in causes if cause is not None and cause.kind == "network"), None)  # of all ranks
     own = [None if cause is None or cause.kind == "network" else cause for cause in causes]
     late, scatter = late_ranks(found), []
     slow = _slow_ranks(found, own, take_turns=not late)
     if late and found.ranks.cost[late].sum() < LEAST_UNEXPLAINED and not set(late) & set(slow):
-        late, scatter = [], late  # for all that is known
+        late, scatter = [], late  # by all that is known
     losses = dict(found.kinds)
     if late:
         losses = {"late": found.waiting_for_ranks, "transfer": losses["transfer"], "between": losses["between"]}
@@ -121,7 +121,7 @@ def _slow_ranks(found: Figures, causes: Sequence[Cause | None], *, take_turns: b
 
 
 def _largest(found: Figures, of_all: Verdict | None = None) -> str:
-    """Return the words for the loss that is told of all ranks, or else for the largest one."""
+    """Return the words for the loss named for all ranks, or else for the largest one."""
     names = kinds_of(found.workers)
     loss = of_all.kind if of_all is not None else max(names, key=found.kinds.__getitem__)
     return f"largest loss is {names[loss]}: {percent(found.kinds[loss])} of the time."
@@ -153,7 +153,7 @@ def _slow(found: Figures, slow: list[int], causes: Sequence[Cause | None], of_al
     be, have, who = ("is", "has", "It") if len(slow) == 1 else ("are", "have", "They")
     what = f"{have} too large a share" if told.kinds == ("share",) else f"{be} slow"
     besides = of_all if of_all is not None and of_all.kind not in told.kinds else None
-    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no cause of a rank is in it
+    hidden = max(found.kinds, key=found.kinds.__getitem__) in ("transfer", "between")  # no rank's cause explains these
     also = f", and the {_largest(found, besides)}" if besides or hidden else "."
     return Verdict(
         f"{_named(slow)} {what}. {who} held all others up for {percent(cost)} of the time{also}",
@@ -187,7 +187,7 @@ def _late(found: Figures, late: list[int], causes: Sequence[Cause | None], of_al
 
 
 def _gain(found: Figures) -> list[str]:
-    """What LB-BSP would gain, as the replay of the run estimates it, if that is worth a word."""
+    """Return what LB-BSP would gain, as the replay of the run estimates it, if that is worth a word."""
     if found.alternatives is None or found.policy == "lb-bsp":
         return []
     balanced, rate = found.alternatives.of("lb-bsp"), found.alternatives.samples_per_s
@@ -266,7 +266,7 @@ def _named(ranks: list[int]) -> str:
 
 
 def comparison(names: Sequence[str], found: Sequence[Figures]) -> str:
-    """Say which of two runs is faster, and by how much."""
+    """Return which of two runs is faster, and by how much."""
     one, other = found
     first, second = names
     times = other.samples_per_s / one.samples_per_s

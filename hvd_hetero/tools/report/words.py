@@ -23,7 +23,7 @@ def percent(share: float) -> str:
 
 
 def percents(shares: Sequence[float]) -> list[str]:
-    """Return shares of one whole with a digit after the point; those sum to 100 as well."""
+    """Return shares of one whole with a digit after the point; the rounded ones sum to 100 as well."""
     whole = proportional([max(share, 0.0) for share in shares], 1000, minimum=0)
     return [f"{thousandths / 10:.1f}%" for thousandths in whole.tolist()]
 
@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them."""
+    """Return seconds in a suitable unit."""
     if not math.isfinite(seconds):
         return UNKNOWN
     if abs(seconds) < _LEAST_S:

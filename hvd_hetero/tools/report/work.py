@@ -1,6 +1,6 @@
-"""What each rank did in each round, as recorded, with what is not known filled in.
+"""The work of each rank in each round, as recorded, with unknown figures filled in.
 
-A figure that cannot be true counts as not known: see ``impossible``. Where a rank's computing time is not known, it has
+A figure that cannot be true counts as not known: see ``impossible``. If a rank's computing time is not known, it gets
 the pace of its latest round before (or else the first one after), and the time that follows. A rank that never has a
 figure takes no part, nor do its samples. Rounds that take no time, or more than thirty years, are left out by
 ``counted``.
@@ -31,20 +31,20 @@ _LONGER = 2.0  # than the rounds took: then a figure is not believed (arbitrary:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What each rank did in each round, with unknown figures filled; (K, n)."""
+    """The work of each rank in each round, with unknown figures filled; (K, n)."""
 
     samples: Floats
     fixed_each: Floats
-    """What a micro-batch costs besides its samples, in samples."""
+    """The fixed cost of a micro-batch, in samples."""
     fixed: Floats
-    """The same of all micro-batches of the round."""
+    """The fixed cost of all micro-batches of the round, in samples."""
     computing_s: Floats
     input_s: Floats
     update_s: Floats
     pace: Floats
     """Samples, with the fixed ones, per second of computing; 0 for a rank that never has a figure."""
     known: Bools
-    """Whether the pace was measured in this very round."""
+    """True if the pace was measured in this very round."""
 
     @property
     def busy_s(self) -> Floats:
@@ -63,7 +63,7 @@ def impossible(run: Run) -> dict[str, Bools]:
     """Return, for each column of seconds, which figures cannot be true; (K, n).
 
     No rank was busy, or waited, for less than no time, or for much longer than the round and the one before it took.
-    ``elapsed_s`` goes by rank 0: if that one pauses before it sees that a round is over, its next round is short, and
+    ``elapsed_s`` comes from rank 0: if it pauses before it sees that a round is over, its next round is short, and
     others have waited for it since. If the round before was not recorded, it may have taken as long as all that were.
     """
     elapsed_s = np.where(run.elapsed_s > 0, run.elapsed_s, 0.0)
@@ -76,7 +76,7 @@ def impossible(run: Run) -> dict[str, Bools]:
 
 
 def work(run: Run) -> Work:
-    """Return what the ranks did, of all rounds of the run."""
+    """Return the work of the ranks, for all rounds of the run."""
     wrong = impossible(run)
     samples = run.samples.astype(np.float64)
     beta = run.fixed_samples
@@ -102,7 +102,7 @@ def work(run: Run) -> Work:
 
 
 def _filled(values: Floats, known: Bools) -> Floats:
-    """Put the latest known value, or else the first one, where none is known; 0 where there is none at all."""
+    """Put the latest known value, or else the first one, where none is known; 0 if there is none at all."""
     rounds = np.arange(len(values))[:, None]
     latest = np.maximum.accumulate(np.where(known, rounds, -1), axis=0)
     first = known.argmax(axis=0)

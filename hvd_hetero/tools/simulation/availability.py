@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Shares: ``share[j]`` from ``at_s[j]`` on, the first from 0. All begin again after ``period_s``, or the last stays."""
+    """Shares: ``share[j]`` from ``at_s[j]`` on, the first from 0. They repeat after ``period_s``, or the last stays."""
 
     at_s: tuple[float, ...] = (0.0,)
     share: tuple[float, ...] = (1.0,)

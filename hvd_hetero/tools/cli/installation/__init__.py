@@ -1,1 +1,1 @@
-"""What ``hvd-hetero check`` reads (`facts`, `horovod`, `two_ranks`), and what it makes of it (`findings`)."""
+"""Facts that ``hvd-hetero check`` reads (`facts`, `horovod`, `two_ranks`), and its judgement of them (`findings`)."""

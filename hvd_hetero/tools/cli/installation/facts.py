@@ -1,4 +1,4 @@
-"""Read what a check needs to know of this machine. Nothing is imported that may be missing."""
+"""Read what a check needs to know about this machine. Nothing is imported that may be missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def keras_backend(environ: Mapping[str, str]) -> str:
 
 
 def missing_tools(environ: Mapping[str, str]) -> str:
-    """Return what a build of Horovod lacks here, in words; "" if nothing."""
+    """Return what a build of Horovod lacks here, in words; "" if it lacks nothing."""
     try:
         find_toolchain(environ)
     except HorovodBuildError as error:
@@ -75,7 +75,7 @@ def cpu_quota(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> float
 
 
 def memory_limit(process: Path = Path("/proc/self"), root: Path = _GROUPS) -> tuple[float, float]:
-    """Return the bytes that this process's control groups allow (infinite without a limit), and those in use.
+    """Return the bytes that this process's control groups allow (infinite without a limit), and the bytes in use.
 
     Files that were read and may be forgotten are not in use.
     """

@@ -1,4 +1,4 @@
-"""Judge an installation: each function takes what was read and returns a finding. None of them reads anything itself.
+"""Judge an installation: each function takes facts and returns a finding. None of them reads anything itself.
 
 A failure means that training cannot run. A warning means that it runs, but slower, or less safely, than it could; or
 that it runs with PyTorch alone.
@@ -52,7 +52,7 @@ class Finding:
 
 
 def python(version: tuple[int, ...]) -> Finding:
-    """The interpreter is new enough."""
+    """Judge whether the interpreter is new enough."""
     shown = ".".join(map(str, version[:3]))
     if version[:2] < _OLDEST_PYTHON:
         return Finding("Python", "failure", f"{shown}; 3.11 or newer is needed", "apt install python3.11-venv")
@@ -60,7 +60,7 @@ def python(version: tuple[int, ...]) -> Finding:
 
 
 def tools(complaint: str, *, needed: bool) -> Finding:
-    """The compiler and what else builds Horovod; ``complaint`` is empty if all is there."""
+    """Judge the compiler and what else builds Horovod; ``complaint`` is empty if all is there."""
     if not complaint:
         return Finding("compiler", "ok", "C++17, CMake, make and Python's headers are here")
     items = [line.removeprefix("  - ") for line in complaint.splitlines()[1:]] or [complaint]
@@ -73,16 +73,16 @@ def tools(complaint: str, *, needed: bool) -> Finding:
 
 
 def frameworks(installed: Mapping[str, str]) -> Finding:
-    """There is a framework to train with."""
+    """Judge whether there is a framework to train with."""
     if not installed:
         return Finding("frameworks", "failure", "neither torch nor tensorflow is installed", "pip install torch")
     return Finding("frameworks", "ok", ", ".join(f"{name} {version}" for name, version in installed.items()))
 
 
 def horovod(facts: HorovodFacts, installed: Mapping[str, str]) -> Finding:
-    """Horovod is there, and its extensions were compiled against the very frameworks that are installed.
+    """Judge whether Horovod is there, and its extensions were compiled against the installed frameworks.
 
-    PyTorch does without one: torchrun launches its ranks, and torch.distributed sums.
+    PyTorch does without Horovod: torchrun launches its ranks, and torch.distributed sums.
     """
     if facts.version is None:
         if "torch" in installed:
@@ -104,13 +104,13 @@ def horovod(facts: HorovodFacts, installed: Mapping[str, str]) -> Finding:
 
 
 def _same_version(one: str, other: str) -> bool:
-    """Equal, where the local part (``+cu126``) counts only if both have one: some distributions leave it out."""
+    """Return whether versions are equal; the local part (``+cu126``) counts only if both have one."""
     (public, _, local), (other_public, _, other_local) = one.partition("+"), other.partition("+")
     return public == other_public and (not local or not other_local or local == other_local)
 
 
 def horovod_operations(facts: HorovodFacts, gpus: int) -> Finding:
-    """Gloo launches jobs without MPI and carries elastic ones; NCCL moves gradients between GPUs."""
+    """Judge the operations: Gloo launches jobs without MPI and elastic ones; NCCL moves gradients between GPUs."""
     has = ", ".join(facts.operations) or "none"
     if "Gloo" not in facts.operations:
         return Finding("operations", "warning", f"{has}; without Gloo there are no elastic jobs", f"{BUILD} --force")
@@ -121,7 +121,7 @@ def horovod_operations(facts: HorovodFacts, gpus: int) -> Finding:
 
 
 def horovod_edits(facts: HorovodFacts) -> Finding:
-    """It is the one that ``build-horovod`` makes, by the edits in its files."""
+    """Judge whether ``build-horovod`` made this one, by the edits in its files."""
     if not facts.lacks:
         return Finding("edits", "ok", "made by hvd-hetero build-horovod, with all of its edits")
     kind = "made by an earlier build-horovod" if facts.has_edits else "a stock Horovod"
@@ -129,7 +129,7 @@ def horovod_edits(facts: HorovodFacts) -> Finding:
 
 
 def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str = "tensorflow") -> Finding:
-    """Which Keras ``fit`` runs on, and what that means for Horovod."""
+    """Judge which Keras ``fit`` runs on, and what that means for Horovod."""
     if "tensorflow" not in versions:
         return Finding("Keras", "ok", "not used: TensorFlow is not installed")
     if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
@@ -153,7 +153,7 @@ def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str 
 
 
 def container(quota: float, machine_cores: int, memory_limit: float, memory_used: float, ranks: int) -> Finding:
-    """The limits that a container sets; infinite where it sets none."""
+    """Judge the limits that a container sets; infinite if it sets none."""
     told = []
     if quota < machine_cores:
         told.append(f"CPU limited to {quota:.3g} of {machine_cores} cores")
@@ -170,7 +170,7 @@ def container(quota: float, machine_cores: int, memory_limit: float, memory_used
 
 
 def cores(usable: int, ranks: int) -> Finding:
-    """Each rank has a core of its own."""
+    """Judge whether each rank has its own core."""
     if ranks > usable:
         text = f"{usable} for {ranks} ranks; ranks that share a core slow each other down"
         return Finding("cores", "warning", text, f"horovodrun -np {usable} …")
@@ -178,7 +178,7 @@ def cores(usable: int, ranks: int) -> Finding:
 
 
 def threads(setting: str, usable: int, ranks: int) -> Finding:
-    """The threads of all ranks fit onto the cores."""
+    """Judge whether the threads of all ranks fit onto the cores."""
     share = max(usable // ranks, 1)
     command = f"export OMP_NUM_THREADS={share}"
     if not setting:
@@ -196,7 +196,7 @@ def threads(setting: str, usable: int, ranks: int) -> Finding:
 
 
 def allocator(environ: Mapping[str, str], libc: str) -> Finding:
-    """Freed memory stays with the process (``docs/cpu.md``)."""
+    """Judge whether freed memory stays with the process (``docs/cpu.md``)."""
     command = "export " + " ".join(f"{name}={KEEP_MEMORY[name]}" for name in _KEPT)
     preloaded = environ.get("LD_PRELOAD", "")
     if other := next((name for name in _OTHER_ALLOCATORS if name in preloaded), None):

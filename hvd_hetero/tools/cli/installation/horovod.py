@@ -1,7 +1,7 @@
-"""What can be known of an installed Horovod from its files, without importing it or a framework.
+"""Read the facts of an installed Horovod from its files, without importing it or a framework.
 
-An extension keeps the names of its C++ classes, also where it was stripped, so they tell what was compiled in. The
-edits of ``hvd-hetero build-horovod`` are looked for in the text of the Python files, and by a word in an extension.
+An extension keeps the names of its C++ classes, even if it was stripped, so they show what was compiled in. The
+edits of ``hvd-hetero build-horovod`` are searched in the text of the Python files, and by a word in an extension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}  # in Horovod's metada
 _OPERATIONS = {"Gloo": "GlooAllreduce", "MPI": "MPIAllreduce", "NCCL": "NCCLAllreduce", "oneCCL": "CCLAllreduce"}
 _COMPILED_EDIT = b"HOROVOD_WAIT_SLEEP_US"
 
-# By a file whose edits all serve one purpose. But the server's are of two: secret.py stands for the other one.
+# By a file whose edits all serve one purpose. But the server's edits serve two: secret.py stands for the other one.
 _PURPOSES = {
     "horovod/common/util.py": "horovodrun that asks what was built without importing TensorFlow (7 s a launch)",
     "horovod/runner/common/util/secret.py": "a launcher that only its own job can talk to (CVE-2024-10190, "
@@ -40,16 +40,16 @@ class HorovodFacts:
 
     version: str | None
     built_for: dict[str, str]
-    """The version of each framework that it was built for; "" where it does not say."""
+    """The version of each framework that it was built for; "" if it does not say."""
     operations: tuple[str, ...]
     has_edits: bool
-    """Whether any edit of ``build-horovod`` is in it."""
+    """True if any edit of ``build-horovod`` is in it."""
     lacks: tuple[str, ...]
-    """What it lacks beside one that ``build-horovod`` makes now, in words."""
+    """What it lacks compared to one that ``build-horovod`` makes now, in words."""
 
 
 def read_horovod() -> HorovodFacts:
-    """Return what the files of the installed Horovod tell."""
+    """Return what the files of the installed Horovod show."""
     try:
         distribution = metadata.distribution("horovod")
     except metadata.PackageNotFoundError:
@@ -58,7 +58,7 @@ def read_horovod() -> HorovodFacts:
 
 
 def horovod_in(root: Path, version: str) -> HorovodFacts:
-    """Return what the files below a ``site-packages`` tell."""
+    """Return what the files below a ``site-packages`` show."""
     package = root / "horovod"
     extensions = {name: sorted(package.glob(pattern)) for name, pattern in _EXTENSIONS.items()}
     against = _built_against(package / "metadata.json")

@@ -1,4 +1,4 @@
-"""Launch two ranks that sum a vector: the one check that shows that all parts work together.
+"""Launch two ranks that sum a vector: the one check that all parts work together.
 
 Horovod launches them and sums; for ``torch.distributed``, which needs no Horovod, torchrun and Gloo do.
 """
@@ -51,7 +51,7 @@ _LONGEST = 200
 def two_ranks(
     framework: str, timeout_s: float, launcher: Callable[..., LaunchResult] = launch, python: str = sys.executable
 ) -> Finding:
-    """Launch the ranks and judge what they said."""
+    """Launch the ranks and judge their output."""
     with tempfile.TemporaryDirectory(prefix="hvd-hetero-check-") as folder:
         script = Path(folder, "sum_of_two.py")
         script.write_text(_PROGRAMS[framework])
@@ -64,7 +64,7 @@ def two_ranks(
 
 
 def judge(framework: str, outcome: tuple[str, ...] | Exception, timeout_s: float) -> Finding:
-    """The finding for what two ranks printed, or for why they did not."""
+    """Return the finding for what two ranks printed, or for why they did not."""
     name = f"two ranks, {framework}"
     with_horovod = framework != _ALONE
     module = f"horovod.{framework}" if with_horovod else framework
