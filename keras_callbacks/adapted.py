@@ -1,4 +1,4 @@
-"""What ``adapt`` has found and layers keep beside their weights: numbers become rank 0's, words are compared."""
+"""Share what ``adapt`` has found and layers keep beside their weights: numbers become rank 0's, words are compared."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NUMBERS = ("mean", "variance", "input_mean", "input_variance", "bin_boundaries"
 
 
 def share_adapted(model: Any, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any] = ()) -> None:
-    """Give all ranks rank 0's numbers; refuse words that are not those of rank 0. A collective call.
+    """Give all ranks rank 0's numbers; refuse words that differ from rank 0's. A collective call.
 
-    Words are not handed over: by their number layers behind have been made. Functions that have been traced with other
-    numbers are forgotten. ``local_layers`` and their parts keep their own.
+    Words are not handed over, because later layers have been made by their number. Functions that were traced with
+    other numbers are forgotten. ``local_layers`` and their parts keep their own.
     """
     own = {id(part) for layer in local_layers for part in layer._flatten_layers()}
     every = list(model._flatten_layers())
@@ -67,7 +67,7 @@ def _numbers(layer: Any) -> dict[str, Any]:
 
 
 def _take(layer: Any, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Give a layer these numbers; returns whether it had others."""
+    """Give a layer these numbers; return whether it had others."""
     changed = False
     for name, value in theirs.items():
         if name in mine and np.array_equal(mine[name], value):

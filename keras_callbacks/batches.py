@@ -1,4 +1,4 @@
-"""The rounds of one epoch, for a loop of the user's own: each batch is one."""
+"""The rounds of one epoch, for a user's own loop: each batch is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["batches"]
 
 
 def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
-    """One epoch's batches of this rank; each is a round, which ends when the next is asked for."""
+    """Yield one epoch's batches of this rank; each is a round, which ends when the next is asked for."""
     balancer, calls = session.balancer, session.calls
     if not session.sums_gradients:
         raise ValueError(
@@ -29,7 +29,7 @@ def batches(session: FitSession, data: BalancedDataset) -> Iterator[Any]:
     session.trains_here()
     session.queue = queue = data.queue
     session.want_epoch(queue)
-    balancer.abandon()  # of a loop that was left before its last batch was used
+    balancer.abandon()  # a round of a loop that was left before its last batch was used
     iterator = iter(data)
     number = 0
     while number == 0 or not queue.at_end:

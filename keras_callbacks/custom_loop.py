@@ -1,4 +1,4 @@
-"""Training loops of the user's own: their gradients, and figures of all ranks."""
+"""Users' own training loops: their gradients, and figures of all ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_callbacks.wire import TensorFlowWire
 __all__ = ["average_by_samples", "weighted_gradients"]
 
 
-# It branches on nothing that a graph holds, and converting it with all that it calls took over a second of each rank.
+# It branches on nothing in a graph, and converting it with all that it calls took over a second of each rank.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any], balance: LoadBalance) -> list[Any]:
-    """The gradients of the mean loss over all samples of the round, on every rank alike. Eagerly or in a tf.function.
+    """Return the mean loss's gradients over all samples of the round, equal on every rank; eagerly or in a tf.function.
 
         balance.start(model, optimizer)                       # rank 0's weights, for all
         data = resize_batches((x, y), balance, shuffle=True)
@@ -33,7 +33,7 @@ def weighted_gradients(tape: tf.GradientTape, loss: Any, variables: Sequence[Any
             for x, y in balance.batches(data):
                 step(x, y)
 
-    Call it once for every batch. All ranks run the loop's body equally often: a rank that has nothing in a round gets a
+    Call it once for every batch. All ranks run the loop's body equally often: a rank without data in a round gets a
     batch of one sample that weighs nothing, and ``balance.samples`` is 0. What a policy would do in micro-batches is
     one batch here.
     """

@@ -36,19 +36,19 @@ def resize_batches(
     padding_values: Any = None,
     check_data: bool = True,
 ) -> BalancedDataset:
-    """Batches for ``fit`` whose sizes follow the plan, with a ``(None, …)`` batch dimension, so that nothing retraces.
+    """Return batches for ``fit`` whose sizes follow the plan; their batch dimension is None, so nothing retraces.
 
-    An element is what this rank holds of one round. A rank that holds nothing gets one sample to stand in, which
-    weighs nothing. Where the number of rounds of an epoch is known, it is the cardinality, so ``fit`` knows
-    ``steps_per_epoch``; where it is not, the callback ends the epoch on all ranks together.
+    An element is this rank's part of one round. A rank without data gets one sample to stand in, which
+    weighs nothing. If the number of rounds of an epoch is known, it is the cardinality, so ``fit`` knows
+    ``steps_per_epoch``; if it is not, the callback ends the epoch on all ranks together.
 
     Under every policy every sample of an epoch goes to exactly one rank, exactly once. From **arrays** any rank takes
     any sample. A **dataset of single samples**, or a **sequence of batches**, is read from front to end: by every rank,
-    in the same order, and shared out (``stream="whole"``); or each rank reads a part of its own (``"shard"``), which
+    in the same order, and shared out (``stream="whole"``); or each rank reads its own part (``"shard"``), which
     may be longer or shorter than others: a rank whose part has ended goes on with samples that weigh nothing.
 
-    Behind it, ``map`` is welcome (one batch at a time, in order). ``prefetch`` is not needed, and does nothing: what
-    is fetched ahead must not be further ahead than plans are.
+    ``map`` may follow (one batch at a time, in order). ``prefetch`` is not needed, and does nothing: batches must
+    not be fetched further ahead than plans are known.
 
     Parameters
     ----------
@@ -59,22 +59,22 @@ def resize_batches(
     balance
         The ``LoadBalance`` of this training.
     shuffle, seed
-        Whether each epoch has an order of its own, drawn from the seed and the epoch's number. A dataset is shuffled
-        in a buffer of 10,000 samples; of a sequence the batches are.
+        True: each epoch has another order, drawn from the seed and the epoch's number. A dataset is shuffled
+        in a buffer of 10,000 samples; a sequence is shuffled by its batches.
     prefetch
         Batches prepared ahead, L. Plans are then fixed L rounds ahead, so a change of speed shows in the batches L
         rounds later. The same on every rank. With 0, batches are prepared while training waits for them. None: 1, or 0
-        where a round can end before its plan is done, for what comes next is not known then, and for a stream, whose
+        if a round can end before its plan is done, because the next one is not known then, and for a stream, whose
         samples are fetched ahead before they are cut.
     stream
         For a dataset or a sequence. ``"whole"``: all ranks read the same samples in the same order. ``"shard"``: each
-        rank reads samples of its own, its shard, as of files that only it reads; an epoch ends with the last shard.
+        rank reads its own samples, a shard, such as files that only it reads; an epoch ends with the last shard.
         None: ``"whole"``, but a dataset with a step ``shard(…)`` for this rank is refused.
     padding_values
-        For a dataset whose samples differ in shape: what fills them up, one value or one for each component, as in
+        For a dataset whose samples differ in shape: the values that fill them up, one or one for each component, as in
         ``padded_batch``. Each rank's batch is padded by itself, to its longest sample. None: they have one shape.
     check_data
-        Whether ranks compare a few numbers of each sample of a round, to stop if their data differ. Of a stream whose
+        If True, ranks compare a few numbers of each sample of a round, and stop if their data differ. If a stream's
         functions draw random numbers or run Python, only labels are compared: whole numbers or strings, one a sample.
     """
     if not isinstance(balance, LoadBalance):
@@ -118,18 +118,18 @@ def resize_batches(
         queue = RoundQueue(order, session.balancer, indices_of, show=known.show)
         batch = _gather(arrays, known)
     session.queue = queue
-    # Without an end, the cardinality is "infinite", and fit must be told steps_per_epoch. With one that is not known
+    # Without an end, the cardinality is "infinite", and fit needs steps_per_epoch. If the end is not known
     # beforehand it is "unknown", and the callback ends the epoch.
     numbers = tf.data.Dataset.range(queue.rounds) if queue.rounds is not None else tf.data.Dataset.counter()
     if queue.rounds is None and queue.ends:
         numbers = numbers.take_while(lambda _: True)
     batches = numbers.map(batch)
     options = tf.data.Options()
-    # Left to itself tf.data adds a prefetch of its own, and runs plain maps in parallel: both ask too far ahead.
+    # Left alone, tf.data adds another prefetch, and runs plain maps in parallel: both ask too far ahead.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
     if not is_stream:
-        # Nothing is there to be tuned; and the tuner's thread keeps an iterator that is given up waiting, at times for
+        # There is nothing to tune; and the tuner's thread keeps an iterator that is given up waiting, at times for
         # most of a minute (seen at the end of processes). A stream's own pipeline may need it.
         options.autotune.enabled = False
     batches = batches.with_options(options)
@@ -139,14 +139,14 @@ def resize_batches(
 def _of_stream(
     data: Any, session: FitSession, seed: int | None, stream: str | None, padding: Any, compares: bool
 ) -> tuple[RoundQueue, Callable[[Any], Any]]:
-    """The rounds of a dataset or a sequence, and the function from a round's number to its batch."""
+    """Return the rounds of a dataset or a sequence, and the function from a round's number to its batch."""
     rank, workers = session.balancer.rank, session.balancer.workers
     seeds = 0
     source: Source
     if not isinstance(data, tf.data.Dataset):
         source = SequenceSource(data, seed)
     elif stream == "shard":
-        # Of a shard without samples the first round tells all ranks, which then stop together.
+        # The first round shows all ranks a shard without samples, and they stop together.
         source = DatasetSource(data, seed, may_be_empty=True, padding=padding)
     else:
         seeds = check_alike(data, rank, workers, certain=stream == "whole")
@@ -168,12 +168,12 @@ def _of_stream(
 
 
 def indices_of(part: Any) -> Any:
-    """Return what is gathered for a rank: the first sample stands in where it has none."""
+    """Return the indices to gather for a rank: the first sample stands in if it has none."""
     return part if len(part) else np.zeros(1, dtype=np.int64)
 
 
 def _tensors(data: Any) -> tuple[Any, int]:
-    """The arrays as tensors, and their common length."""
+    """Return the arrays as tensors, and their common length."""
     if isinstance(data, tuple):
         data = tuple(part for part in data if part is not None)  # (x, y, None) is (x, y)
     leaves = tf.nest.flatten(data)
@@ -197,7 +197,7 @@ def _tensors(data: Any) -> tuple[Any, int]:
         lengths.add(int(shape[0]))
     if len(lengths) != 1:
         raise ValueError(f"all arrays of data must hold equally many samples, got {sorted(lengths)}; cut them alike")
-    # Tensors of their own, not constants of the graph, which are limited to two gigabytes and copied.
+    # Separate tensors, not constants of the graph, which are limited to two gigabytes and copied.
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(lambda a: tf.convert_to_tensor(np.asarray(a) if _pandas(a) else a), data)
     return tensors, lengths.pop()
@@ -219,7 +219,7 @@ class _Known:
             self._flat = tf.Variable(np.zeros(4, np.int64), shape=[None], trainable=False)
 
     def show(self, first: int, parts: list[Any]) -> None:
-        """These are known, and no others."""
+        """Replace the known batches by these."""
         offsets = itertools.accumulate(map(len, parts), initial=0)
         flat = np.concatenate([np.array([first, len(parts), self._begun, *offsets], np.int64), *parts])
         self._begun = True  # all but the first time it is a round that is about to begin
@@ -227,7 +227,7 @@ class _Known:
         tf.raw_ops.AssignVariableOp(resource=self._flat.handle, value=flat)
 
     def look_up(self, number: tf.Tensor) -> tf.Tensor:
-        """The indices of a batch, in the pipeline's graph."""
+        """Return the indices of a batch, in the pipeline's graph."""
         flat = tf.identity(self._flat)
         nth, count = number - flat[0], flat[1]
         there, begun = tf.logical_and(nth >= 0, nth < count), flat[2] > 0

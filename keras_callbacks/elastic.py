@@ -1,4 +1,4 @@
-"""Elastic state for Keras: what a training goes back to when ranks were lost, and hands to those that come.
+"""Elastic state for Keras: what a training goes back to when ranks were lost, and gives to ranks that join.
 
     import horovod.tensorflow as hvd
     from keras_callbacks.elastic import CommitStateCallback, KerasState
@@ -13,10 +13,10 @@
 
     train(KerasState(model))
 
-What was committed is variables, the place in the data, predictors, plans and the policy's state as of one and the same
-round. Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and knows
-nothing of the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from
-where a fit has begun, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the
+A commit keeps variables, the place in the data, predictors, plans and the policy's state as of the same
+round. Horovod's ``KerasState`` asks the optimizer for its variables in a way that Keras 3 has given up, and ignores
+the order of the samples. Its three callbacks depend on the order in which they stand, count epochs from the
+beginning of a fit, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the
 three.
 
 **Names on the wire** are those of nodes in the graph of the train function. They follow rank 0's count of trainings, as
@@ -65,20 +65,20 @@ _SHARDS = (
 
 
 class KerasState(Member, ObjectState):  # type: ignore[misc]
-    """Weights, the optimizer's state, the place in the data, and values of your own; for ``hvd.elastic.run``.
+    """Weights, the optimizer's state, the place in the data, and your own values; for ``hvd.elastic.run``.
 
-    ``commit()`` keeps them in the memory of this process, and asks whether hosts have come or gone. ``restore()`` goes
-    back to the last commit, ``sync()`` gives all ranks what rank 0 has. ``epoch`` and ``batch`` are where training
-    stands: the epoch at hand, and the batches of it that are done.
+    ``commit()`` keeps them in the memory of this process, and checks whether hosts have come or gone. ``restore()``
+    goes back to the last commit, ``sync()`` gives all ranks rank 0's state. ``epoch`` and ``batch`` show where training
+    stands: the current epoch, and the number of its batches that are done.
 
     Parameters
     ----------
     model
         Built and compiled.
     optimizer
-        None: the one that the model is compiled with.
+        None: the one of ``model.compile``.
     scale_learning_rate
-        Where the ranks of a new membership have another global batch than those of the commit (``global_batch=64 *
+        If the ranks of a new membership have another global batch than the commit (``global_batch=64 *
         hvd.size()``), multiply the learning rate by as much: constant batches per rank, and the linear rule. Without it
         the rate stays as it is. Under a constant global batch, the default, nothing has to change.
     values
@@ -120,7 +120,7 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
         super().__init__(broadcast, lambda: self._wire.rank, **{"epoch": 0, "batch": 0, **values})
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has; a collective call, and the first of a membership."""
+        """Give all ranks rank 0's state; a collective call, and the first of a membership."""
         own = [(variable, variable.numpy()) for variable in self._own] if self._survival.has_taken_part else []
         with failures_told():
             shared = self._hear(self._wire)
@@ -179,9 +179,9 @@ class KerasState(Member, ObjectState):  # type: ignore[misc]
 
 
 def copied(variables: Sequence[tf.Variable], former: Sequence[npt.NDArray[Any]] = ()) -> list[npt.NDArray[Any]]:
-    """Return copies of the values, in the memory of the former ones where they fit, which are given up by that.
+    """Return copies of the values, in the memory of the former copies if they fit, which are overwritten.
 
-    A copy into new memory takes several times as long: the system has yet to give its pages.
+    A copy into new memory takes several times as long, because the system must provide its pages first.
     """
     same = [(value.shape, value.dtype) for value in former] == [
         (tuple(variable.shape), variable.dtype.as_numpy_dtype) for variable in variables
@@ -202,19 +202,19 @@ def _seen(variable: tf.Variable) -> npt.NDArray[Any]:
 
 
 class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the epoch and the batch in the state, and commits it every so many batches and after every epoch.
+    """Notes the epoch and the batch in the state, and commits it every few batches and after every epoch.
 
     It does what Horovod's ``UpdateEpochStateCallback``, ``UpdateBatchStateCallback`` and ``CommitStateCallback`` do
-    together, wherever it stands among the callbacks. Epochs are counted as ``fit`` does with ``initial_epoch``. A fit
-    that goes on in the middle of an epoch does the rest of it, and its figures of that epoch are those of the rest.
+    together, in any place among the callbacks. Epochs are counted as ``fit`` does with ``initial_epoch``. A fit
+    that goes on in the middle of an epoch does the rest of it, and its figures of that epoch cover this rest.
 
     Parameters
     ----------
     state
         The state of the model that is trained.
     batches_per_commit
-        A commit copies all variables and is a collective; what was done since the last one is lost in a failure, and
-        done again. "auto": as many as keep commits within an epoch to a hundredth of the time, by what rank 0 measures.
+        A commit copies all variables and is a collective; batches since the last one are lost in a failure, and
+        done again. "auto": as many as keep commits within an epoch to 1 % of the time, as rank 0 measures it.
     """
 
     def __init__(self, state: KerasState, batches_per_commit: Every = "auto") -> None:
@@ -231,7 +231,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session: FitSession | None = None
 
     def set_model(self, model: Any) -> None:
-        """Make sure that what is kept is what is trained."""
+        """Check that the state keeps the model that is trained."""
         super().set_model(model)
         if model is not self.state.model or model.optimizer is not self.state.optimizer:
             raise ValueError(
@@ -252,7 +252,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._before = self.state.batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Make sure that fit is where the state is."""
+        """Check that fit is where the state is."""
         if epoch != self.state.epoch:
             raise ValueError(
                 f"fit begins epoch {epoch}, and the state stands at epoch {self.state.epoch}; write "
@@ -260,7 +260,7 @@ class CommitStateCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commit, if it is time; on_epoch_end does so after the last batch, for no fit can begin at an epoch's end."""
+        """Commit, if it is time; on_epoch_end does so after the last batch, as no fit can begin at an epoch's end."""
         self.state.batch = self._before + batch + 1
         assert self._session is not None, "on_train_begin has found it"
         if self._is_due() and not self._session.epoch_is_over:

@@ -1,4 +1,4 @@
-"""Where Keras 3 and tf_keras differ: all of it is in this file."""
+"""All differences between Keras 3 and tf_keras are in this file."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
     "weights_of",
 ]
 
-# What receives (gradients, variables) once they are computed, and what gives back the update.
+# A function that receives (gradients, variables) once they are computed, and returns the update.
 Update = Callable[[list[Any]], Any]
 Receiver = Callable[[list[Any], list[Any], Update], Any]
 
 
 def is_keras_3(model: Any) -> bool:
-    """Whether a model is of Keras 3; refuses what is neither that nor of tf_keras."""
+    """Return whether a model is of Keras 3; refuse one that is neither that nor of tf_keras."""
     if isinstance(model, tf.keras.Model):
         return any(cls.__module__.startswith("keras.src") for cls in type(model).__mro__)
     raise ValueError(
@@ -52,7 +52,7 @@ def is_keras_3(model: Any) -> bool:
 
 
 def backend_of(model: Any) -> str:
-    """What computes: "tensorflow", or another backend of Keras 3."""
+    """Return what computes: "tensorflow", or another backend of Keras 3."""
     if not is_keras_3(model):
         return "tensorflow"
     import keras
@@ -61,21 +61,21 @@ def backend_of(model: Any) -> str:
 
 
 def steps_per_execution(model: Any) -> int:
-    """Steps of ``fit`` in one call of the train function."""
+    """Return the steps of ``fit`` in one call of the train function."""
     steps = model.steps_per_execution if is_keras_3(model) else getattr(model, "_steps_per_execution", 1)
     return 1 if steps is None else int(steps)
 
 
 def compiles_by_itself(model: Any) -> bool:
-    """Whether XLA was chosen by ``jit_compile="auto"``, the default of Keras 3, most likely."""
+    """Return whether XLA was most likely chosen by ``jit_compile="auto"``, the default of Keras 3."""
     return bool(is_keras_3(model) and model._resolve_auto_jit_compile())
 
 
 def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
-    """Make sure that all variables exist that this step on such a batch makes, so that they can be broadcast.
+    """Build all variables that this step makes on such a batch, so that they can be broadcast.
 
-    Tracing builds them, as in Keras itself, and computes nothing: no seed moves on, and a model that is trained by
-    ``train_step`` alone needs no ``call``.
+    Tracing builds them, as in Keras itself, and computes nothing: no seed moves on, and a model that is trained only by
+    ``train_step`` needs no ``call``.
     """
     if is_built(model) and weights_of(model):
         return
@@ -92,7 +92,7 @@ def build_model(model: Any, step: Callable[[Any], Any], spec: Any) -> None:
 def build_metrics(model: Any, spec: Any) -> None:
     """Make the metrics of ``compile`` before the train step is traced, which would be traced twice if it made them."""
     metrics = model._compile_metrics if is_keras_3(model) else model.compiled_metrics
-    own_step = type(model).train_step is not tf.keras.Model.train_step  # may tell metrics of other data
+    own_step = type(model).train_step is not tf.keras.Model.train_step  # may update metrics by other data
     if metrics is None or metrics.built or own_step or not isinstance(spec, tuple) or not model.built:
         return
     try:
@@ -110,7 +110,7 @@ def build_metrics(model: Any, spec: Any) -> None:
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
-    """Make sure that the optimizer's state exists."""
+    """Build the optimizer's state, if it does not exist yet."""
     if hasattr(optimizer, "_create_all_weights"):  # of tf_keras.optimizers.legacy
         optimizer._create_all_weights(variables)
     elif not getattr(optimizer, "built", False):
@@ -120,7 +120,7 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
 def weights_of(model: Any) -> list[tf.Variable]:
     """Return all weights that exist by now, with the plain variables of a model, or of a layer.
 
-    A model of tf_keras has none to tell before it is built.
+    A model of tf_keras has none before it is built.
     """
     tells = model.built or not isinstance(model, tf.Module) or "build" not in type(model).__dict__
     listed = [*tf_variables(model.weights), *plain_variables(model)] if tells else []
@@ -145,27 +145,27 @@ def _variables_in(value: Any) -> Iterator[tf.Variable]:
 
 
 def is_built(model: Any) -> bool:
-    """Whether all parts of a model are built; one that is not called never is itself."""
+    """Return whether all parts of a model are built; a model that is not called never is itself."""
     return all(part.built for part in model._flatten_layers(include_self=has_call(model)))
 
 
 def has_call(model: Any) -> bool:
-    """Whether a model can be called, and is not trained by its ``train_step`` alone."""
+    """Return whether a model can be called, and is not trained only by its ``train_step``."""
     return type(model).call is not tf.keras.Model.call
 
 
 def tf_variables(variables: Iterable[Any]) -> list[tf.Variable]:
-    """TensorFlow's variables behind those of Keras 3; without look-up tables, which tf_keras counts as weights."""
+    """Return TensorFlow's variables behind Keras 3's; without look-up tables, which tf_keras counts as weights."""
     return [v if isinstance(v, tf.Variable) else v.value for v in variables if hasattr(v, "value")]
 
 
 def names_of(variables: list[tf.Variable]) -> list[str]:
-    """What tells variables of this process apart; what they are called does not."""
+    """Return names that are unique in this process; the variables' own names are not."""
     return [v._unique_id for v in variables]
 
 
 def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
-    """All state of an optimizer, in an order that all ranks share."""
+    """Return all state of an optimizer, in an order that all ranks share."""
     variables = optimizer.variables
     listed = tf_variables(variables() if callable(variables) else variables)
     names = set(names_of(listed))
@@ -173,13 +173,13 @@ def optimizer_variables(optimizer: Any) -> list[tf.Variable]:
 
 
 def averaged_variables(optimizer: Any) -> list[tf.Variable]:
-    """The part of the state that follows the gradients: a mean of the others over ranks would only be rounded."""
+    """Return the state that follows the gradients: a mean of the rest over ranks would only be rounded."""
     names = set(names_of(_settings(optimizer)))
     return [v for v in optimizer_variables(optimizer) if v.dtype.is_floating and v._unique_id not in names]
 
 
 def _settings(optimizer: Any) -> list[tf.Variable]:
-    """The variables that callbacks and overflows change: the rate, what else tf_keras's old ones have, the scale."""
+    """Return the variables that callbacks and overflows change: the rate, other settings of tf_keras's, the scale."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     found = [
         getattr(inner, "_learning_rate", None),
@@ -192,9 +192,9 @@ def _settings(optimizer: Any) -> list[tf.Variable]:
 
 
 def advanced_variables(model: Any) -> list[tf.Variable]:
-    """What a train step may advance by itself, as a copy that follows the weights: no metrics, no seeds.
+    """Return the variables that a train step may advance, such as a copy of the weights: no metrics, no seeds.
 
-    Also plain variables of TensorFlow.
+    Plain variables of TensorFlow are among them.
     """
     metrics = tf_variables(v for metric in model.metrics for v in metric.variables)
     apart = set(names_of([*tracked_state(model), *metrics]))
@@ -202,18 +202,18 @@ def advanced_variables(model: Any) -> list[tf.Variable]:
 
 
 def spectral_vectors(model: Any) -> list[tf.Variable]:
-    """What SpectralNormalization advances, by the weights alone and in a branch of its graph."""
+    """Return the vectors that SpectralNormalization advances, by the weights alone and in a branch of its graph."""
     kind = tf.keras.layers.SpectralNormalization
     return tf_variables(layer.vector_u for layer in model._flatten_layers() if isinstance(layer, kind) and layer.built)
 
 
 def trained_variables(model: Any) -> list[tf.Variable]:
-    """What training changes by gradients."""
+    """Return the variables that training changes by gradients."""
     return tf_variables(model.trainable_variables)
 
 
 def tracked_state(model: Any) -> list[tf.Variable]:
-    """The variables of metrics that are attributes of a model or a layer: tf_keras counts them among the weights."""
+    """Return the variables of metrics in attributes of a model or a layer: tf_keras counts them among the weights."""
     layers = list(model._flatten_layers())
     metrics = [layer for layer in layers if isinstance(layer, tf.keras.metrics.Metric)]
     metrics += [metric for layer in layers for metric in getattr(layer, "_metrics", ())]
@@ -221,7 +221,7 @@ def tracked_state(model: Any) -> list[tf.Variable]:
 
 
 def follows_schedule(optimizer: Any) -> bool:
-    """Whether the learning rate is a function: of the updates that the optimizer has made, or of anything."""
+    """Return whether the learning rate is a function: of the updates that the optimizer has made, or of anything."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
     schedule = isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule)
@@ -229,18 +229,18 @@ def follows_schedule(optimizer: Any) -> bool:
 
 
 def hyper_parameters(optimizer: Any) -> dict[str, Any]:
-    """Those that schedules change; the learning rate is a tensor, or becomes one in the graph."""
+    """Return the hyper-parameters that schedules change; the learning rate is a tensor, or becomes one in the graph."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # a loss scale has none of its own
     found = {"momentum": getattr(inner, "momentum", None), "weight_decay": getattr(inner, "weight_decay", None)}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
 def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[], None]:
-    """Have the loss go through ``weigh`` before its gradients are taken, in training; returns how to end that.
+    """Pass the loss through ``weigh`` before its gradients are taken, in training; return a function that ends this.
 
-    Only where gradients go from there to the update with nothing of the user's in between. Nor with a loss scale, which
-    finds out how small a loss float16 can do with, and is not to be given a smaller one. (A fixed ``loss_scale_factor``
-    is no such thing.)
+    Only if gradients go from there to the update without user code in between. Nor with a loss scale, which
+    finds out how small a loss float16 can handle, and must not get a smaller one. (A fixed ``loss_scale_factor``
+    does not.)
     """
     optimizer, keras_3 = model.optimizer, is_keras_3(model)
     base = tf.keras.optimizers.Optimizer
@@ -271,11 +271,11 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
 
 
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:
-    """Have every gradient of this optimizer go through ``receive`` before it is applied; returns how to end that.
+    """Pass every gradient of this optimizer through ``receive`` before it is applied; return a function that ends this.
 
-    An attribute of the object, not another class: what is saved, and how it is called there, stays what it was. It is
-    the outermost optimizer that is changed: a loss scale must see the sum over the ranks, so that all skip a step
-    alike. So must an ``apply_gradients`` of the user's own, which may clip before it calls Keras 3's ``apply``.
+    This sets an attribute of the object, and no other class: what is saved, and its name there, stay as they were. The
+    outermost optimizer is changed: a loss scale must see the sum over the ranks, so that all skip a step
+    alike. So must a user's own ``apply_gradients``, which may clip before it calls Keras 3's ``apply``.
     """
     plain = vars(optimizer).get("apply_gradients", type(optimizer).apply_gradients)
     by_apply = hasattr(optimizer, "apply") and plain is tf.keras.optimizers.Optimizer.apply_gradients
@@ -300,7 +300,7 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
             optimizer.__dict__.update(former)
 
     former = {name: optimizer.__dict__[name]} if name in optimizer.__dict__ else {}
-    # A step of the user's own is converted by tf_keras, and so would be all of this package that it calls: 2 s a rank.
+    # tf_keras converts a user's own step, and with it all of this package that the step calls: 2 s a rank.
     mine: Any = as_it_is(apply if by_apply else apply_gradients)
     mine.wrapped_by = wrapped_by
     object.__setattr__(optimizer, name, mine)
@@ -308,13 +308,13 @@ def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose Python AutoGraph leaves alone. What it calls may still be converted, see below."""
+    """Return the function, marked so that AutoGraph leaves its Python alone. What it calls may still be converted."""
     function.autograph_info__ = {}  # type: ignore[attr-defined]
     return function
 
 
 def as_keras_would(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function, with its ``if`` and ``for`` converted where Keras would have done so (tf_keras does)."""
+    """Return the user's function, with ``if`` and ``for`` converted if Keras would have done so (tf_keras does)."""
     autograph = tf.__internal__.autograph
     here = autograph.control_status_ctx()
     if here.status.name != "ENABLED":  # in an eager step it is not specified, and Keras converts nothing

@@ -13,12 +13,12 @@ __all__ = ["LearningRateSchedule", "LearningRateWarmup"]
 
 
 class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """``initial_lr * multiplier(epoch)`` from ``start_epoch`` on, before ``end_epoch``; several make a schedule.
+    """Sets ``initial_lr * multiplier(epoch)`` from ``start_epoch`` on, before ``end_epoch``; several make a schedule.
 
     Parameters
     ----------
     initial_lr
-        What is multiplied.
+        The rate to multiply.
     multiplier
         A number, or a function of the epoch.
     start_epoch, end_epoch
@@ -49,17 +49,17 @@ class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The rate of this epoch, or of its first step."""
+        """Set the rate of this epoch, or of its first step."""
         self._epoch = epoch
         self._adjust(float(epoch))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The rate of this step."""
+        """Set the rate of this step."""
         if not self.staircase and batch:
             self._adjust(self._epoch + batch / self._steps())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Tell the rate."""
+        """Add the rate to the logs."""
         if logs is not None:
             logs["learning_rate"] = float(tf.convert_to_tensor(self.model.optimizer.learning_rate))
 
@@ -77,10 +77,10 @@ class LearningRateSchedule(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class LearningRateWarmup(LearningRateSchedule):
-    """From ``initial_lr / ranks`` up to ``initial_lr`` in a straight line over the first epochs, step by step.
+    """Raises the rate step by step from ``initial_lr / ranks`` to ``initial_lr``, linearly over the first epochs.
 
-    ``initial_lr`` is the rate for the global batch, as a rule that of one rank times the number of ranks; a network
-    that is still random bears the small one only (Goyal et al., Accurate, Large Minibatch SGD, section 2.2).
+    ``initial_lr`` is the rate for the global batch, usually one rank's rate times the number of ranks; a network
+    that is still random bears only the small one (Goyal et al., Accurate, Large Minibatch SGD, section 2.2).
     """
 
     def __init__(self, initial_lr: float, *, warmup_epochs: int = 5) -> None:
@@ -96,11 +96,11 @@ class LearningRateWarmup(LearningRateSchedule):
         self.warmup_epochs = warmup_epochs
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """The rate of this step, while the warm-up lasts."""
+        """Set the rate of this step, while the warm-up lasts."""
         if self._epoch < self.warmup_epochs:
             super().on_train_batch_begin(batch, logs)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The rate of this epoch's first step; the full one with the first step after the warm-up."""
+        """Set the rate of this epoch's first step; the full one with the first step after the warm-up."""
         if epoch <= self.warmup_epochs:
             super().on_epoch_begin(epoch, logs)

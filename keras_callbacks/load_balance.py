@@ -1,4 +1,4 @@
-"""The callback: what ``fit`` needs for the ranks to train one model together, each at its own pace."""
+"""The callback by which ``fit`` trains one model on all ranks, each at its own pace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         model.fit(resize_batches((x, y), balance), epochs=5, callbacks=[balance])
 
     In ``fit`` it wraps the compiled optimizer, broadcasts rank 0's weights and optimizer state, and makes a step of
-    ``fit`` a round: all ranks do the same number of steps. Metrics are those of all ranks' samples at the end of
+    ``fit`` a round: all ranks do the same number of steps. Metrics cover all ranks' samples at the end of
     each epoch, whatever the order of the callbacks. The wrapper stays for the next ``fit``; ``release()`` takes it off.
 
     Parameters
@@ -60,10 +60,10 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         A name (``"bsp"``, ``"lb-bsp"``, ``"self-adaptive"``, ``"non-blocking"``, ``"lb-non-blocking"``,
         ``"elastic-bsp"``) or a policy object (``StaticAllocation([3, 7])``).
     global_batch
-        Samples per round over all ranks together: what one process would call its batch size. (Under ElasticBSP, of one
+        Samples per round over all ranks together: one process's batch size. (Under ElasticBSP, of one
         iteration of every rank.)
     sync
-        ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with a graph of your own
+        ``"allreduce"``, ``"d-psgd"`` or ``"matcha"``, or one of the last two with your own graph
         (``hvd_hetero.topology.mixing``). Under the last two ranks hold different models, and the end of ``fit`` gives
         all of them the mean.
     allow_nan
@@ -76,10 +76,10 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         ``hvd_hetero.telemetry.Telemetry(path, every=…, rotate_bytes=…)`` to write every k-th round, or several files.
         None: nowhere.
     progress
-        Whether rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without a
-        terminal it shows nothing (``docs/telemetry.md``).
+        If True, rank 0 shows rounds, samples per second, waiting and batches in the last line of its terminal. Without
+        a terminal it shows nothing (``docs/telemetry.md``).
     patience
-        How long a rank waits for others before it says for which one, and before it ends the job if that cannot go on
+        How long a rank waits for others before it reports which one, and before it ends the job if that cannot go on
         (``hvd_hetero.watchdog.Patience``, ``docs/waiting.md``). None: as ``HVD_HETERO_PATIENCE`` says, or the defaults.
     """
 
@@ -115,15 +115,15 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session = FitSession(core, wire, self, tuple(local_layers), device)
 
     def start(self, model: Any, optimizer: Any) -> None:
-        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for loops of your own.
+        """Give all ranks rank 0's weights and optimizer state. ``fit`` does so by itself; for your own loops.
 
-        What the first batch of a model would build, ``batches`` builds and broadcasts at the beginning of an epoch,
-        and so layers that have been added since the last one.
+        ``batches`` builds and broadcasts what the first batch of a model would build, at the beginning of an epoch,
+        and so layers that were added since the last one.
         """
         self._session.start(model, optimizer)
 
     def batches(self, data: BalancedDataset) -> Iterator[Any]:
-        """The batches of one epoch, for a loop of your own around ``weighted_gradients``; see there."""
+        """Return the batches of one epoch, for your own loop around ``weighted_gradients``; see there."""
         return batches(self._session, data)
 
     @property
@@ -165,27 +165,27 @@ class LoadBalance(Face, tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._session.step_begins(batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """All ranks stop, if one of them wants to."""
+        """Stop all ranks, if one of them wants to."""
         self._session.epoch_ends()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Training is over, on all ranks; where they have a model each, all get the mean."""
+        """End training, on all ranks; if each has its own model, all get the mean."""
         session = self._session
         session.train_ends()
         if session.mixing is not None:
             average(trained_variables(self.model), session.wire, session.prefix)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """An evaluation is over, which may have had no batch on this rank."""
+        """End an evaluation, which may have had no batch on this rank."""
         if self._session.evaluation is not None:
             self._session.evaluation.ends()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """An evaluation begins, or goes on, and its figures are not complete."""
+        """Begin an evaluation, or go on with it: its figures are not complete."""
         if self._session.evaluation is not None:
             self._session.evaluation.step_begins(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Perhaps they are now."""
+        """Finish the evaluation's figures if this was its last batch."""
         if self._session.evaluation is not None:
             self._session.evaluation.step_ends(logs or {})

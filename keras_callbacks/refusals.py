@@ -1,4 +1,4 @@
-"""What could not be synchronised is refused before the first step, with what to write instead."""
+"""Refusals, before the first step, of what could not be synchronised, with what to write instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_compiled", "check_layers", "layers_that_wait"]
 
 
 def check_compiled(model: Any) -> None:
-    """Refuse what could not be synchronised; switch XLA off where it chose itself."""
+    """Refuse what could not be synchronised; switch XLA off if Keras has chosen it."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         raise ValueError("the model is not compiled: call model.compile(optimizer, loss) before model.fit")
@@ -64,7 +64,7 @@ def layers_that_wait(model: Any) -> list[str]:
 def check_layers(model: Any, policy: str) -> None:
     """Refuse layers in which ranks wait for one another, unless all do the same anyway.
 
-    Their waiting is inside the graph, where it cannot be told from computing: all ranks would seem equally fast.
+    Their waiting is inside the graph, and looks like computing: all ranks would seem equally fast.
     """
     if policy == "bsp":
         return

@@ -27,18 +27,18 @@ class _EpochIsOver:
 
 
 EPOCH_IS_OVER = _EpochIsOver()
-"""What ``stop_training`` is at an end of an epoch that fit does not know: on_epoch_end takes it back."""
+"""The value of ``stop_training`` at an end of an epoch that fit does not know: on_epoch_end takes it back."""
 
 
 class KerasCallback(Protocol):
-    """What Keras tells every callback."""
+    """The attributes that Keras gives every callback."""
 
     model: Any
     params: dict[str, Any] | None
 
 
 class FitSession:
-    """One rank's part of one training, in ``fit`` or in a loop of the user's own."""
+    """One rank's part of one training, in ``fit`` or in a user's own loop."""
 
     def __init__(
         self,
@@ -65,17 +65,17 @@ class FitSession:
         self._repeats = self.calls.repeats
         self.common_start = CommonStart(wire, core.prefix, local_layers)
         self.queue: RoundQueue | None = None
-        """Where batches come from; the latest of ``resize_batches``, or that of the data which fit iterates over."""
+        """Where batches come from: the latest ``resize_batches``, or the data which fit iterates over."""
         self.evaluation: Evaluation | None = None
         self.warned: set[str] = set()
-        """Figures of which a warning has said that they are not of all samples."""
+        """Figures for which a warning has said that they do not cover all samples."""
         self.fitting = False
         self.last_step = False
-        """Whether the step at hand is the last of its epoch, as far as fit knows."""
+        """True if the current step is the last of its epoch, as far as fit knows."""
         self.skipped = 0
-        """Steps of the epoch at hand that were done before this fit."""
+        """Steps of the current epoch that were done before this fit."""
         self.elastic = False
-        """Whether an elastic state follows this training."""
+        """True if an elastic state follows this training."""
         self._all_reduce = AllReduce(self.calls)
         self._core = core
         self._callback = callback
@@ -84,7 +84,7 @@ class FitSession:
 
     @property
     def sums_gradients(self) -> bool:
-        """Whether a round ends by nothing but a sum of gradients over all ranks."""
+        """True if a round ends only by a sum of gradients over all ranks."""
         return self._core.sums_gradients
 
     # Before rounds, and after.
@@ -99,12 +99,12 @@ class FitSession:
         self.calls.start(optimizer, [v for v in weights if v.trainable and v.shape.num_elements()] if together else [])
 
     def mean_gradients(self, gradients: list[Gradient]) -> list[Gradient]:
-        """The gradients of the mean over all samples of the round, for a round of one micro-batch."""
+        """Return the gradients of the mean over all samples of the round, for a round of one micro-batch."""
         share = self.calls.ask(self.calls.share, SHARE, after=tf.nest.flatten(gradients, expand_composites=True))
         return self._all_reduce(gradients, share)
 
     def on_release(self, undo: Callable[[], None]) -> None:
-        """Something of the model, or of its optimizer, is wrapped, and ``undo`` unwraps it."""
+        """Remember ``undo``, which unwraps a part of the model, or of its optimizer."""
         self._undo.append(undo)
 
     def release(self) -> None:
@@ -129,22 +129,22 @@ class FitSession:
         self.fitting = True
 
     def epoch_begins(self, epoch: int) -> None:
-        """All ranks begin it, or none."""
+        """Begin an epoch on all ranks, or on none."""
         assert self.queue is not None, "train_begins has checked it"
         self.want_epoch(self.queue, epoch)
         self._meet(leaving=False)
 
     def want_epoch(self, queue: RoundQueue, epoch: int = 0) -> None:
-        """Have data come in the order of this epoch, or of the next: data resized anew for each epoch do not repeat."""
+        """Make data come in the order of this epoch, or the next: data resized again for each epoch do not repeat."""
         queue.want_epoch(max(epoch, self._epochs))
         self._epochs = max(epoch, self._epochs) + 1
 
     def step_begins(self, step: int) -> None:
-        """Note whether it is the last of its epoch."""
+        """Note whether the step is the last of its epoch."""
         self.last_step = step + 1 + self.skipped == self.steps
 
     def epoch_ends(self) -> None:
-        """All ranks stop, if one of them wants to."""
+        """Stop all ranks, if one of them wants to."""
         self.skipped = 0
         model = self._callback.model
         if made := self.common_start.lacks(model.trainable_variables):
@@ -168,7 +168,7 @@ class FitSession:
         return bool(stopping > 0)
 
     def train_ends(self) -> None:
-        """Training is over, on all ranks."""
+        """End training, on all ranks."""
         self._meet(leaving=True)
         self.fitting = False
 
@@ -179,7 +179,7 @@ class FitSession:
 
     @property
     def wants_to_stop(self) -> bool:
-        """Whether this rank would end training after the round at hand: a callback has said so."""
+        """True if this rank would end training after the current round: a callback has said so."""
         if not self.fitting:
             return False
         stops = self._callback.model.stop_training
@@ -187,11 +187,11 @@ class FitSession:
 
     @property
     def epoch_is_over(self) -> bool:
-        """Between rounds: whether all ranks know that the epoch at hand has no further step."""
+        """Between rounds: True if all ranks know that the current epoch has no further step."""
         return self.calls.stop_agreed or self.last_step or (self.queue is not None and self.queue.at_end)
 
     def go_on(self, place: Mapping[str, Any], steps: int) -> None:
-        """The fit that begins goes on in the middle of an epoch, of which so many steps are done."""
+        """Go on, in the fit that begins, in the middle of an epoch, of which so many steps are done."""
         assert self.queue is not None, "resize_batches comes before fit"
         self.queue.go_on(place)
         whole, left = self.queue.rounds, self.queue.rounds_left
@@ -200,7 +200,7 @@ class FitSession:
             self.skipped = whole - left  # it may have been begun in rounds of another size, by other ranks
 
     def _meet(self, *, leaving: bool) -> None:
-        """Wherever a rank begins an epoch or leaves training, all do: else the rest would wait for it for ever."""
+        """Check that all ranks begin an epoch, or all leave training: else the rest would wait for one for ever."""
         leavers, size = int(self.wire.sum(int(leaving), f"{self.prefix}.meet")), self.wire.size
         if 0 < leavers < size:
             raise HeteroError(

@@ -1,4 +1,4 @@
-"""All ranks start from rank 0's weights and optimizer state, and know that they do."""
+"""Start all ranks from rank 0's weights and optimizer state, and check that they do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["CommonStart", "average", "start_alike"]
 
 
 class CommonStart:
-    """The models and optimizers of a training that all ranks have rank 0's values of."""
+    """The models and optimizers of a training for which all ranks have rank 0's values."""
 
     def __init__(self, wire: TensorFlowWire, prefix: str, local_layers: Sequence[Any]) -> None:
         self._wire = wire
@@ -41,7 +41,7 @@ class CommonStart:
         """Give all ranks rank 0's weights and optimizer state, and return Keras's weights; a collective call."""
         own = names_of([v for layer in self._local_layers for v in weights_of(layer)])
         weights = [v for v in weights_of(model) if v._unique_id not in own]
-        # The state of what is a rank's own goes along with the rest: ranks agree on which of it there is.
+        # The state of a rank's own layers goes along with the rest: ranks agree on which of it there is.
         state = optimizer_variables(optimizer)
         start_alike(weights, state, self._wire, self._prefix)
         share_adapted(model, self._wire, self._prefix, self._local_layers)
@@ -51,7 +51,7 @@ class CommonStart:
         return [v for v in weights if v._unique_id not in plain]
 
     def new(self, spec: Any) -> list[tuple[Any, Any]]:
-        """Build what the first such batch would build; returns the models that have, or whose optimizers have, more."""
+        """Build what the first such batch would build; return the pairs of model and optimizer with new variables."""
         pairs = list(self._given.values())
         for model, _ in pairs:
             if has_call(model):
@@ -62,7 +62,7 @@ class CommonStart:
         return [pair for pair in pairs if self.lacks([*weights_of(pair[0]), *optimizer_variables(pair[1])])]
 
     def lacks(self, variables: Iterable[Any]) -> list[Any]:
-        """Those of the variables that each rank has values of its own of."""
+        """Return the variables that were never broadcast."""
         return [v for v in variables if names_of(tf_variables([v]))[0] not in self._names]
 
 
@@ -101,13 +101,13 @@ def start_alike(weights: list[tf.Variable], state: list[tf.Variable], wire: Tens
 
 
 def _is_of_numbers(variable: tf.Variable) -> bool:
-    """Whether Horovod can broadcast it: numbers, and on each rank as many."""
+    """Return whether Horovod can broadcast it: numbers, and as many on each rank."""
     dtype = variable.dtype
     return bool(variable.shape.is_fully_defined() and (dtype.is_floating or dtype.is_integer or dtype.is_bool))
 
 
 def fingerprint(variables: list[tf.Variable]) -> int:
-    """A checksum of all bits."""
+    """Return a checksum of all bits."""
     total = 0
     for variable in variables:
         value = variable.numpy()

@@ -1,4 +1,4 @@
-"""The train function of ``fit``, once around: what happens in Python before and after a round in the graph."""
+"""The train function of ``fit``, wrapped: what happens in Python before and after a round in the graph."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["RoundFunction"]
 
 
 def _use_source(session: FitSession, iterator: Any) -> int | None:
-    """Have rounds come from the data that fit iterates over, which may not be what was resized last.
+    """Make rounds come from the data that fit iterates over, which may not be what was resized last.
 
-    Returns the number of rounds that the data have, where that is known and finite.
+    Returns the number of rounds that the data have, if that is known and finite.
     """
     source = getattr(iterator, "_dataset", None)  # not a public name: where it is missing, nothing is checked
     if source is None or session.queue is None:
@@ -49,7 +49,7 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
 
 
 class RoundFunction:
-    """Calls the train function that Keras has made, with the next round prepared, and raises what really went wrong."""
+    """Calls the train function that Keras has made, with the next round prepared, and raises the original error."""
 
     def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: Figures) -> None:
         self.session = session
@@ -64,7 +64,7 @@ class RoundFunction:
         self._of_epoch: dict[str, Any] | None = None
 
     def __call__(self, iterator: Any) -> Any:
-        """One round."""
+        """Do one round."""
         session, calls = self.session, self.session.calls
         if not session.fitting or session.queue is None:
             raise RoundStateError(
@@ -118,9 +118,9 @@ class RoundFunction:
         return logs
 
     def close_epoch(self) -> dict[str, Any] | None:
-        """The figures of an epoch that has ended, once.
+        """Return the figures of an epoch that has ended, once.
 
-        A rank that leaves an epoch before its end takes part in one more round, by which all hear that it does.
+        A rank that leaves an epoch before its end takes part in one more round, in which all ranks hear of it.
         """
         if self._open and self.session.fitting and self._model.stop_training:
             self(self._iterator)

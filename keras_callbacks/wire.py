@@ -1,4 +1,4 @@
-"""Horovod outside of graphs: all that ranks tell one another from Python. In a graph, ``step.synchroniser`` does."""
+"""Horovod outside of graphs: what ranks exchange from Python. In a graph, ``step.synchroniser`` does it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class TensorFlowWire:
 
     @property
     def initialized(self) -> bool:
-        """Whether ``hvd.init()`` was called."""
+        """True once ``hvd.init()`` was called."""
         return bool(hvd.is_initialized())
 
     @property
     def rank(self) -> int:
-        """The number of this rank; another one after an elastic reset, perhaps."""
+        """The number of this rank, which an elastic reset may change."""
         return int(hvd.rank())
 
     @property

@@ -27,13 +27,13 @@ __all__ = ["is_wrapped", "release_from_others", "wrap"]
 
 
 def is_wrapped(session: FitSession, model: Any) -> bool:
-    """Whether the model, and the optimizer that it has now, are wrapped for this training."""
+    """Return whether the model, and its present optimizer, are wrapped for this training."""
     function = model.train_function
     return isinstance(function, RoundFunction) and function.session is session and function.optimizer is model.optimizer
 
 
 def release_from_others(model: Any) -> None:
-    """Unwrap what was wrapped for the trainings that the model, or its optimizer, was in before."""
+    """Unwrap the model, and its optimizer, from their former trainings."""
     for attributes in (model.__dict__, getattr(model.optimizer, "__dict__", {})):
         for value in list(attributes.values()):
             if isinstance(former := getattr(value, "wrapped_by", None), FitSession):
@@ -62,7 +62,7 @@ def wrap(session: FitSession, model: Any) -> None:
     session.evaluation = evaluation = Evaluation(of_tests, session.evaluated)
     results = global_results(model.get_metrics_result, evaluation.close, function.close_epoch)
     session.on_release(_set(model, "get_metrics_result", results))
-    model.test_function = None  # it may be that of the plain step
+    model.test_function = None  # it may be the plain step's
     evaluate = refuses_resized(tells_failures(model.evaluate, lambda: session.elastic))
     session.on_release(_set(model, "evaluate", evaluate))
     session.on_release(_set(model, "predict", refuses_resized(model.predict)))
@@ -74,7 +74,7 @@ def wrap(session: FitSession, model: Any) -> None:
 
 
 def _synchroniser_of(session: FitSession, model: Any) -> Synchroniser:
-    """What the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
+    """Return the synchroniser for the policy and ``sync``; it asks for variables in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:
         return trained_variables(model)

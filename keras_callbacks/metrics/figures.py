@@ -1,9 +1,9 @@
-"""What a step tells as a function of the state of metrics, cut out of its graph.
+"""A step's figures as a function of the state of metrics, cut out of the step's graph.
 
-A train step may tell anything under any name: ``{"loss": self.total_loss_tracker.result()}``. What ranks join is the
+A train step may return any figure under any name: ``{"loss": self.total_loss_tracker.result()}``. Ranks join the
 state of the metrics; the figures of all samples are then what the step itself makes of the joined state. So each figure
-is followed back through the traced step. Where it is made of metrics' variables as they are at the step's end, that
-part of the graph is kept, to be run again on the joined state. Any other figure is of the batch.
+is followed back through the traced step. If it is made of metrics' variables as they are at the step's end, that
+part of the graph is kept, to be run again on the joined state. Any other figure belongs to the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Told:
     ) -> None:
         """``apart`` are variables that are no state of metrics, though steps change them: weights, the optimizer's.
 
-        ``metrics`` are known to be state: a function or branch of the user's that takes one may do anything with it.
+        ``metrics`` are known to be state: a user's function or branch that takes one may do anything with it.
         """
         self._handles = handles
         self._order = {operation.name: i for i, operation in enumerate(graph.get_operations())}
@@ -40,9 +40,9 @@ class Told:
         self._apart = {v._unique_id for v in apart}
         self._metrics = {v._unique_id for v in metrics}
         self.state: dict[str, list[tf.Variable]] = {}
-        """By figure, the variables that a step changes and the figure is made of"""
+        """By figure, the variables that a step changes and the figure is made of."""
         self.partly_of_state: list[str] = []
-        """Figures made of state and of something else, too, or of state in a function, which is not looked into"""
+        """Figures made of state and of something else, too, or of state in a function, which is not looked into."""
         made: dict[str, Any] = {}
         for name, figure in figures.items():
             parts = tf.nest.flatten(figure)
@@ -57,10 +57,10 @@ class Told:
             elif changed or self._hides_state(operations):
                 self.partly_of_state.append(name)
         self.compute: Callable[[], dict[str, Any]] = _cut(graph, self._handles, made)
-        """The figures made of state, of the state as it is."""
+        """A function that computes the figures made of state, from the present state."""
 
     def _read(self, operations: dict[str, Any]) -> list[Update]:
-        """What the step changes of what these read."""
+        """Return the step's updates of the variables that these operations read."""
         variables = [self._handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
         read = dict.fromkeys(v._unique_id for v in variables if v is not None)
         return [self._updates[i] for i in read if i in self._updates]
@@ -82,7 +82,7 @@ class Told:
 
 
 def _cut(graph: Any, handles: Mapping[str, tf.Variable], figures: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    """What computes these tensors of a graph of the variables that they read."""
+    """Return a function that computes these tensors of a graph from the variables that they read."""
     tensors = tf.nest.flatten(figures)
     if not tensors:
         return dict

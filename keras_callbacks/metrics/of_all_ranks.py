@@ -1,7 +1,7 @@
 """Metrics over the samples of all ranks.
 
-What travels is state: the variables of every metric, which are joined so that they are those of one process which has
-seen the samples of all ranks. What a step tells of the joined state is then told by the step's own function of it
+The state travels: the variables of every metric. Joined, they equal the variables of one process that
+has seen the samples of all ranks. The step's own function then makes its figures of the joined state
 (``keras_callbacks.metrics.figures``), under whatever names.
 """
 
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class Figures:
-    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples.
+    """The figures that steps of a training, or of evaluations, return, made into figures of all ranks' samples.
 
-    ``gathers`` says that the step as traced is one micro-batch of several. Of figures in ``warned`` a warning has said
-    that they are not of all samples.
+    ``gathers`` is True if the traced step is one micro-batch of several. ``warned`` holds figures for which a warning
+    has said that they do not cover all samples.
     """
 
     def __init__(self, model: Any, wire: TensorFlowWire, prefix: str, *, gathers: bool, warned: set[str]) -> None:
@@ -52,16 +52,16 @@ class Figures:
         self._updates: dict[str, Update] = {}
         self._base: dict[str, Any] = {}
         self.found: Values = {}
-        """What the step as traced changes of neither weights nor the optimizer's state, as it was before the step."""
+        """Values, before the step, of what the traced step changes besides weights and the optimizer's state."""
         self.advanced: list[tf.Variable] = []
-        """What the step advances by itself, alike on all ranks: a copy that follows the weights, a count of steps."""
+        """Variables that the step advances, alike on all ranks: a copy that follows the weights, a count of steps."""
         self.in_step = False
         """True while a step runs."""
 
     def observed(
         self, step: Callable[[Any], Any], data: Any, weight: tf.Tensor | None = None, *, again: bool = False
     ) -> Any:
-        """What the step tells of these data; sums that count batches grow by ``weight`` times what the step adds.
+        """Return the step's logs for these data; sums that count batches grow by ``weight`` times what the step adds.
 
         ``again``: the step has been traced for this round already.
         """
@@ -83,43 +83,44 @@ class Figures:
 
     @property
     def changed(self) -> list[tf.Variable]:
-        """What the step as traced assigns to: metrics, running statistics, seeds."""
+        """Variables that the traced step assigns to: metrics, running statistics, seeds."""
         return [update.variable for update in self._updates.values()]
 
     def begin(self) -> None:
-        """An epoch, or an evaluation, begins with the state as it is: the same on all ranks."""
+        """Begin an epoch, or an evaluation, with the present state, which is the same on all ranks."""
         self._base = {v._unique_id: v.numpy() for v in self.state()}
 
     def state(self) -> list[tf.Variable]:
-        """The variables of all metrics: of the model's, and of those that a step tells of; alike on all ranks."""
+        """Return the variables of all metrics: the model's, and those behind a step's figures; alike on all ranks."""
         found = {v._unique_id: v for v in tf_variables(v for metric in self._model.metrics for v in metric.variables)}
         for variables in self._told.state.values() if self._told else ():
             found |= {v._unique_id: v for v in variables if v._unique_id not in found}
         return list(found.values())
 
     def base(self) -> dict[str, tuple[tf.Variable, Any]]:
-        """The state as the epoch began."""
+        """Return the state as the epoch began."""
         return {v._unique_id: (v, self._base[v._unique_id]) for v in self.state() if v._unique_id in self._base}
 
     def of_state(self) -> dict[str, Any]:
-        """The figures that the state makes, as it is."""
+        """Return the figures that the present state makes."""
         return self._local() if self._told is None or self._as_keras_says() else self._told.compute()
 
     def _as_keras_says(self) -> bool:
-        """Whether Keras takes the model's metrics for what the step tells: where names are the same."""
+        """Return whether Keras takes the model's metrics for the step's figures: if names are the same."""
         return bool(self._local().keys() == self._names)
 
     def is_of_the_batch(self, name: str) -> bool:
-        """Whether a figure is of the latest batch alone."""
+        """Return whether a figure belongs only to the latest batch."""
         return self._told is not None and name not in self._told.state
 
     def of_all_ranks(self, logs: dict[str, Any], samples: int) -> dict[str, Any]:
-        """Join the state of all ranks, and return the figures that it makes; one collective.
+        """Join the state of all ranks, and return its figures; one collective.
 
-        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so that of all samples
-        is the sum over the ranks; this also holds for metrics that are no means, as precision and AUC are. What Keras
-        marks as a mean is averaged, and of maxima and minima the largest or smallest is taken. What is none of these
-        becomes rank 0's, and a warning says so. Figures of the latest batch are averaged by the ``samples`` in it.
+        Nearly every state is a sum over samples (a total and a count, or counts per threshold), so the state of all
+        samples is the sum over the ranks; this also holds for metrics that are no means, such as precision and AUC.
+        What Keras marks as a mean is averaged, and for maxima and minima the largest or smallest is taken. Any other
+        state becomes rank 0's, and a warning says so. Figures of the latest batch are averaged by the ``samples`` in
+        it.
         """
         names = self._names or set(logs)
         if self._told is None or self._as_keras_says():
@@ -131,12 +132,12 @@ class Figures:
         variables = self.state()
         values = [v.numpy() for v in variables]
         joins = [_JOINS[self._reduction(v)] for v in variables]
-        # Counts are exact in a float64; the sums themselves are of float32. For all but sums every rank has a row.
+        # Counts are exact in a float64; the sums themselves are of float32. All but sums have a row for every rank.
         parts = [
             _flat(value - self._base.get(v._unique_id, 0)) if join is None else self._row(_flat(value))
             for v, value, join in zip(variables, values, joins, strict=True)
         ]
-        # Whatever a stand-in has made of its figures, it has made it of nothing.
+        # Whatever a stand-in has made of its figures comes from no data.
         parts += [_flat(value) * samples if samples else np.zeros_like(_flat(value)) for value in batch.values()]
         parts.append(np.array([samples], dtype=np.float64))
         summed = self._wire.sum(np.concatenate(parts), self._name).numpy()
@@ -166,14 +167,14 @@ class Figures:
         self._names = set(logs)
         self._updates = updates
         trained = trained_variables(model)
-        # Where micro-batches are gathered, the step as traced has no update, and what it trains might be advanced, too.
+        # If micro-batches are gathered, the traced step has no update, and what it trains might be advanced, too.
         apart = set() if self._gathers else set(names_of(trained))
         candidates = [v for v in advanced_variables(model) if v._unique_id not in apart]
         alike = [*trained, *optimizer_variables(model.optimizer)]
-        # Of what a stock layer does in a branch nothing is seen.
+        # A stock layer's work in a branch is not seen.
         self.advanced = [*of_no_batch(graph, handles, updates, candidates, alike), *spectral_vectors(model)]
         with tf.init_scope():
-            # What the step makes is traced twice before it runs, and has no value the first time.
+            # Variables that the step makes are traced twice before it runs, and have no value the first time.
             new = [v for v in self.state() if v._unique_id not in self._base and _has_value(v)]
             self._base |= {v._unique_id: v.numpy() for v in new}
             changed = [update.variable for update in updates.values()]
@@ -185,7 +186,7 @@ class Figures:
         return rows.ravel()
 
     def _groups(self) -> dict[str, list[tf.Variable]]:
-        """The state of each metric; of what is no metric of the model's, that of each figure that tells of it."""
+        """Return the state of each metric; for state of none of the model's metrics, that behind each figure."""
         groups = {f"metric {m.name!r}": tf_variables(m.variables) for m in _single(self._model.metrics)}
         known = {v._unique_id for group in groups.values() for v in group}
         for name, variables in self._told.state.items() if self._told else ():
@@ -193,9 +194,9 @@ class Figures:
         return groups
 
     def _per_batch(self, updates: dict[str, Update]) -> list[Update]:
-        """The sums that count batches, and those that are divided by them: the others of the same metric."""
+        """Return the sums that count batches, and those that are divided by them: the others of the same metric."""
         found: dict[str, Update] = {}
-        advanced = set(names_of(self.advanced))  # counters, say, by which the step goes on
+        advanced = set(names_of(self.advanced))  # such as counters by which the step goes on
         for group in self._groups().values():
             of_group = [updates[v._unique_id] for v in group if v._unique_id in updates.keys() - advanced]
             if any(update.counts_batches for update in of_group):
@@ -238,9 +239,9 @@ class Figures:
 
 
 class Evaluation:
-    """The figures of an evaluation, which are complete when its last step has told them; of this rank alone before.
+    """The figures of an evaluation, complete after its last step; before, they cover this rank alone.
 
-    ``meet`` meets the other ranks at its end, and hears whether this one had a batch.
+    ``meet`` meets the other ranks at its end, and takes whether this one had a batch.
     """
 
     def __init__(self, figures: Figures, meet: Callable[[bool], object]) -> None:
@@ -250,24 +251,24 @@ class Evaluation:
         self._met = False
 
     def ends(self) -> None:
-        """It is over. If it had no step, the other ranks hear so."""
+        """End an evaluation. If it had no step, the other ranks hear so."""
         met, self._met = self._met, False
         if not met:
             self._meet(False)
 
     def step_begins(self, step: int) -> None:
-        """It goes on, or begins with step 0. Data of unknown length end in a step that begins and does not end."""
+        """Begin an evaluation at step 0, else go on with it. Data of unknown length end in a step that never ends."""
         if step == 0:
             self._logs = None
             self._figures.begin()
 
     def step_ends(self, logs: Mapping[str, Any]) -> None:
-        """Keep what it has told: it may have been the last step."""
+        """Keep the step's logs: it may have been the last step."""
         self._logs = dict(logs)
 
     def close(self) -> dict[str, Any] | None:
-        """The figures of an evaluation that has ended, once; a collective call then."""
-        if self._figures.in_step:  # which asks for the figures so far
+        """Return the figures of an evaluation that has ended, once; then this is a collective call."""
+        if self._figures.in_step:  # a step asks for the figures so far
             return None
         logs, self._logs = self._logs, None
         if logs is None:
@@ -280,11 +281,11 @@ class Evaluation:
 def global_results(
     local: Callable[[], dict[str, Any]], *close: Callable[[], dict[str, Any] | None]
 ) -> Callable[[], dict[str, Any]]:
-    """``model.get_metrics_result``, by which Keras asks for the figures of an epoch and of an evaluation.
+    """Return a ``model.get_metrics_result``, by which Keras asks for the figures of an epoch and of an evaluation.
 
-    It asks before any callback hears of them, so callbacks agree on all ranks in whatever order they stand. Keras takes
-    the answer if it has the names that the last step has told, and the last step's figures otherwise. Each ``close``
-    gives the figures of what has ended, an evaluation or an epoch, also of an epoch that ends before its time.
+    It asks before any callback gets them, so callbacks agree on all ranks in whatever order they stand. Keras takes
+    the answer if it has the names of the last step's figures, and the last step's figures otherwise. Each ``close``
+    returns the figures of an evaluation or an epoch that has ended, also of an epoch that ends before its time.
     """
 
     def results() -> dict[str, Any]:
@@ -296,7 +297,7 @@ def global_results(
     return results
 
 
-# What makes one state of the rows of all ranks; None: it is their sum.
+# How the rows of all ranks make one state; None: by their sum.
 _JOINS: dict[str, Callable[[Any], Any] | None] = {
     "sum": None,
     "mean": lambda rows: rows.mean(0),
@@ -319,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _single(metrics: Iterable[Any]) -> Iterator[Any]:
-    """Each metric by itself: Keras 3 has those of compile in one."""
+    """Yield each metric by itself: Keras 3 has those of compile in one."""
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
         yield from _single(inner) if inner else [metric]

@@ -1,11 +1,11 @@
 """How the states of one metric on several ranks make the state of all: by what its update does, read off the graph.
 
-A metric does not say what its variables are. Nearly all are sums over samples, which add up over ranks; but that of a
-maximum is none, and summed it would be a figure of no sample. So the train step, once traced, is searched for
-the assignment to each variable: ``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and of anything
-else nothing is known. Where an update is hidden in a function or a branch of its own, it counts as a sum.
+A metric does not say what its variables are. Nearly all are sums over samples, which add up over ranks; but a
+maximum is none, and its sum would be a figure of no sample. So the train step, once traced, is searched for
+the assignment to each variable: ``v + …`` is a sum, ``max(v, …)`` a maximum, ``min(v, …)`` a minimum, and anything
+else is unknown. An update that is hidden in a function or a branch counts as a sum.
 
-A sum that grows by the same in every step, whatever the batch, counts batches: that of a ``Mean`` which is updated with
+A sum that grows by the same in every step, whatever the batch, counts batches, as in a ``Mean`` which is updated with
 a batch's mean loss. One process adds 1 a round, so a rank adds its share of the round's samples (`weigh`).
 """
 
@@ -30,7 +30,7 @@ _BY_OPERATION: dict[str, Reduction] = {
 
 @dataclass(slots=True)
 class Update:
-    """What a step does to one variable."""
+    """A step's change of one variable."""
 
     variable: tf.Variable
     kind: Reduction
@@ -45,15 +45,15 @@ class Update:
 
 
 def variables_of(graph: Any, known: Iterable[tf.Variable] = ()) -> dict[str, tf.Variable]:
-    """The variables that a graph touches while it is traced, by the names of their handles in it."""
+    """Return the variables that a graph touches while it is traced, by the names of their handles in it."""
     inside = {id(outer): inner.name for outer, inner in graph.captures}
-    # Not a public name: where it is missing, those that are known are found.
+    # Not a public name: if it is missing, only the ``known`` ones are found.
     touched = [*known, *getattr(graph, "_watched_variables", ())]
     return {inside[id(v.handle)]: v for v in touched if id(v.handle) in inside}
 
 
 def updates_in(graph: Any, handles: Mapping[str, tf.Variable]) -> dict[str, Update]:
-    """What the assignments of a graph do to each of these variables, by the variables' identity."""
+    """Return what the assignments of a graph do to each of these variables, by the variables' identity."""
     found: dict[str, Update] = {}
     for operation in graph.get_operations():
         variable = handles.get(operation.inputs[0].name) if operation.inputs else None
@@ -75,9 +75,9 @@ def of_no_batch(
     graph: Any, handles: Mapping[str, tf.Variable], updates: Mapping[str, Update], variables: Iterable[tf.Variable],
     alike: Iterable[tf.Variable],
 ) -> list[tf.Variable]:  # fmt: skip
-    """Those of the variables that a step advances by variables and constants alone, so that all ranks do the same.
+    """Return the variables that a step advances only by variables and constants, so that all ranks do the same.
 
-    What they are made of must be the same on all ranks: ``alike``, left as it is by the step, or one of themselves.
+    What they are made of must be the same on all ranks: ``alike``, unchanged by the step, or one of themselves.
     """
     same = {v._unique_id for v in alike}
     found: dict[str, tuple[tf.Variable, set[str]]] = {}
@@ -88,13 +88,13 @@ def of_no_batch(
             reads = [handles.get(o.inputs[0].name) for o in operations.values() if o.type == "ReadVariableOp"]
             found[variable._unique_id] = variable, {v._unique_id for v in reads if v is not None}
     changed = updates.keys() - same
-    for _ in range(len(found)):  # each time it may be one that others are made of that goes
+    for _ in range(len(found)):  # each pass may drop one that others are made of
         found = {name: pair for name, pair in found.items() if not pair[1] & (changed - found.keys())}
     return [variable for variable, _ in found.values()]
 
 
 def weigh(updates: Iterable[Update], weight: tf.Tensor) -> None:
-    """Have these sums grow by ``weight`` times what the step has added; part of the step."""
+    """Make these sums grow by ``weight`` times what the step has added; part of the step."""
     for update in updates:
         dtype = update.variable.dtype
         less = tf.cast(weight, dtype) - 1
@@ -103,7 +103,7 @@ def weigh(updates: Iterable[Update], weight: tf.Tensor) -> None:
 
 
 def behind(tensor: tf.Tensor) -> dict[str, Any]:
-    """The operations that a tensor is computed by, back to where variables are read."""
+    """Return the operations that compute a tensor, back to where variables are read."""
     found: dict[str, Any] = {}
     open_ = [tensor.op]
     while open_:
@@ -116,7 +116,7 @@ def behind(tensor: tf.Tensor) -> dict[str, Any]:
 
 
 def is_given(graph: Any, operations: dict[str, Any]) -> bool:
-    """Whether no batch has a part in these: variables and constants alone."""
+    """Return whether these depend on no batch: only on variables and constants."""
     constants = {inner.op.name for outer, inner in graph.captures if isinstance(outer, tf.__internal__.EagerTensor)}
     return all(
         o.type == "ReadVariableOp" or name in constants or not (o.type == "Placeholder" or o.op_def.is_stateful)
@@ -142,7 +142,7 @@ def _reads(operation: Any, handle: tf.Tensor) -> bool:
 
 
 def _origin(tensor: Any) -> Any:
-    """The operation that has computed a tensor's value."""
+    """Return the operation that has computed a tensor's value."""
     while tensor.op.type in _SAME_VALUE:
         tensor = tensor.op.inputs[0]
     return tensor.op

@@ -1,4 +1,4 @@
-"""Whether a dataset comes as single samples in the same order on every rank, as far as its pipeline tells."""
+"""Checks that a dataset comes as single samples in the same order on every rank, as far as its pipeline shows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _MAY_DIFFER = re.compile(rb"Random|Multinomial|TruncatedNormal|Stateful|Sample|P
 
 
 def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: bool) -> int:
-    """Refuse what every rank would read in an order of its own, or this rank alone.
+    """Refuse data that every rank would read in another order, or only this rank.
 
-    ``certain``: the user has said that ranks read alike, so that a step ``shard(…)`` is meant for something else.
-    Returns a checksum of the seeds, in which that of ``tf.random.set_seed`` is contained: the same on ranks that
+    ``certain``: the user has said that ranks read alike, so a step ``shard(…)`` is meant for something else.
+    Returns a checksum of the seeds, which include ``tf.random.set_seed``'s: the same on ranks that
     shuffle alike.
     """
     found: list[int] = []
     if workers == 1:
         return 0
     for step in _steps(samples):
-        # Not public names: where they are missing, nothing is checked.
+        # Not public names: if they are missing, nothing is checked.
         seeds = _numbers(step, "_seed", "_seed2")
         if "Shuffle" in type(step).__name__ and seeds == [0, 0]:
             raise ValueError(
@@ -52,7 +52,7 @@ def check_alike(samples: tf.data.Dataset, rank: int, workers: int, *, certain: b
 
 
 def check_single(samples: tf.data.Dataset) -> None:
-    """Refuse a dataset that was left batched; of batches of one size, which may be meant as samples, only warn."""
+    """Refuse a dataset that was left batched; warn of batches of one size, which may be meant as samples."""
     kinds = (type(step).__name__ for step in _steps(samples))
     last = next((kind for kind in kinds if re.search("[Bb]atch|FlatMap|Interleave|GroupBy", kind)), "")
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(samples.element_spec)}
@@ -67,8 +67,8 @@ def check_single(samples: tf.data.Dataset) -> None:
 def compared(data: Any, spec: Any) -> list[int]:
     """Return which components of a sample must be alike on all ranks.
 
-    All. But where functions draw random numbers or run Python, augmentation may differ rightly, in pictures, masks and
-    mixed targets; then only labels: one whole number or string a sample.
+    All, as a rule. But if functions draw random numbers or run Python, augmentation may differ rightly, in pictures,
+    masks and mixed targets; then only labels: one whole number or string a sample.
     """
     augments = not isinstance(data, tf.data.Dataset) or any(
         _MAY_DIFFER.search(function.function.graph.as_graph_def().SerializeToString())

@@ -1,4 +1,4 @@
-"""What ``resize_batches`` gives to ``fit``: batches that only what keeps their number and order may follow."""
+"""The result of ``resize_batches`` for ``fit``: only steps that keep number and order of its batches may follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
-    """A dataset of batches that must be asked for in order, and no further ahead than they are known."""
+    """A dataset of batches that must be read in order, and no further ahead than they are known."""
 
     def __init__(self, batches: tf.data.Dataset, queue: RoundQueue, prefetch: int) -> None:
         self.queue = queue
@@ -31,7 +31,7 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         """Iterate, but not for a ``fit`` without the callback: an epoch of one batch would train this rank alone."""
-        # Keras takes a first look before it tells any callback, so only the arguments of fit say who is there.
+        # Keras takes a first look before it calls any callback, so only the arguments of fit show which there are.
         frame = inspect.currentframe()
         while frame is not None and not (frame.f_code.co_name == "fit" and "callbacks" in frame.f_locals):
             frame = frame.f_back
@@ -50,21 +50,21 @@ class BalancedDataset(tf.data.Dataset):  # type: ignore[misc]
         return self._inner.element_spec
 
     def map(self, map_func: Callable[..., Any], *args: Any, **options: Any) -> BalancedDataset:
-        """Apply a function to each batch, one after the other whatever parallelism is asked for."""
+        """Apply a function to each batch, one after the other, whatever the parallelism in ``options``."""
         return BalancedDataset(self._batches.map(map_func), self.queue, self._prefetch)
 
     def prefetch(self, *args: Any, **options: Any) -> BalancedDataset:
-        """Nothing: batches are prefetched as far as ``resize_batches(…, prefetch=…)`` says."""
+        """Do nothing: batches are prefetched as far as ``resize_batches(…, prefetch=…)`` says."""
         logger.debug("prefetch after resize_batches does nothing; use resize_batches(…, prefetch=…)")
         return self
 
     def repeat(self, *args: Any, **options: Any) -> BalancedDataset:
-        """Epoch after epoch, each in an order of its own."""
+        """Repeat epoch after epoch, each in another order."""
         # Nothing is fetched across an epoch's end.
         return BalancedDataset(self._inner.repeat(*args, **options), self.queue, 0)
 
     def with_options(self, *args: Any, **options: Any) -> BalancedDataset:
-        """The same batches under other options."""
+        """Return the same batches under other options."""
         return BalancedDataset(self._batches.with_options(*args, **options), self.queue, self._prefetch)
 
 
@@ -121,7 +121,7 @@ for _name, _way_out in _REFUSED.items():
 
 
 def refuses_resized(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """``model.evaluate`` or ``predict``, which refuses batches whose sizes follow the training's plan."""
+    """Return ``model.evaluate`` or ``predict``, but refusing batches whose sizes follow the training's plan."""
 
     @functools.wraps(evaluate)
     def checked(x: Any = None, *args: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """The rounds of this rank's data, in order: cut by the plan when the pipeline asks, used up by training one by one.
 
 Two sides meet here. The pipeline asks for batch i of its iteration, ahead of the training by the prefetch at most. The
-training takes the batches in the same order, and is what knows the plans. So before each round all batches are cut
+training takes the batches in the same order, and knows the plans. So before each round all batches are cut
 whose plans are known, and shown to the pipeline; the same i gives the same batch, however often it is asked for.
 
 Nothing in the pipeline's own threads calls Python: an iterator that is given up waits for its threads, with the
@@ -39,8 +39,8 @@ TOO_FAR_AHEAD = (
 class RoundQueue:
     """The rounds of one rank, from the order to the training.
 
-    ``batch_of`` makes a batch of this rank's samples, and one to stand in where it has none. ``ends``: whether an epoch
-    ends by itself. ``show`` is told what is known before every round: the number of the first batch, and the batches.
+    ``batch_of`` makes a batch of this rank's samples, and one to stand in if it has none. ``ends``: whether an epoch
+    ends by itself. ``show`` gets the known batches before every round: the number of the first, and the batches.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RoundQueue:
         show: Callable[[int, list[Any]], None] = lambda first, batches: None,
     ) -> None:
         self.ends = ends
-        """True: an epoch ends by itself, and fit need not be told how long it is."""
+        """True: an epoch ends by itself, and fit does not need its length."""
         self._cutter = Cutter(order, balancer)
         self._balancer = balancer
         self._batch_of = batch_of
@@ -68,51 +68,51 @@ class RoundQueue:
         self.spec: Any = None
         """Types and shapes of a batch, after the last ``map``."""
         self._cutter.begin()
-        # Who looks at a batch before training, as Keras does to build a model, finds one. Fit without the callback
+        # A first look at a batch before training, as Keras takes to build a model, finds one. Fit without the callback
         # fails at the second.
         show(0, [self.part(0)])
 
     def serves(self, balancer: Balancer) -> bool:
-        """Whether its rounds are cut by the plans of this one."""
+        """Return whether its rounds are cut by the plans of this one."""
         return self._balancer is balancer
 
     @property
     def wanted_epoch(self) -> int:
-        """The number of the epoch that the next iteration is, if that is not past already; counted up otherwise."""
+        """The number of the epoch that the next iteration is, unless that is past; counted up otherwise."""
         return self._wanted_epoch
 
     @property
     def rounds(self) -> int | None:
-        """Rounds of an epoch, where that is known beforehand."""
+        """Rounds of an epoch, if that is known beforehand."""
         return self._rounds_of(self._cutter.order.size)
 
     @property
     def rounds_left(self) -> int | None:
-        """Rounds of the epoch at hand that are not cut, where that is known."""
+        """Rounds of the current epoch that are not cut, if that is known."""
         return self._rounds_of(self._cutter.order.remaining)
 
     @property
     def survives_resets(self) -> bool:
-        """Whether other ranks can go on in the middle of an epoch."""
+        """True if other ranks can go on in the middle of an epoch."""
         return self._cutter.order.survives_resets
 
     @property
     def at_end(self) -> bool:
-        """Between rounds: whether all samples of the epoch are done."""
+        """Between rounds: True if all samples of the epoch are done."""
         with self.lock:
             return self.ends and self._used > 0 and not self._known and not self._cutter.more
 
     def want_epoch(self, epoch: int) -> None:
-        """Have the next iteration be the epoch of that number."""
+        """Make the epoch of that number the next iteration."""
         self._wanted_epoch = epoch
 
     def place(self) -> dict[str, Any] | None:
-        """Between rounds: where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
+        """Return, between rounds, where the epoch stands, for ``go_on``; None at its end, where the next one begins."""
         with self.lock:
             return None if self.at_end else self._cutter.state_dict()
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """Have the next iteration begin where another one stood, whatever epoch is wanted."""
+        """Make the next iteration begin where another one stood, whatever epoch is wanted."""
         with self.lock:
             self._cutter.load_state_dict(place)
             self._known.clear()
@@ -120,7 +120,7 @@ class RoundQueue:
             self._fresh = False
 
     def part(self, index: int) -> Any:
-        """What this rank has of round ``index`` of the iteration (the pipeline's question)."""
+        """Return this rank's part of round ``index`` of the iteration (the pipeline's question)."""
         with self.lock:
             if index == 0 and self._used:
                 self._restart()
@@ -134,22 +134,22 @@ class RoundQueue:
             return self._known[index - self._used][1]
 
     def prepare(self, *, new: bool) -> int:
-        """Cut the round that training is about to take; returns this rank's samples of it.
+        """Cut the round that training is about to take; return this rank's samples of it.
 
-        ``new`` says that the iteration has just begun.
+        ``new``: the iteration has just begun.
         """
         with self.lock:
             self._begun = True
             again = self.at_end  # by repeat(), or steps_per_epoch: one iteration of many epochs
             other = self._fresh and self._wanted_epoch != self._cutter.order.epoch
             if (new or again) and (self._used or other):
-                # Where the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
+                # If the rounds of an epoch are not known beforehand, the pipeline has no end, and counts on.
                 self._restart(counting_on=not new and self.rounds is None)
             self._cut_what_is_known()
             return self._known[0][0].samples
 
     def take(self) -> Cut:
-        """The next round, to be trained on now."""
+        """Return the next round, to be trained on now."""
         with self.lock:
             if not self._known:
                 raise RoundStateError(
@@ -162,12 +162,12 @@ class RoundQueue:
             return cut
 
     def ends_after(self, done: int) -> bool:
-        """Whether data that this rank reads alone end with the round at hand, of which it has done so many samples."""
+        """Return whether data that this rank reads alone end with the current round, after ``done`` samples of it."""
         with self.lock:
             return self._cutter.order.ends_after(done)
 
     def finish(self, table: RoundTable) -> None:
-        """The round at hand is agreed; the table tells what every rank has done of it."""
+        """Finish the current round, which is agreed; the table shows what every rank has done of it."""
         self._cutter.finish(table)
 
     def _rounds_of(self, samples: int | None) -> int | None:
@@ -176,7 +176,7 @@ class RoundQueue:
         return self._cutter.rounds_of(samples)
 
     def _cut_what_is_known(self) -> None:
-        """Between rounds: the next batch, and those that follow as far as plans are fixed and the epoch goes."""
+        """Cut, between rounds, the next batch, and those that follow as far as plans are fixed and the epoch goes."""
         if not self._known:
             self._cut_next()
         while len(self._known) <= self._balancer.lead and self._cutter.more:

@@ -1,4 +1,4 @@
-"""What streams are read from: datasets of single samples, and sequences of batches; chunk by chunk, epoch by epoch."""
+"""The sources of streams: datasets of single samples, and sequences of batches; chunk by chunk, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 __all__ = ["Chunk", "DatasetSource", "SequenceSource", "Source", "is_sequence"]
 
-_SHUFFLED = 10_000  # samples that are held to draw from, where an epoch is longer (arbitrary, as is usual)
+_SHUFFLED = 10_000  # samples that are held to draw from, if an epoch is longer (arbitrary, a usual size)
 _CHUNK = 64  # samples that tf.data batches at a time; larger ones only cost memory (arbitrary)
 
 Chunk = list[tf.Tensor]
@@ -23,14 +23,14 @@ class Source(Protocol):
     spec: Any
     """Types and shapes of a batch of unknown size."""
     length: int | None
-    """Samples of an epoch; None where that is not known."""
+    """Samples of an epoch; None if that is not known."""
     ends: bool
     """True: an epoch ends by itself."""
     padding: dict[int, tf.Tensor]
-    """What fills up the components whose shapes differ, by their numbers; chunks end with the shapes of these."""
+    """Values that fill up the components whose shapes differ, by their numbers; chunks end with the shapes of these."""
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
-        """The samples of an epoch, some at a time."""
+        """Yield the samples of an epoch, some at a time."""
 
 
 class DatasetSource:
@@ -57,7 +57,7 @@ class DatasetSource:
         self.spec = samples.batch(_CHUNK).element_spec
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
-        """The samples of an epoch, in batches that tf.data forms and fetches ahead."""
+        """Yield the samples of an epoch, in batches that tf.data forms and fetches ahead."""
         batches = self._in_order if self._seed is None else self._shuffled(self._seed, epoch)
         try:
             for chunk in batches:
@@ -71,7 +71,7 @@ class DatasetSource:
             ) from error
 
     def _shuffled(self, seed: int, epoch: int) -> tf.data.Dataset:
-        # Not by ``shuffle``, whose order also depends on tf.random.set_seed, which may be another one on every rank.
+        # Not by ``shuffle``, whose order also depends on tf.random.set_seed, which may differ between ranks.
         drawn = np.random.SeedSequence([seed, epoch]).generate_state(2, np.uint32).astype(np.int64) + 1
         specs = tf.nest.flatten(self._samples.element_spec)
         variant = tf.raw_ops.ShuffleDatasetV3(
@@ -100,7 +100,7 @@ class DatasetSource:
 
 
 def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
-    """What fills up each component whose shape is not known: one value for all, or one for each."""
+    """Return the values that fill up each component whose shape is not known: one for all, or one for each."""
     flat, given = tf.nest.flatten(specs), tf.nest.flatten(values)
     of_each = given * len(flat) if len(given) == 1 else given
     if len(of_each) != len(flat):
@@ -115,7 +115,7 @@ def _padding(values: Any, specs: Any) -> dict[int, tf.Tensor]:
 
 
 class SequenceSource:
-    """What has a length and gives batches by index, as ``keras.utils.PyDataset``; its samples, in their order."""
+    """The samples of an object such as ``keras.utils.PyDataset``, which has a length and gives batches by index."""
 
     length: int | None = None  # the last batch may be short, and others, too
     ends = True
@@ -134,9 +134,9 @@ class SequenceSource:
         self.spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), self._first)
 
     def chunks(self, epoch: int) -> Iterator[Chunk]:
-        """The samples of an epoch, batch by batch, the batches in another order for each epoch if they are shuffled.
+        """Yield the samples of an epoch, batch by batch; shuffled batches have another order in each epoch.
 
-        Then the sequence hears that the epoch is over, as Keras tells it.
+        Then call the sequence's ``on_epoch_end``, as Keras does.
         """
         order = np.arange(self._count() or 0)
         if self._seed is not None:
@@ -149,19 +149,19 @@ class SequenceSource:
             end()
 
     def _count(self) -> int | None:
-        """How many batches there are; a PyDataset may say so without ``len``, and None where it has no end."""
+        """Return how many batches there are; a PyDataset may define this without ``len``, and None if it has no end."""
         count: int | None = self._batches.num_batches if hasattr(self._batches, "num_batches") else len(self._batches)
         return count
 
 
 def is_sequence(data: Any) -> bool:
-    """Whether it gives batches by index, and says how many there are."""
+    """Return whether it gives batches by index, and says how many there are."""
     bases = [tf.keras.utils.Sequence, getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)]
     return isinstance(data, tuple(bases))
 
 
 def _tensors(batch: Any) -> Any:
-    """The batch as tensors; what is None in it is left out, as a missing weight."""
+    """Return the batch as tensors; None in it is left out, such as a missing weight."""
     if isinstance(batch, list):
         batch = tuple(batch)
     if isinstance(batch, tuple):

@@ -18,9 +18,9 @@ _Handle = tuple[Chunk, int, Any]  # a sample: the chunk that it is in, its row t
 
 
 class StreamReader:
-    """The samples of a source, of which only chunks and rows are handed about, and batches made of them.
+    """The samples of a source, passed on as chunks and rows, and batches made of them.
 
-    Of the components in ``compared``, a sample has marks, by which ranks compare what they read.
+    Samples have marks for the components in ``compared``, by which ranks compare what they read.
     """
 
     def __init__(self, source: Source, compared: Sequence[int] = ()) -> None:
@@ -44,9 +44,9 @@ class StreamReader:
             yield from ((chunk, row, marks[row]) for row in rows.tolist())
 
     def batch_of(self, samples: Any) -> Chunk:
-        """Return a batch, component by component. To stand in for none, there is the very first sample of the stream.
+        """Return a batch, component by component. For no samples, the very first one of the stream stands in.
 
-        Or one of zeros, where a rank's part has none at all: it takes part in the round, after which all ranks stop.
+        Or one of zeros, if a rank's part has none at all: it takes part in the round, after which all ranks stop.
         """
         if not samples and not self._first:
             return [_one_of(spec) for spec in tf.nest.flatten(self._source.spec)]
@@ -67,13 +67,13 @@ class StreamReader:
 
 
 def _one_of(spec: tf.TensorSpec) -> tf.Tensor:
-    """A batch of one sample, of zeros or empty strings, where there is none to stand in."""
+    """Return a batch of one sample, of zeros or empty strings, if none can stand in."""
     with tf.device("CPU:0"):
         return tf.zeros([1 if size is None else size for size in spec.shape], spec.dtype)
 
 
 def _pieces(samples: list[_Handle]) -> list[Chunk]:
-    """The samples, component by component: as few slices as there are runs of rows."""
+    """Return the samples, component by component: as few slices as there are runs of rows."""
     # Rows of a run grow with their positions in the list.
     runs = groupby(enumerate(samples), key=lambda numbered: (id(numbered[1][0]), numbered[1][1] - numbered[0]))
     pieces: list[Chunk] = []
@@ -86,7 +86,7 @@ def _pieces(samples: list[_Handle]) -> list[Chunk]:
 
 
 def _joined(pieces: list[Chunk], padding: dict[int, tf.Tensor]) -> Chunk:
-    """The pieces, one behind the other, each component that is padded as far as the longest sample needs."""
+    """Return the pieces as one batch; padded components are as long as the longest sample needs."""
     parts = [list(each) for each in zip(*pieces, strict=True)]
     count = len(parts) - len(padding)
     with tf.device("CPU:0"):
@@ -96,7 +96,7 @@ def _joined(pieces: list[Chunk], padding: dict[int, tf.Tensor]) -> Chunk:
 
 
 def _padded(parts: list[tf.Tensor], longest: Any, value: tf.Tensor) -> tf.Tensor:
-    """The parts as one tensor. Each was padded to the longest sample of its chunk, which may not be in this batch."""
+    """Return the parts as one tensor. Each was padded to its chunk's longest sample, which may not be in this batch."""
     whole = np.full([sum(len(part) for part in parts), *longest], value.numpy(), parts[0].numpy().dtype)
     begin = 0
     for part in parts:

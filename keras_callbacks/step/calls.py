@@ -1,4 +1,4 @@
-"""What the graph asks of Python in the course of a round, from threads of TensorFlow."""
+"""Calls from the graph into Python in the course of a round, from threads of TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["SHARE", "Fit", "RoundCalls"]
 logger = logging.getLogger(__name__)
 
 SHARE = 4
-"""Numbers in a rank's share of a round: what its gathered gradient weighs in the sum; its samples; those that the plans
-of all ranks add up to, or 0 where the sum is not to be corrected by what they really did; what the gathered gradient
-weighs in the mean over the rank's own samples."""
+"""Numbers in a rank's share of a round: the weight of its gathered gradient in the sum; its samples; the samples by
+the plans of all ranks, or 0 if the sum is not to be corrected by the actual number; the weight of the gathered gradient
+in the mean over the rank's own samples."""
 
 _TWICE = (
     "weighted_gradients was called twice for one batch, and a round sums gradients once. Call it once for every batch, "
@@ -41,7 +41,7 @@ _TWICE = (
 
 
 class Fit(Protocol):
-    """The training that rounds are of."""
+    """The training that the rounds belong to."""
 
     @property
     def queue(self) -> RoundQueue | None:
@@ -49,7 +49,7 @@ class Fit(Protocol):
 
     @property
     def wants_to_stop(self) -> bool:
-        """Whether this rank would end it after the round at hand."""
+        """True if this rank would end it after the current round."""
 
 
 class RoundCalls:
@@ -60,11 +60,11 @@ class RoundCalls:
         self.balancer = core.balancer
         self.prefix = core.prefix
         self.apart = apart
-        """Whether the table of a round travels by itself, so that no gradient waits for a device's clock."""
+        """True if the table of a round travels by itself, so that no gradient waits for a device's clock."""
         self.failure: BaseException | None = None
-        """What went wrong in a call from the graph, which TensorFlow would tell as text alone."""
+        """The error of a call from the graph, which TensorFlow would pass on only as text."""
         self.stop_agreed = False
-        """Whether some rank wants to stop, as all know by the table."""
+        """True if some rank wants to stop, as all know by the table."""
         self.samples = 0
         """This rank's samples in the latest round."""
         self._asked_at = self._agreed_at = time.perf_counter()
@@ -74,9 +74,9 @@ class RoundCalls:
         core.meter.queued = device is not None and self._timed is None
         gathers = core.policy.accumulates and not core.policy.updates_locally
         self.repeats = gathers and (device is not None or core.meter.profile is not None)
-        """Whether a round that runs out of memory is done again, until its gathered gradient leaves."""
+        """True if a round that runs out of memory is done again, until its gathered gradient leaves."""
         self.batch: tuple[Any, ...] = ()
-        """The batch of the round at hand, part by part, if it is kept to be done again."""
+        """The batch of the current round, part by part, if it is kept to be done again."""
         self._cut: Cut | None = None
         self._most = 0  # of a micro-batch, in a round that is done again
         self._begun = False  # whether the round of the step at hand has
@@ -89,13 +89,13 @@ class RoundCalls:
         self._watched: list[Watched] = []
         self._shown = 0.0, 0.0
         self.looks = False
-        """Whether gradients are looked at, for NaN. Not on a device, for which the host would have to wait."""
+        """True if gradients are checked for NaN. Not on a device, for which the host would have to wait."""
         threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
         own = None if device is None else core.balancer.rank  # some kernels of a device add in any order
         core.balancer.kernels = kernels(tf.__version__, threads, os.environ.get("TF_ENABLE_ONEDNN_OPTS"), own)
 
     def start(self, optimizer: Any, witnesses: list[tf.Variable]) -> None:
-        """Rounds of this optimizer follow, whatever was before; ``witnesses`` are the same on all ranks after each."""
+        """Begin rounds of this optimizer, whatever was before; ``witnesses`` are the same on all ranks after each."""
         self._optimizer = optimizer
         self._witnesses = witnesses
         self._watched = [
@@ -112,7 +112,7 @@ class RoundCalls:
         self.stop_agreed = False
 
     def end(self) -> None:
-        """The optimizer is the user's again."""
+        """Let go of the optimizer."""
         self._optimizer = None
 
     def ask(
@@ -134,11 +134,11 @@ class RoundCalls:
         return answer
 
     def host(self) -> AbstractContextManager[Any]:
-        """Where a batch is, and stays: a device gets the micro-batch that it works on, and has no memory for more."""
+        """Return the device for a batch: a GPU holds only its current micro-batch, and has no memory for more."""
         return contextlib.nullcontext() if self._device is None else tf.device("CPU:0")
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with what it raises kept for the main thread."""
+        """Return the function, with what it raises kept for the main thread."""
 
         def guarded(*arguments: Any) -> Any:
             try:
@@ -150,9 +150,9 @@ class RoundCalls:
         return guarded
 
     def prepare(self) -> None:
-        """A batch is about to be asked for: note the time, and a piece of one trained variable, for ``report``.
+        """Note the time before a batch is asked for, and a piece of one trained variable, for ``report``.
 
-        Another variable each time. 0, which agrees with everything, where ranks may hold different ones. From outside
+        Another variable each time. 0, which agrees with everything, if ranks may hold different ones. From outside
         the graph, whose threads would have to wait for one another to run an operation of ours: that took longer than
         all else here together.
         """
@@ -168,7 +168,7 @@ class RoundCalls:
         self._asked_at = time.perf_counter()
 
     def begin_whole_round(self) -> None:
-        """The batch has arrived, which is one micro-batch whatever the plan."""
+        """Begin a round of one micro-batch, whatever the plan; the batch has arrived."""
         queue = self._fit.queue
         assert queue is not None, "the batch came from it"
         with queue.lock:
@@ -178,7 +178,7 @@ class RoundCalls:
             self.balancer.begin(work, time.perf_counter() - self._asked_at)
 
     def begin_round(self, size: int, *batch: Any) -> list[float]:
-        """A batch of this size has arrived: the first micro-batch begins. ``batch`` is kept, to be done again."""
+        """Begin the first micro-batch of a round; a batch of this size has arrived, and is kept, to be done again."""
         queue = self._fit.queue
         assert queue is not None, "the batch came from it"
         with queue.lock:
@@ -198,14 +198,14 @@ class RoundCalls:
                         f"a batch of {size} samples came where {planned} were cut; what follows resize_batches must "
                         "leave their number as it is"
                     )
-                # Weighted by what is really used. The table tells the others.
+                # Weighted by the actual size. The others see it in the table.
                 self._pending = [cut.micro_batch(int(size))]
             self._offset = 0
             self.samples = sum(work.samples for work in self._pending)
             return self._begin_next(time.perf_counter() - self._asked_at)
 
     def proceed(self) -> list[float]:
-        """A micro-batch is computed: another one begins, or the round ends, by its plan or because another rank has."""
+        """End a micro-batch; begin another one, or end the round, by its plan or because another rank has."""
         if self.balancer.closing or self.balancer.stop_early():
             share = self.share()
             self.samples = int(share[1])
@@ -215,7 +215,7 @@ class RoundCalls:
         return self._begin_next(0.0)
 
     def begin_again(self) -> bool:
-        """Memory was short: have all of the round done again, in smaller micro-batches; False if none has begun."""
+        """Have all of the round done again, in smaller micro-batches, as memory is short; False if none has begun."""
         balancer, work = self.balancer, self.balancer.work
         if not self._begun:
             return False
@@ -228,7 +228,7 @@ class RoundCalls:
         return True
 
     def share(self) -> list[float]:
-        """What this rank has of the round, if the micro-batch at hand is its last: `SHARE` numbers."""
+        """Return this rank's share of the round, if the current micro-batch is its last: `SHARE` numbers."""
         samples, work = self.balancer.samples_so_far, self.balancer.work
         planned = 0 if self.policy.weighs_twice else work.plan.total
         return [self.balancer.weight, samples, planned, work.samples / max(samples, 1)]
@@ -241,14 +241,14 @@ class RoundCalls:
         return [begin, size, self.balancer.rescale, True, *self.share()]
 
     def learning_rate(self) -> tf.Tensor:
-        """The optimizer's, in the graph; 1 where ranks may have different ones."""
+        """Return the optimizer's learning rate, in the graph; 1 if ranks may have different ones."""
         optimizer = self._optimizer
-        # Under local updates ranks make different numbers of updates, by which a schedule goes.
+        # Under local updates ranks make different numbers of updates, and a schedule follows them.
         apart = self.policy.updates_locally and follows_schedule(optimizer)
         return tf.cast(tf.convert_to_tensor(1.0 if optimizer is None or apart else optimizer.learning_rate), tf.float64)
 
     def report(self, learning_rate: float, broken: float = 0.0) -> npt.NDArray[np.float64]:
-        """The last gradient is there: this rank's row of the table, and whether it wants to stop."""
+        """Return this rank's row of the table, and whether it wants to stop; the last gradient is ready."""
         if not self.balancer.computing:
             raise RoundStateError(_TWICE)
         others = {} if self._optimizer is None else hyper_parameters(self._optimizer)
@@ -260,10 +260,10 @@ class RoundCalls:
         return np.concatenate([row, [float(self._fit.wants_to_stop)]])
 
     def agree(self, summed: npt.NDArray[np.float64]) -> float:
-        """The sum is there: what to multiply the gradients by, where they have waited for it."""
+        """Take the sum, and return the factor for the gradients, if they have waited for it."""
         queue = self._fit.queue
         assert queue is not None, "the round came from it"
-        # Not as soon as the row has left: a call for it in every round takes longer than what is done once a second.
+        # Not as soon as the row has left: a call for it in every round takes longer than the work done once a second.
         self.balancer.waiting()
         with queue.lock:
             correction = self.balancer.agree(summed[:-1])
@@ -279,7 +279,7 @@ class RoundCalls:
         require_finite(self.balancer.rounds - (not self.balancer.in_round), broken)
 
     def applied(self) -> None:
-        """The update of the round has been made, or is queued."""
+        """Note that the update of the round has been made, or is queued."""
         if self._timed is not None:
             self._timed.wait()
         self.balancer.applied(time.perf_counter() - self._agreed_at)

@@ -1,8 +1,8 @@
 """The GPU of a rank, and how the host knows that it is done.
 
 TensorFlow counts an operation on a GPU as done once its kernel is queued. A call into Python that waits for it by a
-control dependency then runs at once, and the host's clock says nothing about the work. The host really waits where it
-asks for a number that the device has computed:
+control dependency then runs at once, and the host's clock says nothing about the work. The host waits for the work
+when it asks for a number that the device has computed:
 
     last gradient queued ─▶ one number of it ─▶ copied to the host ─▶ the call that reads the clock
 
@@ -31,9 +31,9 @@ class Device:
             self._number = tf.constant(1.0)
 
     def passed(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Return a number for a call on the host to take: it gets there once the device has computed these tensors.
+        """Return a number for a call on the host to take: it arrives once the device has computed these tensors.
 
-        A number of theirs and no constant, which TensorFlow might compute beforehand.
+        It is one of their numbers and no constant, which TensorFlow might compute beforehand.
         """
         floats = (t for t in reversed(after) if t.dtype.is_floating and t.shape.num_elements() != 0)
         numbers = next(floats, self._number)
@@ -47,9 +47,9 @@ class Device:
 
 
 def device_here(policy: str, *, timed: bool) -> Device | None:
-    """Return the GPU of this rank, or None where it computes on CPUs; refuse what cannot be ``timed`` for a policy.
+    """Return the GPU of this rank, or None if it computes on CPUs; refuse what cannot be ``timed`` for a policy.
 
-    To time it takes one queue: kernels of several devices are not done in order.
+    Timing needs one queue: kernels of several devices are not done in order.
     """
     found = [device for device in tf.config.list_logical_devices() if device.device_type != "CPU"]
     if not found:

@@ -1,8 +1,8 @@
-"""A collective that failed, told so that Horovod's elastic mode understands it.
+"""Translate the failure of a collective, so that Horovod's elastic mode understands it.
 
 In TensorFlow such a failure is an ``UnknownError``, which ``hvd.elastic.run`` recognises by the names of three kinds of
-operation in its text: not ``alltoall``, and not in what ``sync()`` raises. And any other ``UnknownError``, such as that
-of a Python function called from the graph, it takes for the end of the training, without a word.
+operation in its text: not ``alltoall``, and not in what ``sync()`` raises. It takes any other ``UnknownError``, such as
+that of a Python function called from the graph, for the end of the training, without a word.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["failures_told", "tells_failures", "told"]
 
 
 def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
-    """What to raise in place of this error; None where it says by itself what it is."""
+    """Return the error to raise instead of this one; None if it is clear by itself."""
     if not isinstance(error, tf.errors.UnknownError):
         return None
     if "Horovod" in str(error):
@@ -32,7 +32,7 @@ def told(error: BaseException, *, elastic: bool = True) -> Exception | None:
 
 @contextlib.contextmanager
 def failures_told(*, elastic: bool = True) -> Iterator[None]:
-    """Around what Horovod itself does not watch, or would take for the end."""
+    """Translate failures that Horovod itself does not watch, or would take for the end."""
     try:
         yield
     except tf.errors.UnknownError as error:
@@ -42,7 +42,7 @@ def failures_told(*, elastic: bool = True) -> Iterator[None]:
 
 
 def tells_failures(function: Callable[..., Any], elastic: Callable[[], bool]) -> Callable[..., Any]:
-    """The function, whose failures are told."""
+    """Return the function, with its failures translated."""
 
     @functools.wraps(function)
     def watched(*args: Any, **options: Any) -> Any:

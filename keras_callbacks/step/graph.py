@@ -1,4 +1,4 @@
-"""A round inside TensorFlow's graph: what the train step becomes, and where the clock is read.
+"""A round inside TensorFlow's graph: the new train step, and the places where the clock is read.
 
     batch ─ begin ─ forward, backward ─── last gradient ───── report ─▶ allreduce of the table ─ agree
               ▲          └─▶ allreduce of each bucket ─▶ update ▲                                  ▲
@@ -6,12 +6,12 @@
 
 ``begin``, ``report`` and ``agree`` are calls back into Python, tied into the graph by dependencies: the compute time
 ends when the last gradient is ready, and the waiting time when the table is there. A call costs 25 to 80 microseconds,
-and what it does two to seven times what it costs in a loop by itself, probably for want of the processor's caches.
-TensorFlow orders calls by nothing but these dependencies, so each is named. What a call does must be Python and NumPy
-alone: an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
+and its work two to seven times what it costs in a loop by itself, probably for want of the processor's caches.
+TensorFlow orders calls only by these dependencies, so each is named. A call may use only Python and NumPy:
+an operation of TensorFlow in it waits for the threads that run the graph, a thousandth of a second and more.
 
 A round of several micro-batches is a loop in the graph over slices of the batch, and one more call, ``proceed``, after
-each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them where
+each decides whether another follows. Gradients travel through it as loop variables, so nothing is kept for them if
 there is one micro-batch, and no shape changes: whatever the sizes do, the step is traced once.
 """
 
@@ -34,8 +34,9 @@ __all__ = ["GraphRound"]
 
 logger = logging.getLogger(__name__)
 
-# What a rank hears of the micro-batch that begins, or of the end: its slice of the batch, a factor of what was gathered
-# before it, whether it is one; and its share of the round (``RoundCalls.share``), with the weight first.
+# What a rank hears about the micro-batch that begins, or about the end: its slice of the batch, a factor for the
+# gradient gathered before it, whether it is one; and its share of the round (``RoundCalls.share``), with the weight
+# first.
 _BEGIN, _SIZE, _RESCALE, _MORE, _WEIGHT = range(5)
 _SHARE = slice(_WEIGHT, _WEIGHT + SHARE)
 _NUMBERS = _WEIGHT + SHARE
@@ -57,7 +58,7 @@ class GraphRound:
         self._looked = not isinstance(synchroniser, AllReduce)
 
     def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
-        """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
+        """Return the train step that does a whole round, with its update synchronised and its figures observed."""
         whole = self._several if self._calls.policy.accumulates else self._one
         self._figures = figures
 
@@ -68,11 +69,11 @@ class GraphRound:
         return as_it_is(lambda data: whole(observed, data))
 
     def weigh(self, loss: Any) -> Any:
-        """The train step is about to take the gradients of this loss: times the weight, where theirs may be.
+        """Return the loss whose gradients the train step takes: times the weight, if its gradients may be weighted so.
 
         That saves a product with every gradient, another pass over all their memory: without it, ``overhead_keras.py``
         gave 1.043 instead of 1.013 (convolutional) and 1.044 instead of 1.030 (100 tensors), errors 0.014 to 0.022. Not
-        where a backward pass is not in proportion to what it is given, as one that a user has written may be; nor in
+        if a backward pass is not in proportion to its input, as a user's own may be; nor in
         types that round the weight.
         """
         if self._state is None or getattr(loss, "dtype", None) not in (tf.float32, tf.float64):
@@ -83,7 +84,7 @@ class GraphRound:
         return loss * tf.cast(self._state[_WEIGHT], loss.dtype)
 
     def receive(self, gradients: list[Any], variables: list[Any], update: Update) -> Any:
-        """The train step hands its gradients to the optimizer."""
+        """Take the gradients that the train step hands to the optimizer."""
         self._look_at(gradients, variables)
         if self._gathering:
             if self._gathered is not None:
@@ -111,13 +112,13 @@ class GraphRound:
                 logger.warning(_CHANGED, operation)
 
     def _one(self, step: Callable[..., Any], data: Any) -> Any:
-        """A round of one micro-batch: the update happens where the train step makes it."""
+        """Do a round of one micro-batch: the update happens where the train step makes it."""
         self._state, data = self._begin(data)
         self._weighed = False
         try:
             logs = step(data, self._state)
         except BaseException:
-            self._state = None  # what is evaluated next is not of this round
+            self._state = None  # an evaluation that follows is not part of this round
             raise
         if self._state is not None:
             self._state = None
@@ -125,7 +126,7 @@ class GraphRound:
         return logs
 
     def _several(self, step: Callable[..., Any], data: Any) -> Any:
-        """A round of any number of micro-batches: the update follows when all are done."""
+        """Do a round of any number of micro-batches: the update follows when all are done."""
         self._state, data = self._begin(data)
         try:
             gradients, (variables, update), logs = self._gather(step, data, self._state)
@@ -138,13 +139,13 @@ class GraphRound:
         state = self._proceed(gradients)
 
         def body(state: tf.Tensor, gradients: list[Gradient], logs: Any) -> tuple[Any, ...]:
-            self._state = None  # of what is computed in a loop there are samples
+            self._state = None  # micro-batches of the loop have samples
             more, _, latest = self._gather(step, data, state, again=True)
             total = [_added(a, b, state[_RESCALE]) for a, b in zip(gradients, more, strict=True)]
             logs = self._over_micro_batches(logs, latest, state)
             return self._proceed(total), total, logs
 
-        # One iteration at a time: two at once would need the memory of two. Of rows there are more with each.
+        # One iteration at a time: two at once would need the memory of two. Each adds rows to gradients of rows.
         start = (state, gradients, logs)
         shapes = tf.nest.map_structure(_shape_in_loop, start)
         state, gradients, logs = tf.while_loop(
@@ -157,12 +158,12 @@ class GraphRound:
         return logs
 
     def _proceed(self, gradients: list[Gradient]) -> tf.Tensor:
-        """What follows, now that all of a micro-batch is computed."""
+        """Return what follows, now that all of a micro-batch is computed."""
         parts = tf.nest.flatten(gradients, expand_composites=True)
         return self._calls.ask(self._calls.proceed, _NUMBERS, after=parts, timed=True)
 
     def _over_micro_batches(self, logs: Any, latest: Any, state: tf.Tensor) -> Any:
-        """Figures of the batch are means over the micro-batches so far, by their samples; others the latest."""
+        """Return, for figures of the batch, means over the micro-batches so far, by samples; the latest of others."""
         if not isinstance(logs, dict):
             return latest
         part = state[_SIZE] / tf.maximum(state[_WEIGHT + 1], 1.0)
@@ -178,9 +179,9 @@ class GraphRound:
     def _gather(
         self, step: Callable[..., Any], data: Any, state: tf.Tensor, *, again: bool = False
     ) -> tuple[list[Gradient], tuple[list[Any], Update], Any]:
-        """The gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
+        """Return the gradients of one micro-batch, the variables they belong to, what updates them, and the logs.
 
-        Where a variable has no gradient, None stands for it.
+        If a variable has no gradient, None stands for it.
         """
         self._gathering, self._gathered = True, None
         try:
@@ -209,7 +210,7 @@ class GraphRound:
         tf.cond(self._state[_WEIGHT] > 0, updated, lambda: tf.constant(0))  # a stand-in must leave no trace
 
     def _begin(self, data: Any) -> tuple[tf.Tensor, Any]:
-        """The clock starts once the batch is there, and nothing is computed before it has."""
+        """Start the clock once the batch is there; nothing is computed before."""
         parts = tf.nest.flatten(data, expand_composites=True)
         size = tf.shape(next(part for part in parts if isinstance(part, tf.Tensor)), out_type=tf.int64)[0]
         kept = parts if self._calls.repeats else []
@@ -220,9 +221,9 @@ class GraphRound:
     def _synchronised(
         self, gradients: list[Any], variables: list[Any], share: tf.Tensor, weighed: bool = False
     ) -> list[Any]:
-        """The gradients to update with: of what ranks share those of all, of what is this rank's own its own.
+        """Return the gradients to update with: the sum over ranks for shared variables, this rank's own for local ones.
 
-        Zero, where it has held no data.
+        The latter are zero if it has held no data.
         """
         own = names_of(tf_variables(v for layer in self._local_layers for v in layer.trainable_variables))
         shared = [
@@ -244,12 +245,12 @@ class GraphRound:
 
 
 def _has_custom_gradients(graph: Any) -> bool:
-    """Whether an operation of the graph, or of a function in it, has the type that TensorFlow gives to those."""
+    """Return whether an operation of the graph, or of a function in it, has TensorFlow's type for custom gradients."""
     return b"CustomGradient-" in graph.as_graph_def().SerializeToString()
 
 
 def _added(former: Gradient, new: Gradient, rescale: tf.Tensor) -> Gradient:
-    """What was gathered, in units of the whole, and what comes to it: rows are laid end to end."""
+    """Return the sum of what was gathered, in units of the whole, and the new gradient: rows are laid end to end."""
     if not isinstance(new, tf.IndexedSlices):
         return former * tf.cast(rescale, former.dtype) + new
     values = tf.concat([former.values * tf.cast(rescale, new.values.dtype), new.values], 0)

@@ -1,9 +1,9 @@
 """A round that does not fit in this rank's memory: it is done again, in smaller micro-batches.
 
 TensorFlow gives up all of a step in which memory runs short, and with it what earlier micro-batches of the round have
-gathered. Nothing of it has left for other ranks where gradients leave once all are gathered. So the whole round is done
+gathered. If gradients leave once all are gathered, none has left for other ranks. So the whole round is done
 again, on the same batch; what the failed step has changed by then (sums of metrics, running statistics, seeds) is put
-back first. Other ranks wait meanwhile, and the gradient is that of every sample once.
+back first. Other ranks wait meanwhile, and the gradient counts every sample once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Shortage"]
 class Shortage:
     """The rounds of one rank that run out of memory.
 
-    ``changed``: what a step may change before it fails. ``found``: what its latest tracing has found of that, with the
-    values of then, for the step that was traced since ``changed`` was asked.
+    ``changed`` returns what a step may change before it fails. ``found`` returns the part that its latest tracing has
+    found, with the values at that time, for a step that was traced after ``changed`` was called.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Shortage:
         self._found = found
 
     def survived(self, function: Callable[[Any], Any], iterator: Any) -> Any:
-        """Call the train function, and again as often as memory runs short where that can be repeated."""
+        """Call the train function, and again as often as memory runs short, if it can be repeated."""
         calls = self._calls
         kept = values_of(self._changed()) if calls.repeats else {}
         while True:
@@ -50,6 +50,6 @@ class Shortage:
 
 
 def _of_one_batch(parts: tuple[Any, ...], spec: Any) -> Any:
-    """An iterator over this batch alone, of the type that the train function was traced for."""
+    """Return an iterator over this batch alone, of the type that the train function was traced for."""
     batch = tf.nest.pack_sequence_as(spec, list(parts), expand_composites=True)
     return iter(tf.data.Dataset.from_generator(lambda: iter([batch]), output_signature=spec))

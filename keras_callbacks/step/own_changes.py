@@ -1,4 +1,4 @@
-"""What a train step does to this rank's gradients before ranks sum them, read off its graph."""
+"""Find what a train step does to this rank's gradients before ranks sum them, in its graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from keras_callbacks.metrics.reductions import updates_in, variables_of
 
 __all__ = ["changed_by"]
 
-_TAPE = "gradient_tape/"  # the scope of what a tape computes
-_CHOICES = {"Select", "SelectV2"}  # linear, unless the condition is of the gradient
+_TAPE = "gradient_tape/"  # the scope of a tape's operations
+_CHOICES = {"Select", "SelectV2"}  # linear, unless the condition depends on the gradient
 _NOT_LINEAR = _CHOICES | {
     "Abs", "ClipByValue", "EuclideanNorm", "IsFinite", "IsNan", "L2Loss", "Max", "Maximum", "Min", "Minimum", "Pow",
     "Rsqrt", "Sign", "Sqrt", "Square", "Tanh", "TopKV2",
@@ -21,9 +21,9 @@ _NOT_LINEAR = _CHOICES | {
 
 
 def changed_by(gradients: Sequence[Any], variables: Sequence[Any]) -> str | None:
-    """Return the operation that changes these gradients other than in proportion, or variables by them; None: none.
+    """Return the operation that changes these gradients non-linearly, or variables by them; None: there is none.
 
-    The sum over ranks is exact behind what is linear. What a ``tf.function`` of the user's does is not seen.
+    The sum over ranks is exact behind linear operations. A user's ``tf.function`` is not looked into.
     """
     tensors = [t for t in tf.nest.flatten(gradients, expand_composites=True) if isinstance(t, tf.Tensor)]
     if tf.executing_eagerly() or not tensors:

@@ -1,4 +1,4 @@
-"""Variables laid end to end: what is to be sent travels in few messages."""
+"""Variables laid end to end, so that they travel in few messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARCEL = 2**26  # bytes
 
 
 def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
-    """Those of one type, up to 64 MiB together: one message for each variable would cost a round trip for each."""
+    """Yield variables of one type, up to 64 MiB together: one message for each would cost a round trip for each."""
     for group in by_type(variables):
         parcel: list[tf.Variable] = []
         size = 0
@@ -26,7 +26,7 @@ def parcels(variables: list[tf.Variable]) -> Iterator[list[tf.Variable]]:
 
 
 def by_type(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
-    """The variables, those of each type together."""
+    """Return the variables, grouped by type."""
     groups: dict[tf.DType, list[tf.Variable]] = {}
     for variable in variables:
         groups.setdefault(variable.dtype, []).append(variable)
@@ -34,7 +34,7 @@ def by_type(variables: list[tf.Variable]) -> list[list[tf.Variable]]:
 
 
 def end_to_end(variables: list[tf.Variable]) -> tf.Tensor:
-    """Their numbers, as one vector."""
+    """Return the variables' numbers, as one vector."""
     return tf.concat([tf.reshape(v, [-1]) for v in variables], 0)
 
 
@@ -46,5 +46,5 @@ def assign(variables: list[tf.Variable], flat: tf.Tensor) -> None:
 
 
 def size_in_bytes(tensor: tf.Tensor | tf.Variable) -> int:
-    """The memory that its numbers take; 0 where the shape is not known."""
+    """Return the memory that its numbers take; 0 if the shape is not known."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

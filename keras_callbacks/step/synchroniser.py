@@ -1,7 +1,7 @@
-"""What carries a round to the other ranks, inside the graph: one base, and one class for each way of averaging.
+"""The collectives of a round, inside the graph: one base, and one class for each way of averaging.
 
 The table of the round rides along. Collectives go by the names of nodes, which must be the same on all ranks and
-contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises a failure of theirs.
+contain ``HorovodAllreduce``, by which Horovod's elastic mode recognises their failures.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_by
 
 __all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
 
-_LOOKED_AT = 1 << 12  # numbers of a gradient: NaN of a loss reaches them all (arbitrary)
+_LOOKED_AT = 1 << 12  # numbers of a gradient: a loss's NaN reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
-"""Of a variable as a whole, or of some of its rows, as that of an embedding is."""
+"""The gradient of a whole variable, or of some of its rows, as an embedding's."""
 
 
 class Synchroniser(ABC):
@@ -37,7 +37,7 @@ class Synchroniser(ABC):
         self._eagerly = tf.function(self._synchronise, autograph=False, reduce_retracing=True)
 
     def __call__(self, gradients: list[Gradient], share: tf.Tensor, *, weighed: bool = False) -> list[Gradient]:
-        """The gradients to update with. ``share`` is this rank's of the round: ``RoundCalls.share``.
+        """Return the gradients to update with. ``share`` is this rank's share of the round: ``RoundCalls.share``.
 
         ``weighed``: the gradients are the mean times the weight already (but NaN may be among 0 times the mean).
         """
@@ -55,19 +55,19 @@ class Synchroniser(ABC):
         of: Callable[[list[Any]], list[Any]] = list,
         share: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The tensors' sums over all ranks, times the correction that makes means of what plans have weighted; and it.
+        """Return the tensors' sums over all ranks, corrected from planned to actual samples; and the correction.
 
-        Tensors leave in buckets, the last ones first, as the backward pass brings them; what leaves are functions
-        ``of`` each bucket's. A bucket waits for nothing but its own members, and the table for ``after``. (If a bucket
+        Tensors leave in buckets, the last ones first, as the backward pass brings them; ``of`` makes what leaves
+        from each bucket. A bucket waits for nothing but its own members, and the table for ``after``. (If a bucket
         was laid end to end here, to travel as one tensor, nothing was gained: steps of 8 tensors took as long.)
 
-        The correction is the balancer's answer to the table, which comes last: updates would wait for it, all of them,
+        The correction is the balancer's answer to the table, which comes last: all updates would wait for it,
         and find their gradients out of the cache. With the ``share`` given, samples are summed along with the first
-        bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So those of a rank
-        that is early fall into its wait, and in a round that is refused some may have been made. Not for NaN: with the
-        samples ride the ranks that have some in that bucket, which NaN of a loss reaches.)
+        bucket that is copied anyway, unless that is the last one, and updates wait for no more. (So updates of an early
+        rank fall into its wait, and in a round that is refused some may have been made. Not for NaN: with the
+        samples travels which ranks have NaN in that bucket, which a loss's NaN reaches.)
 
-        Where the clock is that of a device (``calls.apart``), the table comes some time after the last gradient. So it
+        If the clock is a device's (``calls.apart``), the table comes some time after the last gradient. So it
         travels by itself and on the host, and samples along with the last bucket, too.
         """
         calls = self._calls
@@ -79,7 +79,7 @@ class Synchroniser(ABC):
         counts = takes_more if calls.apart else takes_more[:-1]
         counted = None if share is None or True not in counts else counts.index(True)
         broken = []
-        if share is not None and calls.looks:  # and not a stand-in, which weighs nothing
+        if share is not None and calls.looks:  # but not of a stand-in, which weighs nothing
             broken = [_broken(parcels[counted or 0][0] if parcels else after[-1]) * tf.sign(share[0])]
         row = calls.ask(calls.report, length, calls.learning_rate(), *broken, after=after, timed=True)
         if share is not None and counted is not None:
@@ -94,7 +94,7 @@ class Synchroniser(ABC):
         with tf.device("CPU:0") if calls.apart else contextlib.nullcontext():
             sums.append(self._sum(parcels[-1], len(sums)))
         table = tf.cast(sums[-1].pop(), tf.float64)
-        # What has been agreed is over: what a rank does from then on is its update.
+        # The agreed round is over: a rank's work from then on is its update.
         answer = calls.ask(calls.agree, 1, table, after=list(itertools.chain(*sums)) if calls.apart else ())[0]
         correction = answer
         if share is not None and counted is not None:
@@ -115,7 +115,7 @@ class Synchroniser(ABC):
 class AllReduce(Synchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
-    Gradients of rows are laid end to end: those of all ranks are then what one process has of the whole batch. A row
+    Gradients of rows are laid end to end: all ranks' rows are then what one process has of the whole batch. A row
     that occurs twice stays apart, because Keras does not add such rows up before it clips or squares them.
     """
 
@@ -131,14 +131,14 @@ class AllReduce(Synchroniser):
             means, correction = self._mean(dense, dense + arrived, lambda bucket: scaled(bucket, sign), share)
         else:
             weights = {dtype: tf.cast(weight, dtype) for dtype in {g.dtype: None for g in dense}}
-            # One by one, so that none waits for another, and in place, since they are used nowhere else.
+            # One by one, so that none waits for another, and in place, since they are used only here.
             weighted = [tf.math.multiply_no_nan(g, weights[g.dtype]) for g in dense]
             means, correction = self._mean(weighted, weighted + arrived, share=share)
         of_rows, whole = iter(scaled(gathered, correction)), iter(means)
         return [next(of_rows) if isinstance(g, tf.IndexedSlices) else next(whole) for g in gradients]
 
     def _gather(self, gradient: tf.IndexedSlices, weight: tf.Tensor, number: int, weighed: bool) -> tf.IndexedSlices:
-        """The rows of all ranks, weighted; none of a rank that holds no data."""
+        """Return the rows of all ranks, weighted; none from a rank that holds no data."""
         kept = tf.where(weight > 0, tf.size(gradient.indices), 0)
         values, indices = gradient.values[:kept], gradient.indices[:kept]
         if not weighed:
@@ -185,7 +185,7 @@ class NeighbourAverage(Synchroniser):
         return scaled(gradients, share[0] * workers * correction)
 
     def _partners(self) -> list[float]:
-        """The exchange of this round, as one list of numbers."""
+        """Return the exchange of this round, as one list of numbers."""
         copies, own, received = exchange_of(self._mixing, self._calls.balancer.rank, self._calls.balancer.rounds)
         return [*copies, own, *received]
 
@@ -207,7 +207,7 @@ class LocalUpdates(Synchroniser):
 
 
 def scaled(gradients: Sequence[Gradient], factor: tf.Tensor) -> list[Gradient]:
-    """The gradients times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
+    """Return the gradients times a factor: untouched for 1, and zero for 0, whatever NaN a stand-in has made."""
     if not gradients:
         return []
     tensors = [_numbers(g) for g in gradients]
@@ -231,18 +231,18 @@ def _numbers(gradient: Gradient) -> tf.Tensor:
 
 
 def correction_of(planned: tf.Tensor, samples: tf.Tensor) -> tf.Tensor:
-    """What a sum that was weighted by plans is to be multiplied by, when ranks together have done so many samples."""
+    """Return the factor from planned to actual samples, for a sum that was weighted by plans."""
     done = tf.cast(samples, tf.float64)
     return tf.where((planned > 0) & (done > 0), planned / tf.maximum(done, 1.0), 1.0)
 
 
 def _broken(tensor: tf.Tensor) -> tf.Tensor:
-    """1 if NaN or an infinity is among some of its numbers, else 0."""
+    """Return 1 if NaN or an infinity is among some of its numbers, else 0."""
     some = tf.reshape(tensor, [-1])[:: (tensor.shape.num_elements() or 0) // _LOOKED_AT + 1]
     return tf.cast(~tf.reduce_all(tf.math.is_finite(some)), tf.float64)
 
 
 def _takes_more(parcel: list[tf.Tensor]) -> bool:
-    """Whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
+    """Return whether numbers are fused with it. With one large tensor they would have Horovod copy that twice."""
     copied_anyway = len(parcel) > 1 or size_in_bytes(parcel[0]) < division.ALONE
     return copied_anyway and parcel[0].dtype in (tf.float32, tf.float64)
