@@ -313,7 +313,7 @@ class Balancer:
         assert self._heard is not None, "hear() comes first"
         table, self._heard = self._heard, None
         self._expected_s = now - self.meter.done_at
-        # If layers exchanged, too, the table has one time for all transfers; that of the one at the end is not known.
+        # If layers exchanged, too, the table has one time for all transfers; the last one's own is not known.
         self._transfer_s = float("nan") if self.meter.was_held_up else table.transfer_s
         finished = FinishedRound(self.rounds, self._work.epoch, self._work.plan, table, now - self._agreed_at)
         self._planner.learn(finished)

@@ -51,7 +51,7 @@ def every(name: str, value: SupportsIndex | str, *, way_out: str) -> Every:
 
 
 class CommitPace:
-    """One rank's times of its commits, and the pace that rank 0 made of its own. ``clock`` gives monotonic seconds."""
+    """One rank's times of its commits, and rank 0's pace for them. ``clock`` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

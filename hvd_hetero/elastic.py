@@ -53,7 +53,7 @@ class Survival:
         self.place: Mapping[str, Any] | None = None
         """The place in the data."""
         self.mixes = False
-        """True: each rank has a model of its own (D-PSGD, MATCHA). Their mean is what the ranks learnt together."""
+        """True: each rank has its own model (D-PSGD, MATCHA). Their mean is what the ranks learnt together."""
         self.resets = 0
         """How often the membership has changed."""
         self.rates_for: int | None = None
@@ -100,7 +100,7 @@ class Survival:
         return Shared(*wire.broadcast_object(mine, root_rank=0, name="elastic.common"))
 
     def accept(self, shared: Shared) -> None:
-        """Take rank 0's state, once all else has arrived: a rank that fails before goes back to a commit of its own."""
+        """Take rank 0's state, once all else has arrived: a rank that fails before goes back to its own commit."""
         self.common, self.place, self.mixes, self.resets, self.rates_for = shared
 
     def rate_factor(self, global_batch: int, *, scales: bool) -> float:
@@ -267,7 +267,7 @@ class Member:
         return self._survival.share(wire)
 
     def _have_heard(self, shared: Shared) -> None:
-        """Accept rank 0's state: all of it is here now."""
+        """Accept rank 0's state, which is complete now."""
         self._survival.accept(shared)
         self._save_parts()
         self._save_values()
@@ -284,7 +284,7 @@ class Member:
             self._former = weakref.ref(session)
 
     def _take_up(self, session: Any) -> bool:
-        """Follow the session of a new membership; return whether its ranks are those of the last commit."""
+        """Follow the session of a new membership; return whether its ranks are the last commit's."""
         numbered = (session.balancer.rank, session.balancer.workers)
         if session is self._former() or numbered != (session.wire.rank, session.wire.size):
             raise ValueError(

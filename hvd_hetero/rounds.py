@@ -6,7 +6,7 @@ A **round** is everything between two synchronisations. Let ``n`` be the number 
     report    one row of K numbers: what rank i did and what it expects of itself
     table     the n × K rows of all ranks
 
-The table needs no collective of its own. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
+The table needs no separate collective. Rank i writes its row into an otherwise zero vector of n·K numbers, and the
 vector is summed over the ranks together with the gradients: x + 0 = x holds exactly in floating point, in whatever
 order the sum is taken, so every rank ends up with the same bits. What travels is float32 at the least, which holds
 integers exactly up to 2^24; a global batch, or a superstep, that could be larger is refused at construction.
@@ -255,7 +255,7 @@ class RoundReport:
     """Samples that ``compute_s`` and ``input_s`` were measured on, which may belong to the round before; 0 if these
     say nothing about the speed (a short round, or the very first)."""
     fixed_samples: float = 0.0
-    """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed is then that of a
+    """The fixed cost of a micro-batch, in samples that would take as long; 0: not known. The speed then refers to a
     micro-batch of the typical size (``RoundPlan.typical_size`` of the first plan)."""
     once_s: float = 0.0
     """The part of ``compute_s`` and ``input_s`` that comes once a round: the update before it, and waiting for the

@@ -5,7 +5,7 @@ passes what is new on to all its neighbours but the one it came from: two hops a
 4,000. A message is the number of rounds that are over. It only grows, so a message may come late, twice, or not at
 all: the next one replaces it.
 
-Connections are those of `multiprocessing.connection`: both ends prove that they hold the membership's key, then
+Connections are `multiprocessing.connection`'s: both ends prove that they hold the membership's key, then
 exchange bytes. Nothing is unpickled. Its ``Listener`` and ``Client`` are not used: they know no time limit and no IPv6.
 A rank listens only until all its children are there. The death of an inner rank cuts the tree in two, but in Horovod
 any death ends the membership. An asynchronous allreduce, posted by each rank beforehand, is several times slower, and a

@@ -3,7 +3,7 @@
     begin() ──> cut(), cut(), …                one rank's part of each round, at most ``lead`` rounds ahead of training
                   └─> finish(table), …         once for each round that is agreed, in the same order
 
-Every rank has a cutter of its own, and all cut alike: from the same order, by the same plans. Nothing is sent.
+Every rank has its own cutter, and all cut alike: from the same order, by the same plans. Nothing is sent.
 """
 
 from __future__ import annotations

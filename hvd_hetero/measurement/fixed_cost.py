@@ -20,7 +20,7 @@ steps of a tenth.
 
 Rank i's evidence is its own L_i and the others', which counts for C at most: enough to decide if the rank's own
 evidence is weak, and less than a rank of another kind finds out for itself. A priori all φ of the grid are alike.
-β is that of the mean of φ. So a split that is made before much is known does not count on the time to follow it.
+β comes from the mean of φ. So a split that is made before much is known does not count on the time to follow it.
 
 M = 8, τ = 4, σ_0 = 0.01, C = 20 and the limit of L, by which old evidence is forgotten, are arbitrary.
 

@@ -2,12 +2,12 @@
 
 A speed is samples over the seconds that the rank was at work: forward, backward and update, and waiting for its own
 data, since all of that moves with the samples. For policies that weigh it, the part that does not move with the samples
-is separated (``fixed_cost``), and the speed is that of a micro-batch of the typical size. Waiting for the other ranks
+is separated (``fixed_cost``), and the speed refers to a micro-batch of the typical size. Waiting for the other ranks
 is in neither: not at the end of a round, and not inside a micro-batch, where a layer exchanges with them. Otherwise a
 fast rank would seem as slow as the one it waits for.
 
 On a processor whose work runs behind the clock (an accelerator with a queue), a ``Stopwatch`` takes the times. It knows
-those of a round only when the queue has come past it. So there, this rank reports and learns from the round before: it
+a round's times only when the queue has come past it. So there, this rank reports and learns from the round before: it
 asks when all of this round is queued. A host that is ahead then waits for the device, which has work meanwhile.
 Waiting for data costs such a host nothing while the device is at work, so it counts only as long as the device paused.
 """

@@ -133,7 +133,7 @@ class AffineCosts:
         )
 
     def latest_s(self, plan: RoundPlan, sure: Floats | float = 1.0) -> float:
-        """Return when the latest rank of known speed is done, in a unit of its own; ``sure`` if all are known."""
+        """Return when the latest rank of known speed is done, in its own unit; ``sure`` if all are known."""
         return float((self._seconds(plan) * sure).max(initial=0.0))
 
     def between(self, begin: RoundPlan, end: RoundPlan, part: float) -> npt.NDArray[np.int64]:
@@ -167,7 +167,7 @@ class AffineCosts:
         return self._comparable * (1.0 + self._fixed / self._typical_size)
 
     def _seconds(self, plan: RoundPlan) -> Floats:
-        """Return the time t of each rank whose speed is known, in a unit of its own."""
+        """Return the time t of each rank whose speed is known, in its own unit."""
         known = self._known
         return (plan.shares + self._heads(plan))[known] / self._comparable_rates[known]
 

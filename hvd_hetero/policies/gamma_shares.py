@@ -9,7 +9,7 @@ Minimise max_i T_i(x_i) subject to sum x_i = X and x_i >= x^s_i (lb-bsp, Eq. 3 a
 for the k_i that reach X samples by then, and solve the linear problem that is left exactly (``allocation.minimax``).
 If the x^s_i sum to more than X they shrink together: then the batch is too small for these devices, and no device
 saturates. No share may be more than twice what its rank has been seen with: beyond, the line may not go on.
-Cost: that of ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
+Cost: as ``minimax``, and 52 passes over the ranks if memory bounds a micro-batch.
 
 Differences from the paper: there x^o bounds the share; here it bounds the micro-batch, since a fast device with little
 memory may well do two batches while a slow one does one (b_i once more is the price, and it is weighed). There

@@ -20,7 +20,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["LBBSP"]
 
-_BACK = 2 / 3  # of the tolerance, where equal shares return; at all of it, noise would switch to and fro
+_BACK = 2 / 3  # of the tolerance, where equal shares return; with all of it, noise would switch back and forth
 _WORTH = 8.0  # times what a split saves of a round: how far equal shares may change; proportional costs take 1
 _TOO_FAR = 1.5  # times that: where a split goes back (arbitrary)
 

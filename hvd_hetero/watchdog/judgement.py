@@ -40,7 +40,7 @@ def judge(
 
     ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
     the network may keep packets from it. ``hosts`` names the host of each rank; where there are several, the message
-    names that of a rank without an answer. Collectives fail by themselves ``gives_up_s`` after a rank fell silent.
+    names the host of a rank without an answer. Collectives fail by themselves ``gives_up_s`` after a rank fell silent.
 
     Ranks in different collectives cannot go on if *all* of them wait, because a rank at work may still come. All must
     have waited for some time, or they may have just met.

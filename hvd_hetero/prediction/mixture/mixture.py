@@ -8,10 +8,10 @@ Members ``k = 1..K`` forecast ``v̂_k`` and have the prior weights ``π_k``. The
                                                      κ = 1 while all C_j <= 1e-12 min(v, v̂_j)²
 
 So C_k sums the squared errors of the last 1/δ = 100 rounds or so. A member whose RMSE is a tenth above the best one's
-gets a tenth of its weight. Errors are those of speeds, as the RMSE counts them. Of n independent normal errors of
+gets a tenth of its weight. Errors refer to speeds, as the RMSE counts them. Of n independent normal errors of
 unknown size, C^{-n/2} is the likelihood; p grows half as fast, as errors depend on one another, up to a limit that
-depends on the series (below). The n errors include those of rounding. κ: no round counts more than all before it, once
-there are errors above those of rounding.
+depends on the series (below). The n errors include rounding errors. κ: no round counts more than all before it, once
+there are errors above rounding.
 
 Members: memoryless, EMA 0.5 and `Reverting`. With ``drivers``, the last one reads the CPU and learns how far to follow
 it. The prior is uniform. But where the CPU is known from the start, the member that reads it has 0.99: a change of the
@@ -36,8 +36,8 @@ Constants and alternatives: how often RMSE is above 1.02 of the best single pred
 | Bernstein online aggregation with a fixed share (Wintenberger, 2017), with EMA 0.2 | 63 | 0 |
 
 - p: at most 8 serves worlds as well. But forecasts then scatter more under noise: eight ranks whose speeds scatter by a
-  tenth were split anew in 184 of 480 rounds, and in 132 with 12. With 12 from the start, the first few errors led ranks
-  astray.
+  tenth were split again in 184 of 480 rounds, and in 132 with 12. With 12 from the start, the first few errors led
+  ranks astray.
 - δ: a longer memory follows a change of kind later. In the 400 rounds after one from noise to a walk, errors were 6 %
   above the best member's at 1/100, and 10 % at 1/200.
 - κ: after a round that takes ten or a thousand times as long, EMA 0.5 seems better than memoryless. So a walk was

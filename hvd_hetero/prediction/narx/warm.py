@@ -1,4 +1,4 @@
-"""Where NARX starts: the parameters shipped with the package, those of a former run, or none."""
+"""Where NARX starts: the parameters shipped with the package, a former run's, or none."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ A batch of Γ(x) seconds on worker i, its k-th, takes f_i(k) Γ(x) seconds of it
 **Drivers.** Production reads from the system which share of the CPU and of the memory is available. Here the reading at
 time t is a_i(t - lag) plus Gaussian noise, cut to [0, 1]: late, because production takes it over a window, and noisy.
 Or readings are given, one for each round, as a run recorded them.
-Memory is a process of its own, which has no effect on the speed (lb-bsp, Fig. 4, shows one once a machine swaps; that
+Memory is a separate process, which has no effect on the speed (lb-bsp, Fig. 4, shows one once a machine swaps; that
 is left out).
 
 **Measurement.** A rank measures its compute time with a relative, log-normal error; simulated time has none.

@@ -23,7 +23,7 @@ bound the φ with
 
 for P pairs and p unknowns. With Gaussian noise, four rounds of one size to find τ, and pairs that have no round in
 common, 96 % of such ranges hold the truth at least (200 runs each of 3 to 40 pairs). If each round is in two of the
-pairs, 92 to 96 % do. Where no two rounds are of one size, 70 to 93 % of those of 3 to 12 pairs do. Three pairs allow
+pairs, 92 to 96 % do. If no two rounds are of one size, 70 to 93 % of the ranges of 3 to 12 pairs do. Three pairs allow
 nearly anything, and of many the bound comes to 5.4. Each comes with its own best ψ. Where κ never changes, b and c
 cannot be separated, and c is 0. A rank that times the cost of a round (``once_s``) has missed no more of it than it has
 seen: c is at most as large. Otherwise one strange short round of few micro-batches passes for a large c, and moves b.

@@ -3,7 +3,7 @@ r"""By how much a recorded run's luck moves its rate.
 Round k took T_k seconds, and E_k were to be expected: of its plan, at each rank's median pace. The rounds, in order,
 make up to ten blocks, with u_j = (sum of T_k) / (sum of E_k) over the rounds of block j. A block holds several rounds,
 so a minute in which the machine was slow counts as one event and not as many. Another run as long meets luck of its
-own, so its rate differs from that of this one, with 95 % of probability, by the share
+own, so its rate differs from this one's, with 95 % of probability, by the share
 
     t_{J-1} √2 s / (ū √J) at most,      s² = sum_j (u_j - ū)² / (J - 1)
 
