@@ -240,7 +240,7 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
 
     Only if gradients go from there to the update without user code in between. Nor with a loss scale, which
     finds out how small a loss float16 can handle, and must not get a smaller one. (A fixed ``loss_scale_factor``
-    does not.)
+    is no obstacle.)
     """
     optimizer, keras_3 = model.optimizer, is_keras_3(model)
     base = tf.keras.optimizers.Optimizer
@@ -273,7 +273,7 @@ def loss_passes_through(model: Any, weigh: Callable[[Any], Any]) -> Callable[[],
 def gradients_pass_through(optimizer: Any, receive: Receiver, wrapped_by: Any) -> Callable[[], None]:
     """Pass every gradient of this optimizer through ``receive`` before it is applied; return a function that ends this.
 
-    This sets an attribute of the object, and no other class: what is saved, and its name there, stay as they were. The
+    This sets an attribute of the object and changes no class: what is saved, and its name there, stay as they were. The
     outermost optimizer is changed: a loss scale must see the sum over the ranks, so that all skip a step
     alike. So must a user's own ``apply_gradients``, which may clip before it calls Keras 3's ``apply``.
     """

@@ -1,8 +1,8 @@
 """The division of gradients into buckets, so that the sum over the ranks hides behind the backward pass.
 
 A gradient that leaves by itself costs a call and turns of the wire's threads, which may share a core with training;
-hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the last of them, and is copied
-to lie beside them, in Keras also back. So small gradients share buckets, and large ones go alone.
+hundreds of small ones make some per cent of a step. A gradient in a bucket waits for the bucket's last one, and is
+copied to lie beside the others, in Keras also back. So small gradients share buckets, and large ones go alone.
 
 Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come. With
 the wire's `Limits`,
@@ -33,8 +33,8 @@ LEAST = 2**19
 long as its transfer at 10 Gb/s takes (arbitrary)."""
 ALONE = 2**20
 """From here on, copies are assumed to cost more than a collective. On two ranks with a core each, going alone gained
-3 % of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between them,
-and since there is one copy, was not measured."""
+3 % of a step at 4 MiB and lost 2 % at 256 KiB, when Horovod made two copies of a bucket; the break-even between these
+sizes, and with the one copy of today, was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def divide(
     """Return the buckets of gradients, which are given by their bytes in the order in which they are likely to arise.
 
     Gradients of different ``kinds`` (data type, device) never share one. ``limits`` are the `usual` ones unless given.
-    Buckets hold the gradients' numbers, each once, and
-    are ordered by their last member: the last bucket holds the last gradient.
+    Buckets hold the gradients' numbers, each once, and are ordered by their last member: the last bucket holds the
+    last gradient.
     """
     limits = limits or usual()
     buckets: list[list[int]] = []

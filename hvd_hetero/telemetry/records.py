@@ -48,7 +48,7 @@ Listener: TypeAlias = Callable[[Record], object]
 
 def _figures(table: RoundTable) -> dict[str, list[Any]]:
     """Return a record's figures from a table, with None for what is not known."""
-    if table.workers < _MANY:  # between two steps, NumPy has left the processor's caches: one call of it
+    if table.workers < _MANY:  # between two steps, NumPy has left the processor's caches: call it once
         lists = table.lists()
         names = (*_FIGURES, *(name for name in _SOMETIMES if any(lists[name])))
         return {n: list(map(int, lists[n])) for n in _COUNTS} | {n: _known(lists[n]) for n in names}

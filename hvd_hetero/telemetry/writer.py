@@ -35,7 +35,7 @@ class Telemetry:
     path
         The file. An earlier one of this name is kept under another name.
     every
-        Write one of so many rounds. Others are not recorded.
+        Write every ``every``-th round. Others are not recorded.
     rotate_bytes
         Begin another file when this one has grown to so many bytes; the former one is kept as ``run.1.jsonl``,
         ``run.2.jsonl`` and so on. ``read_run`` reads them as one. None: one file.

@@ -91,7 +91,7 @@ def launch(
 
     ``env`` adds to this process's environment and overrides what is set here; ``options`` are given to horovodrun
     (with ``--host-discovery-script`` among them the hosts are left to it). ``starter`` is a command that replaces
-    horovodrun and its options. The command of a rank is appended to it; exit codes are known for ranks of
+    horovodrun and its options. The command of a rank is appended to it; exit codes are known for ranks for
     which it prints "Process N exit with status code M", as horovodrun does, or torchrun's table. ``torchrun(ranks)`` is
     one for jobs without Horovod. ``on_line(rank, line)`` is called, in this
     thread, with each line that a rank prints, while it runs. Raises `HangError` or `RankError`.

@@ -16,8 +16,8 @@ there are errors above rounding.
 Members: memoryless, EMA 0.5 and `Reverting`. With ``drivers``, the last one reads the CPU and learns how far to follow
 it. The prior is uniform. But where the CPU is known from the start, the member that reads it has 0.99: a change of the
 CPU hurts the others much, and comes before anything could be learnt about it. With a uniform prior (and p up to 8 from
-the start, as in all of this), forecasts of the recorded series were 1.1 % worse, 4 % on one of them; those of worlds, 3
-%. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but if the CPU has no effect, noise was
+the start, as in all of this), forecasts of the recorded series were 1.1 % worse, 4 % on one of them; those of worlds
+3 %. At 0.95 worlds were forecast 0.4 % worse. At 0.999 they were 0.3 % better; but if the CPU has no effect, noise was
 forecast 2 % worse, and walks 3 %.
 
 Constants and alternatives: how often RMSE is above 1.02 of the best single predictor's (ARIMA left out), in 300 worlds

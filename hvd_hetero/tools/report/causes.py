@@ -23,7 +23,7 @@ have a lag near the middle one, and this explains at least half of ``slow_i``. A
 anything else, and one of two equal ranks is always a little slower than the other (benchmarks/results/causes.md has
 clean runs). Scatter alone can take a tenth of the time on a busy machine, so "unknown" needs `LEAST_UNEXPLAINED`. All
 ranks wait for the transfer. It is the cause on each of them, if it takes at least as much of the time, and a larger
-share than any rank is slow by, because it includes a slow rank's part.
+share than any rank is slow by, because a slow rank's part in a transfer is slow, too.
 
 **Too large a share.** Ranks may hold others up without being slow: they got too much. With a rank's part of all
 work, w_i, and of all speed, v_i, its share is too large if 1 - v_i / w_i is at least `LEAST`. This is the cause if such

@@ -3,9 +3,9 @@ r"""How slow each rank is, whether or not others wait for it.
 Let ``o_ri`` be the seconds that rank i needed for itself in round r (t of ``attribution``): computing, waiting for its
 own data, and what its loop did between rounds beyond what all loops do, which no smaller batch would shorten. Let
 ``x_ri`` be its samples. Where a micro-batch costs as much as β samples besides its own, a rank with few samples pays
-for fewer samples, and is no slower for it. So x + β of each micro-batch counts by the part that a batch of the typical
-size s has of it, s / (s + β), as for the speeds of a report (``speeds``). The fast ranks' figure is the lower quartile
-(``attribution.fast``).
+this for fewer of them, and is no slower for it. So x + β of each micro-batch is multiplied by s / (s + β), the part of
+samples in a batch of the typical size s, as for the speeds of a report (``speeds``). The fast ranks' figure is the
+lower quartile (``attribution.fast``).
 
 If shares follow speed no rank waits, and a slow rank is slow all the same. With ``p_i = sum_r o_ri / sum_r x_ri``,
 

@@ -8,8 +8,8 @@ and the round ends at T' = max_i r_i + (allreduce, exchange), or, where the plan
 
     e = min_i (time at which worker i has done all its micro-batches) + signal_s;
 
-every other worker ends its current micro-batch at e (its last but for one that ends at e exactly), and T' is
-the latest of these plus the transfer. If the policy anticipates, a worker that expects the end stops before it,
+every other worker finishes the micro-batch that it computes at e (its last but for one that ends at e exactly), and
+T' is the latest of these plus the transfer. If the policy anticipates, a worker that expects the end stops before it,
 and e counts only workers that did all of theirs. Nothing is approximated: between two rounds there is no other event,
 so stepping from round to round is the discrete-event simulation, and each step is a few operations on arrays of n (one
 for every micro-batch, if these vary by themselves or workers anticipate).

@@ -25,7 +25,7 @@ of every k-th round has no such pairs.
 **Drivers.** The line of round k holds what a rank read of its CPU and memory after computing it, that is before round
 k + 1. So before the round made from round k a predictor reads the line of round k - 1, as it did in production: the
 drivers that go with v_ik. They move no speed here, which is v_ik whatever they are. If the recorded scheme did not
-use drivers, production reads them once a second, and the readings are as old; a rank that read none has none.
+use drivers, production reads them once a second, and the readings are as old; a rank without readings has no drivers.
 
 Shapes: K rounds, n ranks.
 """
