@@ -12,7 +12,8 @@ takes the second longest of the last five: one stumble does not count, and few o
 the shortest of the five: the rest was waiting for a late rank, for which the next exchange of gradients would have
 waited instead. (An average with neighbours would not have: there some waiting is a cost that is left out.) A rank
 that is late at each commit counts in full, so an unbalanced training commits less often than it could. A large model
-with small batches commits seldom, a small one in each round. The clock is the host's: copies that a GPU has only queued count as rounds.
+with small batches commits seldom, a small one in each round. The clock is the host's: copies that a GPU has only queued
+count as rounds.
 
 Ranks must commit before the same round. So rank 0 measures, and sends n to the others with each commit, which sends
 something anyway. A membership begins with n = 1, and n at most doubles from one commit to the next, so one long round

@@ -28,7 +28,7 @@ LOAD_BALANCE = {
 
 
 def refuse(given: Mapping[str, Any], instead: Mapping[str, str], who: str) -> None:
-    """Raise if there are any, with what to write instead of those that are known."""
+    """Raise if there are any, naming what to write instead of the known ones."""
     for name, value in given.items():
         way_out = instead.get(name, f"see help({who}) for those that it has")
         raise TypeError(f"{who} has no argument {name}={value!r}; {way_out}")
@@ -49,7 +49,7 @@ def refuse_synchronised(optimizer: torch.optim.Optimizer) -> None:
                 "give it a plain model that each rank holds whole, or train with FSDP alone"
             )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # a wrapper that nobody uses any more does no harm
+        gc.collect()  # a wrapper that is no longer used does no harm
         mine, ddp = set(map(id, parameters)), torch.nn.parallel.DistributedDataParallel
         wrapped = (each for each in gc.get_objects() if issubclass(type(each), ddp))  # it leaves no mark on a parameter
         if any(id(p) in mine for each in wrapped for p in each.parameters()):

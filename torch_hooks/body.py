@@ -1,8 +1,8 @@
-"""What the loop's body does beside its batch: looked at in the first rounds, where it may run unequally often on ranks.
+"""A watch over the loop's body in the first rounds, if it may run unequally often on ranks.
 
-Under policies with several micro-batches in a round it may, or where ``collate_fn`` leaves samples out. What the body
+Under policies with several micro-batches in a round it may, or if ``collate_fn`` leaves samples out. What the body
 does for an update, and not for its batch, is missing then on some rank: the others wait in a collective for ever, or
-learning rates and parameters part. That may be hours into a training. But that the body does so shows in its first run,
+learning rates and parameters drift apart. That may happen hours into a training. But it shows in the body's first run,
 on each rank by itself, with nothing sent: outside of the loader and of ``step()``, nothing may change that ranks must
 have in common.
 """
@@ -28,10 +28,10 @@ __all__ = ["Body", "Differs", "Watched", "another_batch"]
 
 logger = logging.getLogger(__name__)
 
-_ROUNDS = 2  # what is done in both is done in all, and so in the one in which a rank has no data
+_ROUNDS = 2  # what is done in both is done in all, so also in a round in which a rank has no data
 _CALLED_BY_USERS = ("torch_hooks.evaluation", "torch_hooks.load_balance", "torch_hooks.parameters.broadcast")
 _BETWEEN = (__name__, "horovod.", "torch.distributed.", "torch_hooks.wires.", "hvd_hetero.communication.")
-"""Modules between the wire and what calls it; so is that of a wire that a user has written."""
+"""Modules between the wire and its caller; a user's own wire counts as one, too."""
 _COLLECTIVE = (
     "call collectives after the loop (average_by_samples for what was added up in it), or in "
     "optimizer.register_step_post_hook(…), which runs on every rank"
@@ -47,7 +47,7 @@ _ALSO = "give the other optimizer balance.also() of this one's LoadBalance, and 
 
 
 class Differs(NamedTuple):
-    """Why bodies do not run equally often on all ranks."""
+    """The reason why bodies do not run equally often on all ranks."""
 
     why: str
     now: bool = False
@@ -55,7 +55,7 @@ class Differs(NamedTuple):
 
 
 class Watched(Protocol):
-    """What is asked of an optimizer whose loop is looked at."""
+    """What the watch needs of an optimizer whose loop it follows."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -63,28 +63,28 @@ class Watched(Protocol):
 
     @property
     def common(self) -> bool:
-        """Whether all ranks hold the same parameters after each round."""
+        """True if all ranks hold the same parameters after each round."""
 
     @property
     def synchronised(self) -> bool:
-        """Whether the gradients are the sums of all ranks, and the step has not followed yet."""
+        """True if the gradients are the sums of all ranks, and the step has not followed yet."""
 
     @property
     def scaled(self) -> bool:
-        """Whether a gradient scaler changes its gradients, on every rank."""
+        """True if a gradient scaler changes its gradients, on every rank."""
 
 
 class _Look(NamedTuple):
-    """What no body may change, in the order of the messages."""
+    """Figures that no body may change, in the order of the messages."""
 
     settings: list[float]
     parameters: list[float]
     gradients: list[float]
-    """Empty where they are not those of all ranks."""
+    """Empty if they are not the sums of all ranks."""
 
 
 class Body:
-    """The body of one loader's loop, from ``enter`` to ``leave``, without what is done in ``step()``."""
+    """The body of one loader's loop, from ``enter`` to ``leave``, without the work of ``step()``."""
 
     def __init__(self, wire: TorchWire, *, wanted: bool) -> None:
         self._wire = wire
@@ -101,14 +101,14 @@ class Body:
         self._thread = 0
 
     def is_new(self, round: int) -> bool:
-        """Whether the body of this round is among the first."""
+        """Return whether the body of this round is among the first."""
         if not self._wanted or (len(self._rounds) == _ROUNDS and round not in self._rounds):
             return False
         self._rounds.add(round)
         return True
 
     def enter(self, round: int, optimizers: Sequence[Watched], differs: Differs) -> None:
-        """The body begins, in this round."""
+        """Begin to watch the body, in this round."""
         self._round, self._optimizers, self._differs = round, optimizers, differs
         self._stepping, self._thread = False, threading.get_ident()
         self.watching = True
@@ -117,34 +117,34 @@ class Body:
         self.note()
 
     def leave(self) -> None:
-        """It has ended by itself."""
+        """End the watch: the body has ended by itself."""
         if self.watching:
             self._compare()
             self.close()
 
     def close(self) -> None:
-        """It has ended, however."""
+        """End the watch, however the body has ended."""
         if self.watching:
             self.watching = False
             _open.remove(self)
             self._optimizers, self._look = (), None
 
     def note(self) -> None:
-        """Things are as they ought to be: what ``step()`` and ``synchronize()`` have done is done on every rank."""
+        """Note the present state: what ``step()`` and ``synchronize()`` have done is done on every rank."""
         self._look = self._now()
 
     def step_begins(self) -> None:
-        """What follows is not the body's, hooks of the user included."""
+        """Stop watching: what follows is not the body's, including hooks of the user."""
         self._compare()
         self._stepping = True
 
     def step_ends(self) -> None:
-        """What follows is the body's again."""
+        """Watch again: what follows is the body's."""
         self._stepping = False
         self.note()
 
     def heard(self, collective: bool = True) -> None:
-        """A collective has begun in this process, or a batch of another training."""
+        """Note that a collective has begun in this process, or a batch of another training."""
         if self._stepping or threading.get_ident() != self._thread or sys.exc_info()[0] is not None:
             return
         if not collective:
@@ -167,7 +167,7 @@ class Body:
                 self._found(what, way_out)
 
     def _found(self, what: str, way_out: str, kind: str = "") -> None:
-        """Raise if other ranks wait for this one in vain; otherwise say so, once."""
+        """Raise if other ranks wait for this one in vain; otherwise warn once."""
         differs, kind = self._differs, kind or what
         assert differs is not None, "the body runs"
         text = (
@@ -186,20 +186,20 @@ _open: list[Body] = []
 
 
 def another_batch(own: Body) -> None:
-    """A batch is announced to a training that has this body: of what loop's body is that part?"""
+    """Note in all other open bodies that a batch is announced to the training of this one."""
     for body in _open.copy():
         if body is not own:
             body.heard(collective=False)
 
 
 def _hear() -> None:
-    """A collective begins in this process."""
+    """Note in all open bodies that a collective begins in this process."""
     for body in _open.copy():
         body.heard()
 
 
 def _ours(wire: Container[str]) -> bool:
-    """Whether what uses the wire, of these modules, now is this package, for the round at hand."""
+    """Return whether this package now uses the wire, of these modules, for the current round."""
     frame = sys._getframe(2)
     while frame.f_back is not None and (_module(frame) in wire or _module(frame).startswith(_BETWEEN)):
         frame = frame.f_back

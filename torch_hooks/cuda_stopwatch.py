@@ -21,11 +21,11 @@ class CudaStopwatch:
     """A stopwatch (``hvd_hetero.measurement.stopwatch``) of the stream on which the work is queued.
 
     An event before and one behind each stretch of work, and one at the end of the round. Starting costs the host about
-    a tenth of a millisecond (``benchmarks/gpu/curve.py``). The device is waited for in `read` and `catch_up` alone, and
+    a tenth of a millisecond (``benchmarks/gpu/curve.py``). Only `read` and `catch_up` wait for the device, and
     a thread that waits is asleep.
 
-    A stretch ends where the device comes to its last event: waiting of the device for the host, which launches kernels
-    too slowly for a small batch, is in it, as it is in the round.
+    A stretch ends where the device comes to its last event. It includes the device's waiting for a host that launches
+    kernels too slowly for a small batch, as the round does.
     """
 
     def __init__(self, device: torch.device, event: Callable[[], Any] | None = None) -> None:
@@ -37,21 +37,21 @@ class CudaStopwatch:
         self._began: tuple[Any, Any] | None = None
 
     def start(self, *, waited: bool = False) -> None:
-        """What is queued from now on counts. ``waited``: what came since the last `stop` was waiting for others."""
+        """Count what is queued from now on. ``waited``: what came since the last `stop` was waiting for others."""
         stream = self._stream()
         self._began = self._record(stream), stream
         if (last := self._now.last) is not None:
             (self._now.waits if waited else self._now.pauses).append((last, self._began[0]))
 
     def stop(self) -> None:
-        """What is queued from now on does not. On the stream of ``start``: a hook may run under another."""
+        """Stop counting what is queued from now on. On the stream of ``start``: a hook may run under another."""
         if self._began is not None:
             begin, stream = self._began
             self._now.work.append((begin, self._record(stream)))
             self._began = None
 
     def lap(self) -> None:
-        """A round is queued to its end. What came since the last `stop` was waiting for others."""
+        """Note that a round is queued to its end. What came since the last `stop` was waiting for others."""
         end = None
         if self._now.work:
             end = self._record(self._stream())
@@ -59,7 +59,7 @@ class CudaStopwatch:
         self._lap, self._now = self._now, _Queued(since=end)
 
     def read(self) -> Lap:
-        """Return the seconds of the last lap, once it is done; NaN where there was none."""
+        """Return the seconds of the last lap, once it is done; NaN if there was none."""
         lap, self._lap = self._lap, _Queued()
         if not lap.work:
             return Lap(math.nan, math.nan, math.nan)
@@ -74,7 +74,7 @@ class CudaStopwatch:
         return Lap(_seconds(lap.work), _seconds(lap.waits), _seconds(lap.pauses) if known else math.nan)
 
     def forget(self) -> None:
-        """What was queued since the last lap never was. Its events are not used again: they are still to be passed."""
+        """Forget what was queued since the last lap. Its events are not used again: they are still to be passed."""
         self._now, self._began = _Queued(since=self._now.since), None
 
     def catch_up(self) -> None:
@@ -104,7 +104,7 @@ class _Queued:
 
     @property
     def last(self) -> Any:
-        """Where work ended last."""
+        """The event at which work ended last."""
         return self.work[-1][1] if self.work else self.since
 
 
@@ -113,9 +113,9 @@ def _seconds(stretches: list[_Stretch]) -> float:
 
 
 class DeviceTimes:
-    """Sees to it that work on a device is timed there.
+    """Makes sure that work on a device is timed there.
 
-    ``needed``: it matters to ``policy`` when work is done, so what cannot be timed is refused.
+    ``needed``: times matter to ``policy``, so what cannot be timed is refused.
     """
 
     def __init__(self, policy: str, meter: SpeedMeter, *, needed: bool) -> None:
@@ -123,7 +123,7 @@ class DeviceTimes:
         self._device: torch.device | None = None
 
     def include(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Parameters are trained: have a stopwatch for the device that they are on."""
+        """Take parameters that are trained, and make a stopwatch for their device."""
         for parameter, name in names.items():
             device = parameter.device
             if device.type == "cpu" or device == self._device:

@@ -1,4 +1,4 @@
-"""Elastic state for PyTorch: what a training goes back to when ranks were lost, and hands to those that come.
+"""Elastic state for PyTorch: what a training goes back to when ranks were lost, and gives to ranks that join.
 
     import horovod.torch as hvd
     from torch_hooks.elastic import TorchState
@@ -16,11 +16,11 @@
     train(TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1)))
 
 Horovod's ``TorchState`` and ``ElasticSampler`` count samples by a batch that is the same on every rank. Here the place
-in the data is the cursor that all ranks share, and what was committed is model, optimizer, cursor, predictors, plans
-and the policy's state as of one and the same round.
+in the data is the cursor that all ranks share, and a commit keeps model, optimizer, cursor, predictors, plans
+and the policy's state as of the same round.
 
 Differences from Horovod's state: optimizer state is copied when it is restored, too, so that a second failure finds the
-commit as it was; what ``sync()`` brings is what a failure before the next commit restores; and those of ``Member``.
+commit as it was; a failure before the next commit restores what ``sync()`` brought; and ``Member``'s differences.
 """
 
 from __future__ import annotations
@@ -69,28 +69,28 @@ _WITH_RATES_OF_THEIR_OWN = (
 
 
 class TorchState(Member, ObjectState):  # type: ignore[misc]
-    """Model, optimizer, place in the data, and values of your own; for ``hvd.elastic.run``.
+    """Model, optimizer, place in the data, and your own values; for ``hvd.elastic.run``.
 
-    ``commit()`` keeps them in the memory of this process, and asks whether hosts have come or gone. ``restore()`` goes
-    back to the last commit, ``sync()`` gives all ranks what rank 0 has.
+    ``commit()`` keeps them in the memory of this process, and checks whether hosts have come or gone. ``restore()``
+    goes back to the last commit, ``sync()`` gives all ranks rank 0's state.
 
     Parameters
     ----------
     model, optimizer
         The plain ones; the ``DistributedOptimizer`` is made in the function that runs, since making it is a collective.
     rounds_per_commit
-        A commit copies all state and is a collective; what was done since the last one is lost in a failure, and done
-        again. "auto": as many as keep commits within a hundredth of the time, by what rank 0 measures. A commit is due
+        A commit copies all state and is a collective; rounds since the last one are lost in a failure, and done
+        again. "auto": as many as keep commits within 1 % of the time, as rank 0 measures it. A commit is due
         before the first round that follows so many others, in the same epoch or the next one, when the body of the
-        loop, or the code between two epochs, is done with these. None: only where you call ``commit()`` yourself,
+        loop, or the code between two epochs, is done with them. None: only when you call ``commit()`` yourself,
         between two iterations over the loader.
     scale_learning_rate
-        Where the ranks of a new membership have another global batch than those of the commit (``global_batch=64 *
+        If the ranks of a new membership have another global batch than the commit (``global_batch=64 *
         hvd.size()``), multiply the learning rates by as much: constant batches per rank, and the linear rule. Without
         it they stay as they are. Under a constant global batch, the default, nothing has to change.
     values
-        Further objects, which become attributes. What has ``state_dict`` and ``load_state_dict`` (a schedule, a
-        ``GradScaler``) is kept by them, anything else as it is.
+        Further objects, which become attributes. Objects with ``state_dict`` and ``load_state_dict`` (a schedule, a
+        ``GradScaler``) are kept by these, anything else as it is.
     """
 
     _failure = HorovodInternalError
@@ -169,7 +169,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
         super().commit()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has; a collective call, and the first of a membership.
+        """Give all ranks rank 0's state; a collective call, and the first of a membership.
 
         No ``LoadBalance`` exists yet, so it travels by Horovod, or between ranks that are threads.
         """
@@ -220,7 +220,7 @@ class TorchState(Member, ObjectState):  # type: ignore[misc]
                 part.base_lrs = [rate * factor for rate in part.base_lrs]
 
     def _forget_gradients(self) -> None:
-        """Of a round that came to nothing."""
+        """Clear the gradients of a round that came to nothing."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None

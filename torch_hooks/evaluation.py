@@ -1,4 +1,4 @@
-"""Figures of an evaluation that every rank did a part of, averaged so that samples weigh alike."""
+"""Figures of an evaluation in which every rank did a part, averaged so that samples weigh alike."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Values = TypeVar("Values", float, torch.Tensor, Mapping[str, float | torch.Tenso
 
 
 def average_by_samples(values: Values, samples: int, balance: LoadBalance | None = None) -> Values:
-    """``sum_i n_i v_i / sum_i n_i`` over the ranks, where rank i has found the means v_i over its n_i samples.
+    """Return ``sum_i n_i v_i / sum_i n_i`` over the ranks, with rank i's means v_i over its n_i samples.
 
     One collective, so call it on every rank, with values of the same names and shapes; a rank without samples gives
     ``samples=0``, and whatever values (a mean over nothing is NaN, and stays out). The result has the form that was
     given, and the same bits on every rank.
 
-    The sum travels by the wire that a ``LoadBalance`` uses which is given none. Give the ``balance`` of a training that
+    The sum travels by the wire of a ``LoadBalance`` without ``wire``. Give the ``balance`` of a training that
     has another one (``LoadBalance(wire=…)``).
 
     To let each rank evaluate its own part of a dataset, each sample once::

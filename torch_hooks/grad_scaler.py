@@ -21,14 +21,14 @@ class GradScaler(torch.amp.GradScaler):
             scaler.step(optimizer)
             scaler.update()
 
-    Scaled gradients are weighted and summed over the ranks as they are, which is exact, for the scale is the same
+    Scaled gradients are weighted and summed over the ranks as they are, which is exact, as the scale is the same
     everywhere and changes between rounds only. Then they are unscaled. An infinity on one rank is in the sum of all, so
-    all skip the same steps and change the scale alike; the table of each round carries the scale, so that ranks that do
-    not are found out. Inside a round of several micro-batches ``step`` and ``update`` do nothing; on a rank without
+    all skip the same steps and change the scale alike; the table of each round carries the scale, and so shows ranks
+    that do not. Inside a round of several micro-batches ``step`` and ``update`` do nothing; on a rank without
     data they happen inside the loader.
 
     To clip, use ``optimizer.register_step_pre_hook``, which sees unscaled gradients, or write
-    ``if scaler.unscale_(optimizer): clip``: it answers whether the round is complete.
+    ``if scaler.unscale_(optimizer): clip``: it returns whether the round is complete.
 
     PyTorch's own class does not know of ranks: it would unscale gradients on their way. It is refused, unless
     ``optimizer.synchronize()`` comes first. With bfloat16, no scaler is needed.
@@ -38,7 +38,7 @@ class GradScaler(torch.amp.GradScaler):
     device, and others
         As in ``torch.amp.GradScaler``.
     optimizer
-        The optimizer whose steps these are. One scaler for each optimizer.
+        The optimizer of these steps. One scaler for each optimizer.
     """
 
     def __init__(self, device: str = "cuda", *, optimizer: DistributedOptimizer, **options: Any) -> None:
@@ -54,7 +54,7 @@ class GradScaler(torch.amp.GradScaler):
             self._tell_scale()
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:  # type: ignore[override]
-        """Synchronise and unscale, if the round is complete. Returns whether it is: the place to clip."""
+        """Synchronise and unscale, if the round is complete; return whether it is. This is the place to clip."""
         self._must_be_mine(optimizer)
         if not (self._optimizer._updates.synchronised or self._optimizer.synchronize()):
             return False
@@ -62,7 +62,7 @@ class GradScaler(torch.amp.GradScaler):
         return True
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """At the end of a round: unscale what is not unscaled, and update unless there is an infinity in it."""
+        """Unscale, at the end of a round, what is not unscaled, and update unless there is an infinity in it."""
         if not self.is_enabled():
             return super().step(optimizer, *args, **kwargs)
         self._must_be_mine(optimizer)
@@ -82,7 +82,7 @@ class GradScaler(torch.amp.GradScaler):
             self._tell_scale()
 
     def step_without_data(self) -> None:
-        """What the loop's body does on other ranks (the loader's doing)."""
+        """Do what the loop's body does on other ranks; the loader calls this."""
         device = self._optimizer.param_groups[0]["params"][0].device
         self.scale(torch.zeros((), device=device))  # the scale exists from its first use on
         self.step(self._optimizer)

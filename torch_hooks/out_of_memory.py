@@ -1,4 +1,4 @@
-"""What is done about a micro-batch that does not fit in memory: it is undone, and done again in parts."""
+"""A micro-batch that does not fit in memory is undone, and done again in parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WAY_OUT = (
 
 
 class Undoes(Protocol):
-    """What is asked of an optimizer whose micro-batch may be undone."""
+    """What a shortage needs of an optimizer whose micro-batch may be undone."""
 
     def guard_micro_batch(self) -> None:
         """Be able to undo the micro-batch that has begun."""
@@ -37,7 +37,7 @@ class Undoes(Protocol):
 
 
 def _failures() -> int:
-    """How often the device's allocator has failed in this process."""
+    """Return how often the device's allocator has failed in this process."""
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.memory_stats().get("num_ooms", 0))
@@ -56,7 +56,7 @@ class Shortage:
         self._failures_seen = _failures()
 
     def begins(self, *, cramped: bool) -> None:
-        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
         self._micro_batches += 1
         if self._micro_batches == 2 and not self._survives and self._meter.profile is not None:
             policy = self._balancer.policy.name
@@ -66,7 +66,7 @@ class Shortage:
 
     @contextmanager
     def survived(self, optimizers: Sequence[Undoes]) -> Iterator[None]:
-        """Around the body of the loop: undo the micro-batch if it runs out of memory."""
+        """Run the loop's body, and undo the micro-batch if it runs out of memory."""
         self._survives = True
         try:
             for optimizer in optimizers:
@@ -79,7 +79,7 @@ class Shortage:
             traceback.clear_frames(error.__traceback__)  # of functions that have ended: they hold activations
 
     def take_parts(self) -> int:
-        """How large the parts may be in which the micro-batch just yielded is to be done again; 0: it is done."""
+        """Return how large the parts may be in which to do the last micro-batch again; 0: it is done."""
         parts, self._parts = self._parts, 0
         if parts:
             # Only now has the loop let go of the exception, whose traceback holds tensors of the failed attempt.
@@ -89,7 +89,7 @@ class Shortage:
         return parts
 
     def left(self) -> None:
-        """The loop's body was left while it computed: say what could have been done, if memory was short."""
+        """Log what could have been done, if memory was short when the loop's body was left while it computed."""
         balancer = self._balancer
         if balancer.computing and _failures() > self._failures_seen:
             logger.error(
@@ -98,7 +98,7 @@ class Shortage:
             )  # fmt: skip
 
     def _undo(self, optimizers: Sequence[Undoes], error: Exception) -> int:
-        """Forget the micro-batch at hand, which has run out of memory. Returns how large its parts may be."""
+        """Undo the current micro-batch, which has run out of memory; return how large its parts may be."""
         balancer, work = self._balancer, self._balancer.work
         if len(optimizers) > 1:
             raise self._fatal("with several optimizers, whose batches are not done again") from error

@@ -1,4 +1,4 @@
-"""A training on disk, as of one and the same round on all ranks: for jobs that are ended, and begin again.
+"""A training on disk, as of the same round on all ranks: for jobs that end, and begin again.
 
     torchrun --nproc-per-node 2 --max-restarts 3 train.py
 
@@ -11,19 +11,19 @@
             ...                                             # saved in between, on every rank alike
     saved.save()
 
-Where the file is there, the training goes on after the round that it was saved at, in the middle of an epoch: what was
-done since is done again, and an epoch visits each sample once. Rank 0 alone reads and writes; the file changes
+If the file exists, the training goes on after the round that it was saved at, in the middle of an epoch: rounds
+since then are done again, and an epoch visits each sample once. Only rank 0 reads and writes; the file changes
 as a whole or not at all, so a job that is ended while it writes leaves the former one. Its last bytes are a checksum of
 all others, which is compared before anything in it is used. ``torch.load`` reads it, too.
 
-What is in it is what survives a change of ranks in memory, too (``hvd_hetero.elastic``): plans and the policy's state,
-each rank's predictor, the place in the data. A rank on another host than that of its number was on knows nothing of its
+It holds what also survives a change of ranks in memory (``hvd_hetero.elastic``): plans and the policy's state,
+each rank's predictor, the place in the data. A rank on another host than before knows nothing about its
 speed. With other ranks, another policy or other options of it, shares are negotiated again. Not in it: the state of
-random generators, and what each rank has of its own, such as running statistics of batch norm (rank 0's become all
+random generators, and each rank's own data, such as running statistics of batch norm (rank 0's become all
 ranks').
 
 Horovod's elastic mode keeps processes that have survived, and is quicker (``torch_hooks.elastic``). This needs no rank
-to survive: neither Horovod nor hosts that are watched, but whoever starts the job again.
+to survive: neither Horovod nor watched hosts, but a program that starts the job again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 
 class SavedTraining:
-    """Model, optimizer, place in the data, and values of your own, in one file; a collective call.
+    """Model, optimizer, place in the data, and your own values, in one file; a collective call.
 
     Make it when everything else is made, before the first round and on every rank.
 
@@ -70,14 +70,14 @@ class SavedTraining:
     path
         The file, which rank 0 reads if it is there, and writes.
     balance, loader
-        Of this training.
+        The ``LoadBalance`` and the loader of this training.
     rounds_per_save
-        It is saved before the first round that follows so many others, when the body of the loop is done with these.
-        All ranks wait while rank 0 writes. "auto": as many as keep that within a hundredth of the time, by what rank 0
-        measures. None: only where you call ``save()`` yourself. If the disk is full, such a save warns, and training
+        It is saved before the first round that follows so many others, when the loop's body is done with them.
+        All ranks wait while rank 0 writes. "auto": as many as keep that within 1 % of the time, as rank 0
+        measures it. None: only when you call ``save()`` yourself. If the disk is full, such a save warns, and training
         goes on; ``save()`` raises.
     parts
-        What is to be kept, by a name of yours: everything that has ``state_dict`` and ``load_state_dict`` (model,
+        Objects to keep, by a name of yours: everything that has ``state_dict`` and ``load_state_dict`` (model,
         optimizer, schedule, ``GradScaler``). Rank 0's is kept, and given to all.
     """
 
@@ -150,7 +150,7 @@ class SavedTraining:
     def _save(self, *, goes_on: bool = False) -> None:
         session, survival = self._session, Survival()
         self._saved_at = session.balancer.rounds  # also of one that fails: with a full disk, each round would try again
-        session.meter.catch_up()  # what a device has still to do of these rounds is no part of what saving takes
+        session.meter.catch_up()  # a device's remaining work on these rounds is no part of saving
         with self._pace.commit(session.balancer.rounds):
             survival.keep(session.balancer, self._batches.state_dict())
             with self._pace.together():
@@ -193,14 +193,14 @@ class SavedTraining:
             ) from error
 
     def _clear_leftovers(self) -> None:
-        """Remove what processes left that were killed while they wrote. One that still writes holds a lock."""
+        """Remove files of processes that were killed while they wrote. One that still writes holds a lock."""
         for partial in self.path.parent.glob(f"{glob.escape(self.path.name)}.*.partial"):
             with suppress(OSError), open(partial, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 partial.unlink()
 
     def _require_readable(self, partial: Path, parts: Mapping[str, Any]) -> None:
-        """Before it takes the former one's place: nothing is unpickled when it is read, and it is not all plain."""
+        """Raise if the file cannot be read without unpickling, before it takes the former one's place."""
         try:
             torch.load(partial, map_location="cpu", weights_only=True)
         except Exception as error:  # noqa: BLE001 - raised below, without PyTorch's advice to unpickle
@@ -268,7 +268,7 @@ class SavedTraining:
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Around what rank 0 does alone: all ranks raise what it raises, for they would wait for it."""
+        """Make all ranks raise what rank 0 raises in its own work: else they would wait for it."""
         wire, prefix = self._session.wire, self._session.prefix
         failure: Exception | None = None
         try:
@@ -287,7 +287,7 @@ class SavedTraining:
 
 
 def _plain(state: Any) -> bool:
-    """Whether it is of tensors and plain data alone, which can be read again whatever else can."""
+    """Return whether it consists only of tensors and plain data, which can be read again whatever else can."""
     if type(state) in (dict, OrderedDict):
         return all(map(_plain, [*state, *state.values()]))
     if type(state) in (list, tuple):
@@ -300,7 +300,7 @@ class _NotWrittenError(HeteroError):
 
 
 def _seal(file: BinaryIO, length: int) -> bytes:
-    """Return what ends a file whose first bytes are so many: their checksum."""
+    """Return the end of a file whose first bytes are so many: their checksum."""
     checksum = 0
     file.seek(0)
     while length > 0 and (data := file.read(min(length, _AT_ONCE))):

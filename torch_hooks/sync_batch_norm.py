@@ -15,8 +15,8 @@ Per channel, let rank i hold n_i numbers x with mean m_i and sum of squared devi
 where the inner sums go over rank j's numbers. So two sums per channel travel, multiplied by S_j, and what a rank
 returns is this divided by its own S_i. The layers of PyTorch and of Horovod take all S_i as equal.
 
-**The time.** A rank waits in each such layer for the slowest, in the forward and in the backward pass. That is no work
-of its own (``measurement.speed_meter``): counted as such, all ranks would seem equally fast, and any split would stay.
+**The time.** A rank waits in each such layer for the slowest, in the forward and in the backward pass. This is not its
+own work (``measurement.speed_meter``): if it counted, all ranks would seem equally fast, and any split would stay.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _WAY_OUT = (
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm whose statistics are those of the micro-batches of all ranks together, by real counts.
+    """Batch norm with the statistics of the micro-batches of all ranks together, by actual counts.
 
-    Under one micro-batch per rank that is the whole round, so training is that of one process with the global batch.
-    Under k of them, the j-th of every rank are normalised together.
+    With one micro-batch per rank that is the whole round, so training equals one process with the global batch.
+    With k of them, the j-th of every rank are normalised together.
 
     Every rank must run each of these layers equally often in each round; policies that do not see to it are refused,
     and so is a micro-batch in which ``collate_fn`` has left nothing. One done again for want of memory
@@ -86,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
     def convert_sync_batchnorm(
         cls, module: torch.nn.Module, balance: LoadBalance | None = None, name: str = "norm"
     ) -> Any:
-        """The module with every batch norm in it replaced, parameters and statistics kept.
+        """Return the module with every batch norm in it replaced, parameters and statistics kept.
 
         Before the optimizer is made: parameters stay the same objects, but converting says so where one looks for it.
         """
@@ -114,7 +114,7 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"input must have at least 2 dimensions, samples and channels; got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
+        """Normalise the input."""
         batch_statistics = self.training or not self.track_running_stats
         if not batch_statistics or self._session.wire.size == 1:
             return super().forward(input)
@@ -132,7 +132,7 @@ class SyncBatchNorm(_BatchNorm):
         return cast(torch.Tensor, out.to(input.dtype))
 
     def _samples(self) -> int:
-        """Of the micro-batch at hand, once it is clear that all ranks have one."""
+        """Return the samples of the current micro-batch, once it is clear that all ranks have one."""
         balancer = self._session.balancer
         if not self._session.at_work:
             raise RoundStateError(

@@ -1,4 +1,4 @@
-"""How the ranks of a training average: what its session says, made for one optimizer."""
+"""The choice of how the ranks of a training average, made for one optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def synchroniser_of(
     compression: Any,
     sparse_as_dense: bool,
 ) -> Synchroniser:
-    """Return what averages gradients or parameters of this optimizer over the ranks."""
+    """Return the synchroniser that averages gradients or parameters of this optimizer over the ranks."""
     trained = Trained(session.balancer, optimizer, names, session.prefix, session.wire, session.arrangements)
     if session.mixing is None and not session.policy.updates_locally:
         return Allreduce(trained, compression=compression, sparse_as_dense=sparse_as_dense)

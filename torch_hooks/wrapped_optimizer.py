@@ -1,4 +1,4 @@
-"""What makes an optimizer around another one look like it."""
+"""The base of an optimizer that wraps another one and looks like it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["WrappedOptimizer"]
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
-    """An optimizer by composition: groups, state, defaults, hooks and flags are those of the one inside."""
+    """An optimizer by composition: groups, state, defaults, hooks and flags are the inner one's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         # No super().__init__(): all that it would set up is the wrapped optimizer's, and is reached through it.
@@ -20,17 +20,17 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._hooks: list[RemovableHandle] = []
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """For as long as this optimizer serves: elastic training wraps the one inside again, with new hooks."""
+        """Register a hook while this optimizer serves: elastic training wraps the inner one again, with new hooks."""
         self._hooks.append(super().register_step_pre_hook(hook))
         return self._hooks[-1]
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """As long as this optimizer serves."""
+        """Register a hook while this optimizer serves."""
         self._hooks.append(super().register_step_post_hook(hook))
         return self._hooks[-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state."""
+        """Return the wrapped optimizer's state."""
         return self._inner.state_dict()
 
     @property

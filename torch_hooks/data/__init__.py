@@ -1,1 +1,1 @@
-"""What the loader reads: samplers, streams, and how many samples a batch holds."""
+"""The loader's reading: samplers, streams, and how many samples a batch holds."""

@@ -1,8 +1,8 @@
 """What a data set holds in memory, read without running its ``__getitem__``.
 
-That may draw random numbers, count its calls, or open a file that worker processes must open themselves. So data are
-compared where the tensors are at hand. Of other data sets the attributes are: file names, labels, indices, offsets. A
-difference there may be meant, so it is a warning.
+That function may draw random numbers, count its calls, or open a file that worker processes must open themselves. So
+data are compared if their tensors are in memory. Of other data sets the attributes are compared: file names, labels,
+indices, offsets. A difference there may be meant, so it is a warning.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _OF_TORCHVISION = ("data", "targets")
 _DEEPEST = 3  # of data sets that hold others
 _FOLDERS = re.compile(r'"[^"]*/')
 Told: TypeAlias = tuple[Shown, Shown]
-"""Of a rank's samples, and of its data set's attributes."""
+"""The samples of a rank, and the attributes of its data set, as numbers to compare."""
 
 
 def require_alike(dataset: Any, gather: Callable[[Told], Sequence[Told]]) -> None:
-    """Raise unless all ranks hold the same samples, as far as they are told; warn if attributes of a data set differ.
+    """Raise unless all ranks hold the same samples, as far as compared; warn if attributes of a data set differ.
 
-    Parts of equal length, cut by hand, would be cut again by the plan. ``gather`` collects what ranks tell.
+    Parts of equal length, cut by hand, would be cut again by the plan. ``gather`` collects what all ranks show.
     """
     length = len(dataset)
     samples, attributes = zip(
@@ -98,7 +98,7 @@ def _plain(values: Any) -> Row:
 
 
 def columns_of(dataset: Any) -> dict[str, Row]:
-    """A function of an index for each thing that it holds; of a ``Subset`` its indices, and what is at them."""
+    """Return a function of an index for each column of data; for a ``Subset`` its indices, and the data at them."""
     if isinstance(dataset, Subset):
         indices = dataset.indices
         if not len(indices) or not isinstance(indices[0], int | np.integer | torch.Tensor):
@@ -119,7 +119,7 @@ def _at(indices: Sequence[int], row: Row) -> Row:
 
 
 def _holds_samples(values: Any, dataset: Any) -> bool:
-    """Whether these are numbers, as many rows of them as there are samples."""
+    """Return whether these are numbers, with as many rows as there are samples."""
     if isinstance(values, torch.Tensor):
         numbers = values.layout == torch.strided and not values.is_quantized and values.dim() > 0
     else:

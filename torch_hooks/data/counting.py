@@ -1,9 +1,9 @@
-r"""How many samples a batch holds, where ``collate_fn`` may leave some out.
+r"""The number of samples in a batch, if ``collate_fn`` may leave some out.
 
-A gradient is weighted by its samples: ``(S_i / S)`` of the round's mean, S_i those that rank i has used. A collate
-function that skips what is corrupt uses fewer than were planned, and its result does not tell: the first dimension of
-its tensors is the number of samples in most, the number of rows in sequence packing, time in others. So the user tells
-(``samples_of``); what is certainly wrong without is an error, and what only looks so is said once.
+A gradient is weighted by its samples: ``(S_i / S)`` of the round's mean, S_i the number that rank i has used. A collate
+function that skips corrupt samples uses fewer than planned, and its result does not show it: the first dimension of
+its tensors is the number of samples in most, the number of rows in sequence packing, time in others. So the user gives
+it (``samples_of``). Without, what is certainly wrong is an error, and what only looks so is a warning, once.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WAY_OUT = (
 
 
 class Collate:
-    """Collates as told; no samples make no batch. A class, so that it reaches worker processes however they start.
+    """Collates samples; none make no batch. A class, so that it reaches worker processes however they start.
 
-    ``counted``: True: the user says how many samples a batch holds.
+    ``counted``: the user says how many samples a batch holds.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None, *, counted: bool) -> None:
@@ -38,7 +38,7 @@ class Collate:
         self._checks = collate is not None and not counted
 
     def __call__(self, samples: list[Any]) -> Any:
-        """One batch of them."""
+        """Return one batch of the samples."""
         if not len(samples):
             return None
         if self._checks and (missing := sum(sample is None for sample in samples)):
@@ -60,7 +60,7 @@ class Counter:
         self._looks = own_collate and samples_of is None
 
     def __call__(self, batch: Any, given: int, *, required: bool) -> int:
-        """``required``: whether other ranks would wait for ever if this one had nothing to do."""
+        """Return a batch's samples. ``required``: other ranks would wait for ever if this one had nothing to do."""
         if self._samples_of is None:
             if self._looks and (rows := _rows(batch, given)):
                 self._looks = False
@@ -83,7 +83,7 @@ class Counter:
 
 
 def _rows(batch: Any, given: int) -> int:
-    """The first dimension of all tensors, if they have one in common that is smaller than the samples; 0: they do not.
+    """Return the first dimension that all tensors have in common, if it is smaller than the samples; else 0.
 
     One row alone is a packed sequence.
     """

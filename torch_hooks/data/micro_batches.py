@@ -23,7 +23,7 @@ _NEVER = -1
 
 
 class MicroBatches:
-    """Yields one batch after the other while the cutter has more. ``options`` are those of the DataLoader."""
+    """Yields one batch after the other while the cutter has more. ``options`` are the DataLoader's."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class MicroBatches:
                 self.before_round()
                 asked_at += time.perf_counter() - began_at  # no waiting for data
             limit = session.meter.limit
-            if 0 < limit < work.samples:  # planned before it was known what fits
+            if 0 < limit < work.samples:  # planned before the limit was known
                 del batch
                 yield from self._in_parts(Parts(work, indices, limit, cramped=False), asked_at)
                 self.note_finished()
@@ -99,7 +99,7 @@ class MicroBatches:
                     session.body.close()
                     session.shortage.left()
                     self.note_finished()
-                    self._due = _NEVER  # what another loader does from now on is none of this one's rounds
+                    self._due = _NEVER  # another loader's rounds from now on are not this one's
                     raise
                 if most := session.shortage.take_parts():
                     del batch
@@ -110,14 +110,14 @@ class MicroBatches:
         return False
 
     def note_finished(self) -> None:
-        """Tell the cutter what was done of the round that has just finished, if one has."""
+        """Pass to the cutter what was done of the round that has just finished, if one has."""
         finished = self._session.balancer.finished
         if finished is not None and finished.round == self._due and self.cutter.ahead:
             self.cutter.finish(finished.table)
             self._due += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the last finished round, as plain data."""
+        """Return where the epoch stands after the last finished round, as plain data."""
         self.note_finished()
         return self.cutter.state_dict()
 
@@ -150,7 +150,7 @@ class MicroBatches:
         return list(many(indices)) if callable(many) else [self._dataset[i] for i in indices]
 
     def _sample_lists(self) -> Iterator[list[Any]]:
-        """The micro-batches as lists of indices, or of a stream's samples themselves; empty where there are none.
+        """Yield the micro-batches as lists of indices, or of a stream's samples themselves; empty if there are none.
 
         Runs in the main process, ahead of the training.
         """

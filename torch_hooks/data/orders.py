@@ -29,7 +29,7 @@ def order_of(
     least: int,
     options: Mapping[str, Any],
 ) -> Order:
-    """Return the order. ``least`` is how many samples a round needs; ``options`` are those of the DataLoader."""
+    """Return the order. A round needs ``least`` samples; ``options`` are the DataLoader's."""
     streams = isinstance(dataset, IterableDataset)
     if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise ValueError(

@@ -16,10 +16,10 @@ __all__ = ["drawn_by"]
 
 
 def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable[[int], npt.NDArray[np.int64]]:
-    """What gives the order of an epoch: the sampler's, drawn from the seed and the number of the epoch.
+    """Return a function that gives an epoch's order: the sampler's, drawn from the seed and the epoch's number.
 
-    Samplers draw from a generator of their own, or from PyTorch's, Python's or NumPy's. All of them are seeded alike on
-    every rank, and the global ones are as they were afterwards.
+    Samplers draw from their own generator, or from PyTorch's, Python's or NumPy's. All of them are seeded alike on
+    every rank, and the global ones are restored afterwards.
     """
     name = "batch_sampler" if in_batches else "sampler"
     if isinstance(sampler, torch.utils.data.DistributedSampler) or getattr(sampler, "num_replicas", 1) != 1:
@@ -48,7 +48,7 @@ def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """Those that a sampler draws from, and the samplers in it."""
+    """Yield the generators that a sampler draws from, and those of samplers in it."""
     for part in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
         if isinstance(part, torch.Generator):
             yield part

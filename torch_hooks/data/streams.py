@@ -22,7 +22,7 @@ _CHOOSE = (
 
 
 class ReadSamples(Dataset[Any]):
-    """Stands for a stream in a DataLoader: what it is asked for are the samples themselves."""
+    """Stands for a stream in a DataLoader, which passes it samples instead of indices."""
 
     def __getitem__(self, sample: Any) -> Any:
         return sample
@@ -36,7 +36,7 @@ def stream_order(
     least: int,
     options: Mapping[str, Any],
 ) -> SharedStream | ShardStream:
-    """Return what takes samples from this dataset; ``options`` are those of the DataLoader that reads it."""
+    """Return the order that takes samples from this dataset; ``options`` are those of the DataLoader that reads it."""
     if stream not in ("whole", "shard"):
         raise ValueError(f"stream must be 'whole' or 'shard', got {stream!r}: {_CHOOSE}")
     if (stream == "shard") != (rounds_per_epoch is not None):
@@ -63,7 +63,7 @@ def stream_order(
 
 
 def _size(dataset: IterableDataset[Any]) -> int | None:
-    """None where it is not known: a chain of streams has a ``__len__`` that may fail."""
+    """Return the length; None if it is not known: a chain of streams has a ``__len__`` that may fail."""
     try:
         return len(dataset) if isinstance(dataset, Sized) else None
     except TypeError:
@@ -76,5 +76,5 @@ def _samples_of(reader: Iterable[bytes]) -> Iterable[Any]:
 
 
 def _packed(samples: list[Any]) -> bytes:
-    """As bytes, since tensors that come from another process otherwise hold a file open each: a round's would wait."""
+    """Return samples as bytes, since tensors from another process would each hold a file open until used."""
     return pickle.dumps(samples, pickle.HIGHEST_PROTOCOL)

@@ -17,15 +17,15 @@ __all__ = ["EndsWithRank"]
 
 
 class EndsWithRank:
-    """A ``worker_init_fn`` that has the worker end with the process that made this object, and calls the user's."""
+    """A ``worker_init_fn`` that ends the worker with the process that made this object, and calls the user's."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._rank = os.getpid()
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        """Begin to wait for the rank's end, in a thread. The parent may be a fork server, whose end says nothing."""
-        # No Linux, an old one, or no thread to be had: the worker looks every five seconds.
+        """Begin to wait for the rank's end, in a thread. The parent may be a fork server, whose end means nothing."""
+        # On another system, an old Linux, or without a thread, the worker looks every five seconds.
         with suppress(AttributeError, OSError, RuntimeError):
             threading.Thread(target=_end_after, args=(os.pidfd_open(self._rank),), daemon=True).start()
         if self._then is not None:

@@ -1,16 +1,16 @@
 """The allreduce that most policies use: gradients leave in buckets, as the backward pass fills them.
 
 A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
-a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
+a function of Python. With hundreds of tensors that is 1 % of a step, or more. So gradients are gathered in
 buckets (``communication.buckets``), each of which is one tensor to Horovod (``gradients.memory``), one call and one
-wait; what is known of a gradient is found once, when its hook is made.
+wait; each gradient's record is found once, when its hook is made.
 
 The table travels with the carrier (``gradients.arrangement``). In a round that begins to train other parameters, the
 ranks must agree on these before a bucket is formed again. The table then travels with the former carrier, whose
 gradients are zeros if they will leave with other buckets. It travels by itself in the very first round, and where no
 bucket can carry it.
 
-Carrier and table have a line of their own on the wire, and the buckets another, whose calls have an order
+Carrier and table have their own line on the wire, and the buckets another, whose calls have an order
 (``gradients.order``). What comes first on a rank, the table or some bucket, may so differ between ranks.
 """
 
@@ -41,7 +41,7 @@ _CHANGED = (
     "optimizer.skip_synchronize(): optimizer.step(). transformers' Trainer clips even at "
     "max_grad_norm=0 (docs/porting.md)"
 )
-_LOOKED_AT = 2**12  # numbers of a bucket, some microseconds: NaN of a loss reaches all of them (arbitrary)
+_LOOKED_AT = 2**12  # numbers of a bucket, some microseconds: a loss's NaN reaches all of them (arbitrary)
 
 
 class Allreduce(Synchroniser):
@@ -74,7 +74,7 @@ class Allreduce(Synchroniser):
         self._order = Order(self._wire, self._bucket_wire, self._arrangement, self._layouts, f"{prefix}.order")
         self._in_use = MemoryInUse(self._arrangement, self._optimizer, trained.arrangements)
         self._all_apart = False
-        """Whether no bucket of this round will write into memory that is in use."""
+        """True if no bucket of this round will write into memory that is in use."""
         self._under_way: list[Bucket] = []
         self._expected = 0
         """Buckets that fill by themselves."""
@@ -89,25 +89,25 @@ class Allreduce(Synchroniser):
         self._first_batch = True
         """True: no batch had data before. It shows how gradients come, and whether the loop changes them."""
         self._at_the_end = True
-        """True: nothing leaves before ``finish``. So in the first batch, and if that had several backward passes."""
+        """True: nothing leaves before ``finish``: in the first batch, and later if that had several backward passes."""
         self._several_passes = False
 
     @property
     def under_way(self) -> bool:
-        """Whether gradients are on their way, or wait for others to leave with."""
+        """True if gradients are on their way, or wait for others to leave with."""
         return self._some_arrived or bool(self._under_way) or self._table is not None
 
     @property
     def gradients_left(self) -> bool:
-        """Whether something cannot be taken back."""
+        """True if something cannot be taken back."""
         return bool(self._under_way) or self._table is not None
 
     def note_of(self, parameter: torch.Tensor) -> Gradient:
-        """The record of its gradient."""
+        """Return the record of its gradient."""
         return self._arrangement.of(parameter)
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These are trained, too."""
+        """Train these parameters, too."""
         self._arrangement.extend(parameters)
         self._layouts.extend(parameters)
         self._watch()
@@ -115,10 +115,10 @@ class Allreduce(Synchroniser):
     def _watch(self) -> None:
         self._norm = ParameterNorm(self._names)
         self._balancer.agreement.watch(self._norm.watched)
-        self._shown = 0.0, 0.0  # what was next to be shown may have another turn now
+        self._shown = 0.0, 0.0  # the next piece to show may be another one now
 
     def arrived(self, note: Gradient) -> None:
-        """Note it; the last one of a bucket sends it."""
+        """Note a gradient that has arrived; the last one of a bucket sends it."""
         if note.arrived:
             self._arrived_again(note)
         note.arrived = self._some_arrived = True
@@ -158,7 +158,7 @@ class Allreduce(Synchroniser):
             self._send(carrier)
 
     def _arrived_again(self, note: Gradient) -> None:
-        """Of another backward pass, which has added to it."""
+        """Note a gradient of another backward pass, which has added to it."""
         if not self._at_the_end:
             raise RoundStateError(
                 f"the gradient of {self._names[note.parameter]!r} was computed twice before step(), and the first one "
@@ -176,7 +176,7 @@ class Allreduce(Synchroniser):
         self._all_apart = True
 
     def forget(self) -> None:
-        """The round is abandoned, and nothing of it has left."""
+        """Forget the round, of which nothing has left."""
         self._broken = self._some_arrived = self._some_wait = self._all_apart = False
         self._altered.clear()
         self._aside.clear()
@@ -192,7 +192,7 @@ class Allreduce(Synchroniser):
             bucket.release()
 
     def set_aside(self) -> Iterable[torch.Tensor]:
-        """Those on their way: they are gradients of the whole micro-batch, and need not be computed again."""
+        """Return the parameters whose gradients are on their way: these are whole, and need not be computed again."""
         self._aside = []
         self._some_arrived = self._some_wait = self._all_apart = False
         for bucket in self._arrangement.buckets:
@@ -222,7 +222,7 @@ class Allreduce(Synchroniser):
             self._post_table()  # first: what follows waits for the others, which is not computing
         heard = self._table is not None and arrangement.told
         if heard:
-            self._await_table()  # which stops all ranks, if not all of them have changed what they train
+            self._await_table()  # stops all ranks, if only some have changed what they train
             self._altered += arrangement.renew(self._balancer.weight)
             self._order.renew()
             self._expected = len(arrangement.buckets)
@@ -257,9 +257,9 @@ class Allreduce(Synchroniser):
             self._order.next_round(renewed=True)
 
     def _last_but_one_has_come(self) -> bool:
-        """Whether the bucket before the last is summed: the last rank is near the end of its backward pass then.
+        """Return whether the bucket before the last is summed: then the last rank is near the end of its backward pass.
 
-        Not told of rows and of what is compressed.
+        Not known for rows and for compressed gradients.
         """
         if len(self._under_way) < 2:
             return False
@@ -267,7 +267,7 @@ class Allreduce(Synchroniser):
         return bucket.under_way is None or bucket.summed
 
     def _expect(self, filled: int) -> None:
-        """How many buckets are likely to fill by themselves: fewer than before only if that was so twice.
+        """Note how many buckets are likely to fill by themselves: fewer than before only if that happened twice.
 
         Where branches of a model come and go, the table would leave before the last gradient is computed.
         """
@@ -276,7 +276,7 @@ class Allreduce(Synchroniser):
         self._filled = filled
 
     def _collect(self, buckets: list[Bucket]) -> list[Gradient]:
-        """Wait for their sums, which become the gradients. Returns what is not what was sent."""
+        """Wait for the sums, which become the gradients; return those that were changed since they were sent."""
         changed = []
         for bucket in buckets:
             for member in bucket.members:
@@ -295,7 +295,7 @@ class Allreduce(Synchroniser):
         return self._arrangement.tell()
 
     def _look(self, gradient: torch.Tensor) -> None:
-        """Note whether it is finite. Not on an accelerator, for which the host would have to wait."""
+        """Note whether a gradient is finite. Not on an accelerator, for which the host would have to wait."""
         if self._broken or self._balancer.allow_nan or not self._balancer.weight or gradient.device.type != "cpu":
             return
         numbers = (gradient if gradient.layout is torch.strided else gradient._values()).detach().reshape(-1)
@@ -303,7 +303,7 @@ class Allreduce(Synchroniser):
         self._broken = not (math.isfinite(some.sum()) or bool(some.isfinite().all()))  # a sum may overflow
 
     def _post_table(self) -> None:
-        """By itself, or with the former carrier: before buckets are formed again, or where none can carry it."""
+        """Send the table alone, or with the former carrier: before buckets are formed again, or if none can take it."""
         carrier = self._arrangement.carrier
         for note in self._arrangement.gradients:
             if note.sent is None and note.parameter.grad is not None:

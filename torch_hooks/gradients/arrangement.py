@@ -4,7 +4,7 @@ Which gradients form a bucket is fixed, the last parameters first as the backwar
 same on all ranks, and ranks may differ in what arises first.
 
 **The carrier.** One bucket has room for the table behind its gradients, and leaves last. So agreeing costs no
-collective of its own. It is the smallest one, which is copied and held back at the least cost. No bucket is able where
+separate collective. It is the smallest one, which is copied and held back at the least cost. No bucket can be it if
 all are of another type than the table, on another device, compressed, or by rows.
 """
 
@@ -29,7 +29,7 @@ _trained, _gradient = attrgetter("requires_grad"), attrgetter("grad")
 class Arrangement:
     """The buckets of the parameters that are trained. Parameters are the keys of ``names``, in the order of all ranks.
 
-    ``table_type`` is the type of the table's numbers; None if no bucket may carry it. ``limits`` are those of the wire.
+    ``table_type`` is the type of the table's numbers; None if no bucket may carry it. ``limits`` are the wire's.
     """
 
     def __init__(
@@ -49,24 +49,24 @@ class Arrangement:
         self._limits = limits
         self._gradients: dict[torch.Tensor, Gradient] = {}
         self._pattern = b""  # which parameters are trained, as the buckets are formed
-        self._told = b""  # and as the latest table says
+        self._told = b""  # the same by the latest table
         self.buckets: list[Bucket] = []
         """The carrier, if there is one, is the last."""
         self.carrier: Bucket | None = None
         self.extend(names)
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These are trained, too."""
+        """Train these parameters, too."""
         for parameter in parameters:
             self._gradients[parameter] = Gradient(parameter)
 
     def of(self, parameter: torch.Tensor) -> Gradient:
-        """The record of its gradient."""
+        """Return the record of its gradient."""
         return self._gradients[parameter]
 
     @property
     def gradients(self) -> Iterable[Gradient]:
-        """The records of all."""
+        """The records of all gradients."""
         return self._gradients.values()
 
     def present(self) -> list[tuple[Gradient, torch.Tensor]]:
@@ -76,35 +76,35 @@ class Arrangement:
 
     @property
     def outdated(self) -> bool:
-        """Whether other parameters are trained now than those that the buckets are of."""
+        """True if other parameters are trained now than the buckets hold."""
         return self._now() != self._pattern
 
     @property
     def told(self) -> bool:
-        """Whether the latest table tells other ranks of parameters that the buckets are not of."""
+        """True if the latest table has shown other ranks parameters that the buckets do not hold."""
         return self._told != self._pattern
 
     def tell(self) -> int:
-        """Return a checksum of which parameters are trained now, which the table will tell."""
+        """Return a checksum of which parameters are trained now, for the table."""
         self._told = self._now()
         return checksum(self._told)
 
     @property
     def carrier_is_whole(self) -> bool:
-        """Whether there is a carrier of which all parameters are still trained."""
+        """True if there is a carrier, and all of its parameters are still trained."""
         return self.carrier is not None and all(map(_trained, self.carrier.parameters))
 
     @property
     def carrier_is_held_back(self) -> bool:
-        """Whether there is a carrier that is full and has not left."""
+        """True if there is a carrier that is full and has not left."""
         return self.carrier is not None and self.carrier.under_way is None and not self.carrier.waits_for
 
     def renew(self, weight: float) -> list[Gradient]:
-        """Form the buckets again, where what is trained has changed: by that alone, so that all ranks do it alike.
+        """Form the buckets again, if what is trained has changed: only by that, so that all ranks do it alike.
 
-        A bucket stays if all of it is still trained. Of the others none has left on any rank that froze before its
-        backward pass, for a frozen parameter has no gradient that would fill its bucket. Who freezes later may do so
-        with all of a bucket that has left, as its sum is under way in any case.
+        A bucket stays if all of it is still trained. No other bucket has left on a rank that froze before its
+        backward pass, because a frozen parameter has no gradient that would fill its bucket. A rank may freeze later
+        all of a bucket that has left, because its sum is under way in any case.
 
         Returns gradients that the user has changed.
         """
@@ -130,7 +130,7 @@ class Arrangement:
         return altered
 
     def choose_carrier(self, among: list[Bucket]) -> None:
-        """Have one of these buckets carry the table, unless the one that does so stays."""
+        """Make one of these buckets carry the table, unless the present carrier stays."""
         if self.carrier not in self.buckets:
             able = filter(self._can_carry, reversed(among))
             self.carrier = min(able, key=attrgetter("size"), default=None)
@@ -141,14 +141,14 @@ class Arrangement:
             self.buckets.append(self.carrier)
 
     def require_a_bucket(self) -> None:
-        """Raise if a gradient that has arrived has none to leave with."""
+        """Raise if a gradient that has arrived has no bucket to leave with."""
         self._refuse_frozen(g for g in self.gradients if g.bucket is None and g.arrived and g.sent is None)
 
     def _now(self) -> bytes:
         return bytes(map(_trained, self.names))
 
     def _can_carry(self, bucket: Bucket) -> bool:
-        """Whether its gradients are of the table's kind."""
+        """Return whether its gradients are of the table's kind."""
         if bucket.dtype != self._table_type:
             return False
         return not any(
@@ -165,12 +165,12 @@ class Arrangement:
 
 
 def _weigh_anew(bucket: Bucket, weight: float) -> None:
-    """What was weighed on its arrival has another slot now."""
+    """Weigh again what was weighed on its arrival: it has another slot now."""
     bucket.open()
     for member in bucket.members:
         if not member.weighed:
             continue
-        if member.changed:  # which is refused, once it is sent
+        if member.changed:  # refused once it is sent
             member.weighed = False
             continue
         member.note(bucket.take(member, weight))

@@ -14,19 +14,19 @@ class Attempt:
 
     Three kinds of gradient may be there when it fails. One of this micro-batch alone is dropped. One that earlier
     micro-batches of the round have begun is restored from a copy, taken before. One that has left for the other
-    ranks cannot be taken back, and need not be: it is that of the whole micro-batch, for the backward pass was done
+    ranks cannot be taken back, and need not be: it covers the whole micro-batch, as the backward pass was done
     with it; only the others are computed again.
     """
 
     def __init__(self) -> None:
         self.open = False
         self.left: set[torch.Tensor] = set()
-        """parameters whose gradients left in a failed attempt of the round at hand"""
+        """Parameters whose gradients left in a failed attempt of the current round."""
         self._touched: list[torch.Tensor] = []
         self._copies: dict[torch.Tensor, torch.Tensor] | None = None
 
     def begin(self) -> None:
-        """A micro-batch begins."""
+        """Begin a micro-batch."""
         self.open = True
         self._touched.clear()
         self._copies = None
@@ -36,7 +36,7 @@ class Attempt:
         self._copies = {p: p.grad.clone() for p in accumulated if p.grad is not None}
 
     def touch(self, parameter: torch.Tensor) -> bool:
-        """A gradient was added to this parameter. Return False if an earlier one was already sent."""
+        """Note that a gradient was added to this parameter; return False if an earlier one was already sent."""
         if self.left and parameter in self.left:
             parameter.grad = None
             return False
@@ -44,16 +44,16 @@ class Attempt:
         return True
 
     def over(self) -> None:
-        """From now on it cannot be undone: what follows changes more than gradients."""
+        """End the attempt: what follows changes more than gradients, and cannot be undone."""
         self.open = False
         self._copies = None
 
     def round_over(self) -> None:
-        """The gradients of the round are all there."""
+        """Note that the gradients of the round are complete."""
         self.left.clear()
 
     def undo(self, parameters: Iterable[torch.Tensor], left: Iterable[torch.Tensor], accumulating: bool) -> bool:
-        """Bring the gradients back to where they were, but for those that have ``left``; False if that cannot be."""
+        """Restore the gradients, but for those that have ``left``; return False if that is impossible."""
         copies, self._copies = self._copies, None
         self.open = False
         self.left.update(left)

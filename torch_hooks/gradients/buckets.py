@@ -16,13 +16,13 @@ from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["Bucket", "Dense", "Gradient", "buckets_of", "flat"]
 
-# What is done right after a gradient was computed finds it in the processor's cache, and costs a call of its own.
+# Work right after a gradient was computed finds it in the processor's cache, and costs a separate call.
 # At 256 KiB it gained 1 % of a step; the bound is arbitrary.
 _AT_ONCE = 2**17
 
 
 class Gradient:
-    """One parameter's gradient in the round at hand, and the version it had at last, which tells a change."""
+    """One parameter's gradient in the current round, and its latest version, which shows a change."""
 
     __slots__ = ("arrived", "at_once", "bucket", "norm", "parameter", "sent", "slot", "tensor", "version", "weighed")
 
@@ -39,12 +39,12 @@ class Gradient:
         self.tensor: torch.Tensor | None = None
         self.version = 0
         self.norm: float | None = None
-        """Its norm, where it is watched by its value, too: a write through ``.data`` raises no version."""
+        """Its norm, if its value is watched, too: a write through ``.data`` raises no version."""
         self.sent: torch.Tensor | None = None
 
     @property
     def size(self) -> int:
-        """Of the whole tensor, in bytes."""
+        """Bytes of the whole tensor."""
         return self.parameter.numel() * self.parameter.element_size()
 
     def note(self, tensor: torch.Tensor, *, by_value: bool = False) -> None:
@@ -55,14 +55,14 @@ class Gradient:
 
     @property
     def changed(self) -> bool:
-        """Whether it is not what had arrived."""
+        """True if it is not what had arrived."""
         present = self.parameter.grad
         if present is None or present is not self.tensor or present._version != self.version:
             return True
         return self.norm is not None and self.norm == self.norm != norm_of(present)
 
     def dense(self) -> torch.Tensor:
-        """As a whole tensor of its own, which may be changed; zeros where none arose.
+        """Return it as a separate whole tensor, which may be changed; zeros if none arose.
 
         It lies in memory as the parameter does: fused optimizers walk through both in the order of their addresses.
         """
@@ -79,7 +79,7 @@ class Gradient:
         return gradient
 
     def forget(self) -> None:
-        """It never was."""
+        """Forget the gradient, as if it never was."""
         self.arrived = self.weighed = False
         self.tensor = self.sent = None
 
@@ -89,7 +89,7 @@ class UnderWay(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether the sums are there, as far as that is known."""
+        """True if the sums are there, as far as that is known."""
 
     def finish(self) -> None:
         """Wait for the sums, which become the gradients."""
@@ -106,16 +106,16 @@ class Dense:
 
     @property
     def done(self) -> bool:
-        """Whether the sums are there."""
+        """True if the sums are there."""
         return self._wire.done(self.handle)
 
     def finish(self) -> None:
-        """Wait for the sums, which take the place of what was sent."""
+        """Wait for the sums, which replace what was sent."""
         self._wire.result(self.handle)
 
 
 class Bucket:
-    """Gradients that leave together: from slots next to each other, unless it is one alone."""
+    """Gradients that leave together: from slots next to each other, unless there is only one."""
 
     __slots__ = ("_address", "_memory", "_room", "members", "name", "opened", "parameters", "under_way", "waits_for")
 
@@ -134,43 +134,43 @@ class Bucket:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all of its gradients."""
+        """Type of all its gradients."""
         return self.members[0].parameter.dtype
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes of all its gradients."""
         return sum(member.size for member in self.members)
 
     def carry(self, numbers: int) -> None:
-        """Have room for so many numbers that travel along, from now on; before anything is in its slot."""
+        """Make room for so many numbers that travel along, from now on; before anything is in its slot."""
         self._room = numbers
         self.release()
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """The first address of its slots, and the first one behind them; nothing where it has none."""
+        """The first address of its slots, and the first one behind them; nothing if it has none."""
         return () if self._memory is None else self._memory.bounds
 
     @property
     def room(self) -> torch.Tensor:
-        """Where they lie, once the bucket is open."""
+        """The memory of these numbers, once the bucket is open."""
         assert self._memory is not None, "a bucket that carries something has slots"
         return self._memory.room
 
     def nothing(self) -> torch.Tensor:
-        """Zeros instead of all that would travel, in a memory of their own."""
+        """Return zeros instead of all that would travel, in separate memory."""
         self.open()
         assert self._memory is not None, "a bucket that carries something has slots"
         return torch.zeros_like(self._memory.whole)
 
     @property
     def summed(self) -> bool:
-        """Return True if the sums are there."""
+        """True if the sums are there."""
         return self.under_way is not None and self.under_way.done
 
     def forget(self) -> None:
-        """None of its gradients is there."""
+        """Forget all of its gradients."""
         self.waits_for = len(self.members)
         self.opened, self._address = False, None
         for member in self.members:  # hundreds in every round, so without a call for each
@@ -178,14 +178,14 @@ class Bucket:
             member.tensor = member.sent = None
 
     def release(self) -> None:
-        """Let go of its slots; what has left is kept by its parameters and by the wire."""
+        """Let go of its slots; parameters and the wire keep what has left."""
         self._memory: BucketMemory | None = None
         self.opened = False
         for member in self.members:
             member.slot = None
 
     def open(self) -> None:
-        """Have a slot for each gradient, before the first is touched."""
+        """Make a slot for each gradient, before the first is touched."""
         if self.opened:
             return
         if (self._room or len(self.members) > 1) and not (self._memory and self._memory.fits(self.parameters)):
@@ -222,7 +222,7 @@ class Bucket:
         return taken
 
     def fill(self, weight: float) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Weigh all that are not, zeros where none arose. Returns what they are now, and all in one."""
+        """Weigh all gradients that are not weighed, zeros if none arose; return them, and all in one tensor."""
         self.open()
         if self._memory is None:
             alone = self.members[0].dense()
@@ -253,7 +253,7 @@ class Bucket:
         return self._memory.slots, self._memory.whole
 
     def moved(self) -> list[Gradient]:
-        """Those that lie elsewhere than they did when they were put in their slots, or left alone."""
+        """Return the gradients that lie elsewhere than when they were put in their slots, or left alone."""
         if self._memory is not None:
             return [self.members[number] for number in self._memory.moved()] if self.opened else []
         sent = self.members[0].sent
@@ -263,7 +263,7 @@ class Bucket:
 def buckets_of(
     gradients: Iterable[Gradient], by_rows: Callable[[torch.Tensor], bool], limits: Limits
 ) -> list[list[Gradient]]:
-    """Divide them, given in the order in which they are likely to arise. Each that travels ``by_rows`` is alone."""
+    """Divide gradients, in the order in which they are likely to arise; one that travels ``by_rows`` is alone."""
     gradients = list(gradients)
     sizes, kinds = [], []
     for gradient in gradients:
@@ -277,19 +277,19 @@ def buckets_of(
 
 
 def flat(gradient: torch.Tensor) -> torch.Tensor:
-    """A dense gradient in the order of its addresses, which is all that Horovod sums."""
+    """Return a dense gradient in the order of its addresses, which is all that Horovod sums."""
     return gradient if gradient.is_contiguous() else gradient.as_strided((gradient.numel(),), (1,))
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
-    """As plain numbers: not in rows, and not to be differentiated."""
+    """Return a gradient as plain numbers: not in rows, and not to be differentiated."""
     if gradient.requires_grad:  # of backward(create_graph=True)
         gradient = gradient.detach()
     return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
-    """Multiply them by the weight of this rank, in place."""
+    """Multiply gradients by the weight of this rank, in place."""
     if weight == 0.0:
         torch._foreach_zero_(gradients)  # and not a product, which would keep the NaN of a mean over no samples
     elif weight != 1.0:

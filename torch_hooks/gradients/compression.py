@@ -15,7 +15,7 @@ _NONE = "horovod.torch.compression.NoneCompressor"  # by its name: on other wire
 
 
 def compressor(compression: Any, wire: TorchWire) -> Any:
-    """What compresses, if it is something that does; None where nothing is to be compressed."""
+    """Return the compressor, after checking it; None if nothing is to be compressed."""
     if compression is None or _qualified_name(compression) == _NONE:
         return None
     if isinstance(compression, torch.dtype):
@@ -31,7 +31,7 @@ def compressor(compression: Any, wire: TorchWire) -> Any:
 
 
 class InType:
-    """Sends floating-point gradients in a type of fewer bits, which is also the one that they are summed in."""
+    """Sends floating-point gradients in a type of fewer bits, in which they are also summed."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         if dtype not in _TYPES:
@@ -41,11 +41,11 @@ class InType:
         self.__name__ = str(dtype)
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return what is sent, and the type to come back to."""
+        """Return what to send, and the type to come back to."""
         return (tensor.to(self.dtype) if tensor.is_floating_point() else tensor), tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return what has come in the type of the gradient."""
+        """Return what has come, in the gradient's type."""
         return tensor.to(dtype)
 
 

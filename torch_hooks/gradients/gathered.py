@@ -1,4 +1,4 @@
-"""What a round of several micro-batches has gathered so far, and whether the user has changed it."""
+"""The gradients that a round of several micro-batches has gathered so far, and whether the user has changed them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Gathered:
         return bool(self._left)
 
     def forget(self) -> None:
-        """A round begins, or is over."""
+        """Forget everything: a round begins, or is over."""
         if self._left or self._norms:
             self._left.clear()
             self._norms.clear()
@@ -57,7 +57,7 @@ class Gathered:
             self._hooks.pop().remove()
 
     def begin(self, parameters: Iterable[torch.Tensor], factor: float) -> None:
-        """A micro-batch is to be added to what earlier ones have left, in units that are ``factor`` times as large."""
+        """Prepare to add a micro-batch to what earlier ones have left, in units that are ``factor`` times as large."""
         parameters = list(parameters)
         self.require_unchanged(parameters)
         if factor != 1.0:
@@ -70,7 +70,7 @@ class Gathered:
                     self._hooks.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def added(self, parameter: torch.Tensor, *, complete: bool) -> None:
-        """A backward pass has added to its gradient: raise if that was not all: nothing is added to a complete one."""
+        """Raise if a gradient was changed besides the addition of a backward pass; a ``complete`` one gets no more."""
         gradient = parameter.grad
         assert gradient is not None, "its hook was called"
         version = gradient._version - self._rescaled
@@ -97,7 +97,7 @@ class Gathered:
                 self._require_value(parameter)
 
     def renew(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A micro-batch was undone: watch what is there now."""
+        """Watch what is there now, after a micro-batch was undone."""
         self.forget()
         for parameter in parameters:
             if parameter.grad is not None:
@@ -121,7 +121,7 @@ class Gathered:
 
 
 def norm_of(gradient: torch.Tensor) -> float:
-    """Of its numbers as they are stored."""
+    """Return the norm of a gradient's numbers, as they are stored."""
     numbers = gradient.detach()
     return float((numbers if numbers.layout is torch.strided else numbers._values()).norm())
 

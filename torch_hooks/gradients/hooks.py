@@ -1,4 +1,4 @@
-"""Hears of every gradient that a backward pass completes."""
+"""A listener for every gradient that a backward pass completes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Listener:
     """Calls ``tell(who, parameter, note)`` whenever the gradient of a parameter is there.
 
     ``note_of(parameter)`` gives the note once, when the hook is made: a look into a dictionary by tensor would cost
-    every step. ``who`` is held weakly, for a model may outlive its optimizer and be trained by another; and not as a
-    weak method, whose every call is some more of Python.
+    every step. ``who`` is held weakly, because a model may outlive its optimizer and be trained by another; not as a
+    weak method, whose every call costs more Python.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Listener:
         self._handles: dict[torch.Tensor, Any] = {}
 
     def listen(self, parameters: Iterable[torch.Tensor]) -> None:
-        """To these, too. One that is frozen has no gradient to listen to: name it again once it is thawed."""
+        """Listen to these parameters, too. A frozen one has no gradient: name it again once it is thawed."""
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._handles:
                 hook = self._hook(self._note_of(parameter))

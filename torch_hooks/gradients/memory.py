@@ -5,8 +5,8 @@ two, into a buffer and out again. (Horovod still has a buffer for what is small 
 are copied as soon as they are computed, while they are in the processor's cache, and multiplied by the weight of this
 rank on the way.
 
-The memory serves in every round: a gradient that the user keeps is overwritten in the next one, as those of PyTorch's
-DDP are with ``gradient_as_bucket_view``. To keep one, clone it. A bucket takes another memory where training
+The memory serves in every round: a gradient that the user keeps is overwritten in the next one, as PyTorch's
+DDP does with ``gradient_as_bucket_view``. To keep one, clone it. A bucket takes other memory if training
 itself still reads a former gradient (``gradients.memory_in_use``).
 """
 
@@ -26,10 +26,10 @@ _ALIGNMENT = 64  # bytes
 
 
 class BucketMemory:
-    """Where the gradients of these parameters, of one type and on one device, lie next to each other.
+    """The memory in which the gradients of these parameters, of one type and on one device, lie next to each other.
 
     Each lies as its parameter does: fused optimizers walk through both in the order of their addresses. And each is a
-    tensor with a version of its own, which tells a change. After them there is room for so many numbers more.
+    tensor with its own version, which shows a change. After them there is room for so many numbers more.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], room: int = 0) -> None:
@@ -55,11 +55,11 @@ class BucketMemory:
         self._lay = _lie(parameters)
 
     def fits(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """Whether it serves these parameters as they are now: they, and the gradients, lie as they did."""
+        """Return whether it serves these parameters as they are now: they, and the gradients, lie as they did."""
         return _lie(parameters) == self._lay and not self.moved()
 
     def moved(self) -> list[int]:
-        """The numbers of those that lie elsewhere now: ``gradient.data = …`` takes one away, which no version tells."""
+        """Return the numbers of moved gradients: ``gradient.data = …`` moves one without a new version."""
         now = list(map(address, self.slots))
         return [] if now == self._addresses else [n for n, at in enumerate(now) if at != self._addresses[n]]
 

@@ -2,7 +2,7 @@
 
 The memory of a bucket serves in every round, so a gradient of an earlier round is overwritten. Training may still read
 it: as the gradient of another parameter, if the user has put it there, or because the optimizer keeps it for its next
-step. Where the bucket takes another memory, both are exact.
+step. If the bucket takes other memory, both are exact.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryInUse:
-    """Which buckets' memory is in use, by gradients or by the optimizer.
+    """Finds buckets whose memory is in use, by gradients or by the optimizer.
 
-    To look through all that an optimizer keeps would show in every step. So it is done after 1, 2, 4, 8, … rounds, and
+    Searching all that an optimizer keeps would show in every step. So it is done after 1, 2, 4, 8, … rounds, and
     after every round once gradients were found there.
     """
 
@@ -41,14 +41,14 @@ class MemoryInUse:
         self._arrangement = arrangement
         self._optimizer = optimizer
         self._of_the_loop = of_the_loop
-        """Those of all optimizers of the loop: a gradient of one may be put back for a parameter of another."""
+        """The arrangements of all the loop's optimizers: one's gradient may be put back for another's parameter."""
         self._known: tuple[list[int], list[Bucket]] | None = None
-        """Bounds of all memories, in order, and the bucket of each; None where a bucket may have another by now."""
+        """Bounds of all memories, in order, and the bucket of each; None if a bucket may have another by now."""
         self._rounds = 0
         self._optimizer_keeps = False
 
     def leave(self) -> None:
-        """Have buckets leave memory that is in use: once in a round, before anything is written."""
+        """Make buckets leave memory that is in use: once in a round, before anything is written."""
         self.opened()
         if self._arrangement not in self._of_the_loop:
             self._of_the_loop.append(self._arrangement)
@@ -58,21 +58,21 @@ class MemoryInUse:
                 if gradient is note.slot:
                     continue
                 if note.arrived and not gradient._version:
-                    continue  # the backward pass has made it, in memory of its own
+                    continue  # the backward pass has made it, in separate memory
                 if arrangement is self._arrangement and not note.arrived:
-                    note.tensor = gradient  # which tells that it need not be looked at when it arrives
+                    note.tensor = gradient  # so it need not be looked at when it arrives
                 notes.append(note)
                 gradients.append(gradient)
         self._leave(notes, gradients)
         self._leave_what_the_optimizer_keeps()
 
     def close(self) -> None:
-        """Look at these gradients no more: no round follows."""
+        """Stop looking at these gradients: no round follows."""
         if self._arrangement in self._of_the_loop:
             self._of_the_loop.remove(self._arrangement)
 
     def opened(self) -> None:
-        """A bucket may have another memory by now."""
+        """Forget the known memories: a bucket may have another by now."""
         self._known = None
 
     def round_over(self) -> None:
@@ -80,7 +80,7 @@ class MemoryInUse:
         self._rounds += 1
 
     def leave_for(self, note: Gradient, gradient: torch.Tensor) -> None:
-        """Have a bucket leave the memory in which this gradient lies, which is there only since."""
+        """Make a bucket leave the memory in which this gradient lies, which has come there only since."""
         if gradient is not note.slot:
             self._leave([note], [gradient])
 
@@ -122,7 +122,7 @@ class MemoryInUse:
         return chain.from_iterable(arrangement.buckets for arrangement in self._of_the_loop)
 
     def _owners(self, tensors: list[torch.Tensor]) -> list[tuple[int, Bucket]]:
-        """Return the numbers of those that lie in a bucket's memory, each with its bucket."""
+        """Return the numbers of tensors that lie in a bucket's memory, each with its bucket."""
         if not tensors:
             return []
         if self._known is None:
@@ -134,7 +134,7 @@ class MemoryInUse:
 
 
 def kept_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """Every tensor in the attributes of an optimizer, such as its state, also by way of containers and optimizers."""
+    """Yield every tensor in an optimizer's attributes, such as its state, also in containers and inner optimizers."""
     seen: set[int] = set()
     to_see: list[Any] = [optimizer]
     while to_see:

@@ -1,4 +1,4 @@
-"""In which order the buckets of a round start, on a wire that needs one order for all ranks (``communication.lines``).
+"""The order in which the buckets of a round start, on a wire that needs one for all ranks (``communication.lines``).
 
 At first it is the arrangement's, the last parameters first. A model may use its layers in another order, or not use the
 last ones at all: then buckets that are full would wait for one that fills late or never. So in the round after buckets
@@ -19,7 +19,7 @@ __all__ = ["Order"]
 
 
 class Order:
-    """The order of one optimizer's buckets, told to their line."""
+    """The order of one optimizer's buckets, passed to their line."""
 
     def __init__(self, wire: TorchWire, line: TorchLine, arrangement: Arrangement, layouts: Layouts, name: str) -> None:
         self._wire = wire
@@ -33,18 +33,18 @@ class Order:
         self._is_new = False
 
     def filled(self, bucket: Bucket) -> None:
-        """It is full before ``step()``."""
+        """Note that a bucket is full before ``step()``."""
         if self._is_new and bucket not in self._filled:
             self._filled.append(bucket)
 
     def renew(self) -> None:
-        """Buckets were formed again in this round, on all ranks."""
+        """Take new buckets, which were formed in this round, on all ranks."""
         self._take(self._all())
         self._line.change_order(self._names)
         self._is_new = self._line is not self._wire
 
     def next_round(self, *, renewed: bool) -> None:
-        """All buckets of this round have started; it may have ``renewed`` them."""
+        """Prepare the next round: all buckets of this one have started; it may have ``renewed`` them."""
         if renewed:
             self._take(self._all())  # a carrier that was chosen since is none of them
             self._filled.clear()

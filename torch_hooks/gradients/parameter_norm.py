@@ -1,4 +1,4 @@
-"""What this rank shows of its parameters, so that ranks notice different ones (``hvd_hetero.witness``)."""
+"""The pieces of its parameters that this rank shows, so that ranks notice different ones (``hvd_hetero.witness``)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ACCURATE = (torch.float32, torch.float64)
 
 
 class ParameterNorm:
-    """What a rank shows of its parameters in each round. They are in the same order on every rank."""
+    """A rank's figures of its parameters for each round. They are in the same order on every rank."""
 
     def __init__(self, names: Mapping[torch.Tensor, str]) -> None:
-        # Not of an accelerator's: to read them would wait for the device. They keep their turn, since other ranks may
+        # An accelerator's are not read, which would wait for the device. They keep their turn, since other ranks may
         # have theirs on the CPU.
         self._parameters = [p for p in names if p.is_floating_point() and p.numel()]
         self.watched = [Watched(names[p], p.numel(), p.element_size()) for p in self._parameters]
 
     def at(self, round: int) -> tuple[float, float]:
-        """Return what is shown in this round; zeros where there is nothing to show."""
+        """Return the figures of this round; zeros if there is nothing to show."""
         if not self._parameters:
             return 0.0, 0.0
         which, part = piece_of(round, self.watched)
@@ -42,7 +42,7 @@ def kernels_here() -> float:
 
 
 def _in_memory(parameter: torch.Tensor) -> torch.Tensor:
-    """Its numbers in the order of their addresses, which needs no copy."""
+    """Return a parameter's numbers in the order of their addresses, which needs no copy."""
     parameter = parameter.detach()
     if parameter.is_contiguous():
         return parameter.view(-1)

@@ -31,7 +31,7 @@ _IN_TURN = (
 class RoundGradients:
     """From the beginning of a round's first micro-batch until the synchroniser has finished.
 
-    ``loop_at_work`` tells whether any optimizer of the loop has still to step for the batch at hand.
+    ``loop_at_work`` returns whether any optimizer of the loop has still to step for the current batch.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class RoundGradients:
         self._attempt = Attempt()
         self._gathered = Gathered()
         self._straight = False
-        """Whether each gradient leaves as it comes, with nothing gathered before it, so that no more is to be done."""
+        """True if each gradient leaves as it comes, with nothing gathered before it, so that no more needs doing."""
 
     @property
     def accumulating(self) -> bool:
-        """Whether gradients of earlier micro-batches wait to be added to."""
+        """True if gradients of earlier micro-batches wait to be added to."""
         return self._balancer.accumulating and not self._synchroniser.updates_locally
 
     @property
     def done_in_parts(self) -> bool:
-        """Whether gradients of a whole micro-batch have left that is done again, in parts, for the others."""
+        """True if gradients of a whole micro-batch have left that is done again, in parts, for the others."""
         return bool(self._attempt.left)
 
     @property
@@ -81,7 +81,7 @@ class RoundGradients:
         self._gathered.begin(self._names, self._balancer.rescale)
 
     def arrived(self, parameter: torch.Tensor, note: Any) -> None:
-        """A backward pass has completed the gradient of a parameter."""
+        """Take a parameter's gradient that a backward pass has completed."""
         if self._straight:
             self._synchroniser.arrived(note)
             return
@@ -100,12 +100,12 @@ class RoundGradients:
             self._synchroniser.arrived(note)
 
     def guard_micro_batch(self) -> None:
-        """The micro-batch that has begun may run out of memory: be able to undo it."""
+        """Be able to undo the micro-batch that has begun: it may run out of memory."""
         if self.accumulating:
             self._attempt.guard(self._names)
 
     def undo_micro_batch(self) -> bool:
-        """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
+        """Undo the micro-batch, but for gradients that have left and are complete; return whether that was possible."""
         if not self._attempt.open:
             return False
         self._straight = False
@@ -115,11 +115,11 @@ class RoundGradients:
         return undone
 
     def applied(self) -> None:
-        """The micro-batch is done: from now on it cannot be undone."""
+        """End the micro-batch, which cannot be undone any more."""
         self._attempt.over()
 
     def finish(self) -> None:
-        """Synchronise: the gradients are then those of all ranks."""
+        """Synchronise: the gradients are then the sums over all ranks."""
         self._straight = False
         self._attempt.over()
         if self._synchroniser.overlaps:  # else the gradient is this rank's own, to do with as it likes

@@ -1,4 +1,4 @@
-"""Whether a gradient may be changed in place."""
+"""A check whether a gradient may be changed in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN_USERS = 2  # the gradient, and the Python object by which we ask
 
 
 def shares_memory(gradient: torch.Tensor) -> bool:
-    """Whether the numbers are not the gradient's alone, so that they must not be changed in place.
+    """Return whether the numbers are not the gradient's alone, so that they must not be changed in place.
 
     A part of a larger tensor, as torch.cat of parameters leaves it, has a version that counts changes of all parts.
     And of ``x + bias.view(1, -1)`` with a single sample in x, the gradient of the bias is a view of the gradient of the

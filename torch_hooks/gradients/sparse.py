@@ -7,7 +7,7 @@ row is taken in the same order on every rank, so all ranks hold the same bits.
 
 **The layout of a parameter** must be agreed before a rank may send for a parameter of which it has no gradient: an
 empty list, or zeros? Only the ranks that have one know. So in the first round in which a parameter is trained,
-the ranks tell one another what they have seen of it (one collective, once); of one that no rank has seen, zeros are
+the ranks exchange what they have seen of it (one collective, once); for one that no rank has seen, zeros are
 sent. From then on the layout stays: a gradient that comes in the other one is converted, which changes nothing but the
 cost. ``SparseAdam`` takes nothing but sparse gradients, so there the layout is known beforehand.
 """
@@ -25,11 +25,11 @@ from torch_hooks.wires.choice import TorchWire
 __all__ = ["Gather", "Layouts", "empty_gradient"]
 
 _DENSE = 0
-_NOTHING = -1  # said of a parameter of which a rank has no gradient
+_NOTHING = -1  # for a parameter of which a rank has no gradient
 
 
 class Layouts:
-    """For each parameter: how many of its dimensions the indices of its gradient name; 0 where it is dense."""
+    """The layout of each parameter's gradient: how many dimensions its indices name; 0 if it is dense."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Layouts:
         self._back_to_rows = as_dense and isinstance(optimizer, torch.optim.SparseAdam)
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:
-        """These are trained, too."""
+        """Train these parameters, too."""
         for parameter in parameters:
             if self._as_dense:
                 self._known[parameter] = _DENSE
@@ -63,15 +63,15 @@ class Layouts:
                 self._open[parameter] = None
 
     def known_rows(self, parameter: torch.Tensor) -> bool:
-        """Whether gradients of this parameter travel as rows."""
+        """Return whether gradients of this parameter travel as rows."""
         return self._known.get(parameter, _DENSE) > _DENSE
 
     def elsewhere(self, parameter: torch.Tensor) -> bool:
-        """Whether any rank has this parameter in another memory than the CPU's, as far as ranks have told."""
+        """Return whether any rank has this parameter in another memory than the CPU's, as far as ranks have shown."""
         return parameter in self._elsewhere or parameter.device.type != "cpu"
 
     def rows(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient in the sparse layout agreed for this parameter, each row once."""
+        """Return the gradient in the sparse layout agreed for this parameter, each row once."""
         if gradient.layout is torch.strided:
             gradient = gradient.to_sparse(self._known[parameter])
         return gradient.coalesce()
@@ -98,14 +98,14 @@ class Layouts:
                 self._elsewhere.add(parameter)
 
     def back_to_rows(self) -> None:
-        """Give an optimizer that takes nothing but rows the rows that are not zero, once the sums are here."""
+        """Give an optimizer that takes only rows the rows that are not zero, once the sums are here."""
         if self._back_to_rows:
             for parameter in self._names:
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad.to_sparse(1)
 
     def nothing(self, parameter: torch.Tensor) -> torch.Tensor:
-        """The gradient, by rows, of a rank that has none."""
+        """Return the gradient, by rows, of a rank that has none."""
         return _no_rows(parameter, self._known[parameter])
 
 
@@ -156,7 +156,7 @@ class Gather:
 
 
 def empty_gradient(parameter: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    """Zeros that the optimizer accepts for a parameter whose gradient stays on this rank."""
+    """Return zeros that the optimizer accepts for a parameter whose gradient stays on this rank."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return _no_rows(parameter, 1)
     return torch.zeros_like(parameter)

@@ -1,4 +1,4 @@
-"""What carries the gradients of a round to the other ranks: the base of all ways to average."""
+"""The base of all ways to average: it carries the gradients of a round to the other ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IN_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a synchroniser works on: one optimizer, and how its ranks reach one another."""
+    """One optimizer that a synchroniser works on, and how its ranks reach one another."""
 
     balancer: Balancer
     optimizer: torch.optim.Optimizer
@@ -40,7 +40,7 @@ class Trained:
 class Synchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs; the table rides along.
 
-    ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``.
+    Call ``arrived`` for each gradient of the last micro-batch, as the backward pass brings it; then ``finish``.
     """
 
     overlaps: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class Synchroniser(ABC):
     """True: all ranks hold the same gradients after ``finish``, and so the same parameters after each round."""
 
     updates_locally: ClassVar[bool] = False
-    """True: each micro-batch is a step of its own, and the round ends with what follows the last step."""
+    """True: each micro-batch is a separate step, and the round ends with what follows the last step."""
 
     def __init__(self, trained: Trained) -> None:
         self._balancer = trained.balancer
@@ -73,41 +73,41 @@ class Synchroniser(ABC):
 
     @property
     def under_way(self) -> bool:
-        """Whether something of this round is on its way."""
+        """True if something of this round is on its way."""
         return self._table is not None
 
     def extend(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - most have nothing to note
-        """These parameters are trained, too; they are in the names already."""
+        """Train these parameters, too; they are in the names already."""
 
     def note_of(self, parameter: torch.Tensor) -> Any:
-        """What ``arrived`` is to be called with for this parameter: found once, not in every round."""
+        """Return the argument of ``arrived`` for this parameter: found once, not in every round."""
         return parameter
 
     @abstractmethod
     def arrived(self, note: Any) -> None:
-        """The gradient of a parameter is complete."""
+        """Take a parameter's complete gradient."""
 
     @property
     def gradients_left(self) -> bool:
-        """Whether something cannot be taken back."""
+        """True if something cannot be taken back."""
         return self._table is not None
 
     def forget(self) -> None:  # noqa: B027 - most have nothing to forget
-        """The round is abandoned, and nothing of it has left."""
+        """Forget the round, of which nothing has left."""
 
     def release(self) -> None:  # noqa: B027 - most have none
         """Let go of memory that is kept from round to round; nothing has left."""
 
     def set_aside(self) -> Iterable[torch.Tensor]:
-        """The micro-batch is done again: the parameters whose gradients have left, which ``finish`` gives back."""
+        """Return parameters whose gradients have left, which ``finish`` gives back: the micro-batch is done again."""
         return ()
 
     @abstractmethod
     def finish(self) -> None:
-        """Everything is computed: send what is not on its way, wait, agree."""
+        """Send what is not on its way, wait, and agree; everything is computed."""
 
     def _trained(self) -> int:
-        """A checksum of which parameters are trained, where ranks would wait for each other's gradients."""
+        """Return a checksum of which parameters are trained, if ranks would wait for each other's gradients."""
         return 0
 
     def _row(self) -> torch.Tensor:
@@ -122,12 +122,12 @@ class Synchroniser(ABC):
         return torch.from_numpy(report)
 
     def _post_table(self) -> None:
-        """By itself, as a collective of its own."""
+        """Send the table by itself, in a separate collective."""
         row = self._row()
         self._table = self._table_wire.start_sum(row, f"{self._prefix}.table"), row.numpy()
 
     def _await_table(self, imminent: Callable[[], bool] | None = None) -> None:
-        """Wait for the table; ``imminent`` tells that it cannot be far any more."""
+        """Wait for the table; ``imminent`` returns whether it is near."""
         assert self._table is not None
         expected_s, transfer_s = self._balancer.waiting()
         if self._norm is not None:

@@ -30,7 +30,7 @@ class NeighbourAverage(Synchroniser):
         self._mixing = mixing
 
     def arrived(self, note: Any) -> None:
-        """Nothing to send: gradients stay here."""
+        """Do nothing: gradients stay here."""
 
     def finish(self) -> None:
         """Exchange parameters with the neighbours of this round, and sum the table over all ranks."""
@@ -69,7 +69,7 @@ class LocalUpdates(Synchroniser):
     updates_locally: ClassVar[bool] = True
 
     def arrived(self, note: Any) -> None:
-        """Nothing to send: gradients stay here."""
+        """Do nothing: gradients stay here."""
 
     def finish(self) -> None:
         """Average what the local steps have made of parameters and state."""
@@ -119,7 +119,7 @@ class _Exchange:
         self._handle = wire.start_exchange(buffer, [size * count for count in partners.copies], f"{name}.exchange")
 
     def mixed(self) -> torch.Tensor:
-        """The weighted average of the neighbours' parameters and our own."""
+        """Return the weighted average of the neighbours' parameters and our own."""
         received, _ = self._wire.result(self._handle)
         result = self._flat * self._partners.own
         weights = self._partners.received
@@ -147,7 +147,7 @@ def _unflatten_into(tensors: list[torch.Tensor], flat: torch.Tensor) -> None:
 
 
 def _floating_state(optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str]) -> list[torch.Tensor]:
-    """The tensors of the optimizer's state that can be averaged, in an order that all ranks share."""
+    """Return the tensors of the optimizer's state that can be averaged, in an order that all ranks share."""
     tensors = []
     for parameter, name in names.items():
         state = optimizer.state.get(parameter, {})

@@ -1,4 +1,4 @@
-"""What is trained: its names, whether it can be synchronised, and whether every rank has the same of it."""
+"""Checks of what is trained: its names, whether it can be synchronised, and whether every rank has the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if it is one that can be wrapped."""
+    """Return the optimizer, after checking that it can be wrapped."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if hasattr(optimizer, "skip_synchronize"):
@@ -41,7 +41,7 @@ def suitable(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def named_groups(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> dict[torch.Tensor, str]:
-    """Every parameter of the optimizer with its name, which must be unique and the same on every rank."""
+    """Return every parameter of the optimizer with its name, which must be unique and the same on every rank."""
     by_position = {
         p: f"group{g}.{i}" for g, group in enumerate(optimizer.param_groups) for i, p in enumerate(group["params"])
     }
@@ -100,7 +100,7 @@ def broadcast_parameters(wire: TorchWire, names: dict[torch.Tensor, str], prefix
 
 
 def require_alike(wire: TorchWire, mine: str, name: str) -> None:
-    """Raise on every rank if one of them says something else than rank 0."""
+    """Raise on every rank if one of them differs from rank 0."""
     theirs, differ = _compared(wire, mine, name)
     if differ:
         raise HeteroError(
@@ -110,7 +110,7 @@ def require_alike(wire: TorchWire, mine: str, name: str) -> None:
 
 
 def _compared(wire: TorchWire, mine: Any, name: str) -> tuple[Any, int]:
-    """What rank 0 says, and how many ranks say something else.
+    """Return rank 0's value, and how many ranks have another one.
 
     All ranks know it, and all stop or none does: a rank that went on alone would wait for the others for ever.
     """
@@ -119,7 +119,7 @@ def _compared(wire: TorchWire, mine: Any, name: str) -> tuple[Any, int]:
 
 
 def _order_in_memory(parameter: torch.Tensor) -> str:
-    """In which gradients of it are summed."""
+    """Return the order in which gradients of a parameter are summed."""
     if parameter.is_contiguous():
         return "contiguous"
     sizes = zip(parameter.shape, torch.empty_like(parameter, device="meta").stride(), strict=True)
@@ -127,10 +127,10 @@ def _order_in_memory(parameter: torch.Tensor) -> str:
 
 
 def broadcast_state(wire: TorchWire, holder: Any, prefix: str) -> None:
-    """Give every rank the state that rank 0 has, of an optimizer or of anything else with a ``state_dict``.
+    """Give every rank rank 0's state, of an optimizer or of anything else with a ``state_dict``.
 
-    Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 tells
-    what it has first: the tree with a placeholder for each tensor travels as one object, then each tensor by itself.
+    Horovod's function for optimizers takes a real step to make the state exist on a fresh optimizer. Here rank 0 first
+    sends what it has: the tree with a placeholder for each tensor travels as one object, then each tensor by itself.
     """
     state = holder.state_dict()
     tensors: list[torch.Tensor] = []

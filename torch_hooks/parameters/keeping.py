@@ -1,10 +1,10 @@
 """Copies of states that are taken again and again: the memory of the copy before takes the next one.
 
-A copy into memory that is there costs a quarter of one into new memory, whose pages the system has yet to give, and
+A copy into existing memory costs a quarter of one into new memory, whose pages the system must provide first, and
 there are never two copies at once.
 
-Two tensors of a copy may share their memory, because those that it was made of did. It takes the next copy only where
-those do, too: a copy's element is that of the original at the same place of the same memory, or the copy is a new one.
+Two tensors of a copy may share memory, because their originals did. It takes the next copy only if the new originals
+do, too: a copy's element is the original's at the same place of the same memory, or the copy is a new one.
 The same goes for a dict or a list that is in a copy twice.
 """
 
@@ -19,15 +19,15 @@ __all__ = ["copied"]
 
 
 def copied(state: Any, former: Any = None) -> Any:
-    """Return a copy of ``state`` (tensors, in dicts and lists, and other values), made of ``former`` where that fits.
+    """Return a copy of ``state`` (tensors, in dicts and lists, and other values), in ``former``'s memory if it fits.
 
-    ``former`` is what an earlier call has returned, and is given up by this one.
+    ``former`` is an earlier result, and must not be used afterwards.
     """
     return _copied(state, former, {})
 
 
 def _copied(state: Any, former: Any, taken: dict[int, int]) -> Any:
-    """``taken``: for memory of ``former`` that was written to, the memory that it is a copy of."""
+    """Return a copy. ``taken``: for memory of ``former`` that was written to, the memory that it is a copy of."""
     if isinstance(state, torch.Tensor):
         return former.copy_(state) if _fits(state, former, taken) else copy.deepcopy(state)
     if isinstance(state, dict | list) and taken.setdefault(id(former), id(state)) != id(state):

@@ -1,4 +1,4 @@
-"""The state that ``hvd.broadcast_optimizer_state`` makes a fresh optimizer have, before it sends the root's."""
+"""The state that ``hvd.broadcast_optimizer_state`` makes in a fresh optimizer, before it sends the root's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def only_zeros(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether there are gradients, and all of them are zero: so Horovod's function calls ``step()``."""
+    """Return whether there are gradients, and all of them are zero: so Horovod's function calls ``step()``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return bool(gradients) and not any(_numbers(gradient).any() for gradient in gradients)
 
@@ -25,8 +25,8 @@ class MadeState:
 
     Horovod's function does not ask the root what it has. It calls ``step()`` with gradients of zero wherever there is
     no state, and then broadcasts tensor by tensor. Such a step would decay the weights, run the hooks of the user, and
-    count as one of Adam's. So parameters, options and hooks are kept from it here; and where the root had none either,
-    what was made is forgotten before the first round.
+    count as one of Adam's. So parameters, options and hooks are protected from it here; and if the root had none
+    either, what was made is forgotten before the first round.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor]) -> None:
@@ -45,7 +45,7 @@ class MadeState:
         self._as_made = list(self._sketch())
 
     def forget_unless_received(self) -> None:
-        """No rank had any, if it is still as it was made: begin without."""
+        """Begin without state if it is still as it was made: then no rank had any."""
         if list(self._sketch()) == self._as_made:
             self._optimizer.state.clear()
 

@@ -1,4 +1,4 @@
-"""Which wire a training uses that is given none."""
+"""The choice of a wire for a training without ``wire``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TorchLine = Line[torch.Tensor]
 
 
 def wire_here() -> TorchWire:
-    """Return the wire of this thread, if it is a rank; else that of Horovod or of torch.distributed, whichever runs.
+    """Return the wire of this thread, if it is a rank; else Horovod's or torch.distributed's, whichever runs.
 
-    Where both are initialised, it is Horovod's, if it has as many ranks. Neither is imported before it is used, since
+    If both are initialised, it is Horovod's, if it has as many ranks. Neither is imported before it is used, since
     it need not be there.
     """
     if (mine := here()) is not None:
@@ -46,7 +46,7 @@ def wire_here() -> TorchWire:
 
 
 def over_process_groups() -> bool:
-    """Return whether the ranks are processes that talk by torch.distributed, and Horovod is not initialised."""
+    """Return whether the ranks are processes that use torch.distributed, and Horovod is not initialised."""
     return _in_a_process_group() and here() is None and not _horovod_runs()
 
 

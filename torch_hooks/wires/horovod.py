@@ -37,12 +37,12 @@ class HorovodWire(FoundByName):
 
     @property
     def gives_up_s(self) -> float:
-        """Seconds after which a call fails for which another rank does not come."""
+        """Seconds after which a call fails if another rank does not come."""
         return horovod_gives_up_s()
 
     @property
     def rank(self) -> int:
-        """The number of this rank; another one after an elastic reset, perhaps."""
+        """The number of this rank, which an elastic reset may change."""
         return int(hvd.rank())
 
     @property
@@ -69,12 +69,12 @@ class HorovodWire(FoundByName):
         return handle
 
     def start_gather(self, rows: torch.Tensor, name: str) -> int:
-        """Lay the rows of all ranks end to end; of no shape where no rank has sent any."""
+        """Lay the rows of all ranks end to end; the result has no shape if no rank has sent any."""
         handle: int = hvd.allgather_async(rows, name=name)
         return handle
 
     def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> int:
-        """Send the first ``splits[0]`` numbers to rank 0, and so on; tell what came, and how much from each.
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; return what came, and how much from each.
 
         Splits may change from call to call, but Horovod caches by the size of what is sent.
         """
@@ -84,7 +84,7 @@ class HorovodWire(FoundByName):
         return handle
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> int:
-        """Give all ranks what rank 0's tensor holds, in place."""
+        """Give all ranks the numbers of rank 0's tensor, in place."""
         handle: int = hvd.broadcast_async_(tensor, root_rank=0, name=name)
         return handle
 
@@ -118,13 +118,13 @@ class HorovodWire(FoundByName):
 
 def _laid_end_to_end(name: str, mine: memoryview) -> memoryview:
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-    with torch.inference_mode(False):  # Horovod makes room in the result from a thread of its own
+    with torch.inference_mode(False):  # Horovod makes room in the result from another thread
         sent = torch.frombuffer(mine, dtype=torch.uint8) if mine else nothing
         return memoryview(hvd.allgather(sent, name=name).numpy())
 
 
 class _UnderWay(dict[int, Any]):
-    """Horovod's record of the collectives under way, which tells of each that begins."""
+    """Horovod's record of the collectives under way, which calls ``tell`` for each that begins."""
 
     tell: Callable[[], None]
 

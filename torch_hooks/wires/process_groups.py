@@ -1,4 +1,4 @@
-"""What the wire asks of torch.distributed beyond its public functions."""
+"""The parts of torch.distributed that the wire uses beyond its public functions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _to_tell: list[Callable[[], None]] = []
 
 
 def with_cpu(backends: str) -> str:
-    """Return the backends by device, with one for the CPU: tables and objects are there, wherever gradients are."""
+    """Return the backends by device, with one for the CPU, where tables and objects are, wherever gradients are."""
     return backends if "cpu:" in backends else f"cpu:gloo,{backends}"
 
 
 def timeout_of(group: Any) -> timedelta | None:
-    """Return the timeout that a group was made with; None, for the default one, if its backends do not tell."""
+    """Return the timeout that a group was made with; None, for the default one, if its backends do not show it."""
     for device in group._device_types:
         options = getattr(group._get_backend(device), "options", None)
         if isinstance(timeout := getattr(options, "_timeout", None), timedelta):
@@ -30,16 +30,16 @@ def timeout_of(group: Any) -> timedelta | None:
 
 
 def tell() -> None:
-    """Tell who listens that a collective begins in this process."""
+    """Call all listeners: a collective begins in this process."""
     for each in _to_tell:
         each()
 
 
 def listen(to: Callable[[], None]) -> None:
-    """Have it called for each ``tell``, and for the collectives of torch.distributed's functions.
+    """Have ``to`` called for each ``tell``, and for the collectives of torch.distributed's functions.
 
-    Each of these functions asks first whether this rank is in its group. What they ask hears of all of them, also where
-    a program has imported one by its name.
+    Each of these functions first asks whether this rank is in its group. That question is replaced, so all are heard,
+    even if a program has imported one by its name.
     """
     _to_tell[:] = [to]
     asks = getattr(c10d, "_rank_not_in_group", None)  # not public: without it, only our own calls are heard

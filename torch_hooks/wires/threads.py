@@ -43,7 +43,7 @@ class TorchThreadWire(ThreadWire):
         return self._come(("gather", rows.shape[1:], rows.dtype), name, rows, gathered)
 
     def start_exchange(self, numbers: torch.Tensor, splits: Sequence[int], name: str) -> Meeting:
-        """Send the first ``splits[0]`` numbers to rank 0, and so on; tell what came, and how much from each."""
+        """Send the first ``splits[0]`` numbers to rank 0, and so on; return what came, and how much from each."""
 
         def received(sent: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
             return [
@@ -54,7 +54,7 @@ class TorchThreadWire(ThreadWire):
         return self._come(("exchange", numbers.dtype), name, torch.split(numbers.detach(), list(splits)), received)
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> Meeting:
-        """Give all ranks what rank 0's tensor holds, in place."""
+        """Give all ranks the numbers of rank 0's tensor, in place."""
 
         def in_place(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             for each in tensors[1:]:

@@ -9,14 +9,14 @@ one. So all ranks must start the collectives of a group in one order. Which call
    else one would wait in call a and another in call b, on any wire. A hook of autograd on another thread is no
    exception, because the training thread waits inside ``backward()`` meanwhile.
 2. *The table*, once in a round. It leaves during the backward pass, at ``step()``, or inside the loader on a rank
-   without data; so its place among the other calls differs between ranks. Among its own kind it has one: that of the
-   rounds. All ranks meet in it whatever their state, so it must not wait for anything else. Where a round forms buckets
-   again, the new carrier follows the table, on all ranks.
-3. *Buckets of gradients*, each once in a round. They fill in an order of each rank's own, and where branches of a model
+   without data; so its place among the other calls differs between ranks. Among its own kind it has one: the order of
+   the rounds. All ranks meet in it whatever their state, so it must not wait for anything else. Where a round forms
+   buckets again, the new carrier follows the table, on all ranks.
+3. *Buckets of gradients*, each once in a round. They fill in another order on each rank, and if branches of a model
    are not used, not before ``step()``. All ranks know the same arrangement of buckets, so they start in its order; a
    bucket that is full before its turn is held back (``communication.lines.Turns``).
 
-Each kind has a process group of its own, a *line*: the wire itself carries the first, and each optimizer has a line for
+Each kind has a separate process group, a *line*: the wire itself carries the first, and each optimizer has a line for
 its tables and one for its buckets. Within a line the order is the same on all ranks, and lines do not order each other.
 So calls pair as their names would have paired them. No line waits for another: a rank waits for buckets when it has
 sent them all, and for the table without regard to buckets. What is lost, compared with names, is some overlap where a
@@ -73,7 +73,7 @@ _BETWEEN_HOSTS = Limits(members=2**16, most=2**21, least=2**20, alone=2**21)
 
 @contextmanager
 def _peers_may_be_lost(name: str) -> Iterator[None]:
-    """Around what torch.distributed does for one call, and nothing else: it raises plain RuntimeErrors."""
+    """Translate the plain RuntimeErrors of torch.distributed's work for one call; wrap nothing else."""
     try:
         yield
     except RuntimeError as error:
@@ -84,7 +84,7 @@ def _peers_may_be_lost(name: str) -> Iterator[None]:
 
 
 class Call:
-    """One call under way: the works of its collectives, or none as long as it is held back."""
+    """One call under way: the works of its collectives; none while it is held back."""
 
     __slots__ = ("name", "result", "rows", "works")
 
@@ -154,12 +154,12 @@ class _Line:
 
     @property
     def limits(self) -> Limits:
-        """How large buckets of gradients are at best: larger where there is no network."""
+        """The best sizes of gradient buckets: larger without a network."""
         return _ON_ONE_HOST if self._wire.hosts == 1 else _BETWEEN_HOSTS
 
     @property
     def gives_up_s(self) -> float:
-        """Seconds after which a call fails for which another rank does not come: the group's timeout."""
+        """Seconds after which a call fails if another rank does not come: the group's timeout."""
         timeout = timeout_of(self._group)
         return math.inf if timeout is None else timeout.total_seconds()
 
@@ -223,7 +223,7 @@ class _Line:
         return self._start(Call(name, lambda: (received, torch.tensor(splits, device="cpu"))), [numbers], begin)
 
     def start_broadcast(self, tensor: torch.Tensor, name: str) -> Call:
-        """Give all ranks what rank 0's tensor holds, in place."""
+        """Give all ranks the numbers of rank 0's tensor, in place."""
         root = dist.get_global_rank(self._group, 0)
         call = Call(name, lambda: tensor)
         return self._start(
@@ -260,17 +260,17 @@ class _Line:
         return self.result(handle)
 
     def in_order(self, names: Sequence[str]) -> None:
-        """Each rank makes exactly these calls in the next round; they start in this order."""
+        """Make exactly these calls in the next round; they start in this order."""
         self._turns.in_order(names)
 
     def change_order(self, names: Sequence[str]) -> None:
-        """In the rest of this round, those that are not among ``names`` do not come, and new ones follow."""
+        """Drop the calls that are not among ``names`` from the rest of this round; new ones follow."""
         self._turns.change_order(names)
 
     def listen(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` from now on whenever this process starts a collective, also one of the user's own.
 
-        Not told of: what is started in C++, as by DDP, and by methods of a ``ProcessGroup``.
+        Not heard: what is started in C++, as by DDP, and by methods of a ``ProcessGroup``.
         """
         listen(tell)
 
@@ -283,7 +283,7 @@ class _Line:
         arrived = [(t.device, torch.cuda.current_stream(t.device).record_event()) for t in tensors if t.is_cuda]
 
         def start() -> None:
-            for device, event in arrived:  # whoever starts it may be on another stream than who computed it
+            for device, event in arrived:  # it may start on another stream than it was computed on
                 torch.cuda.current_stream(device).wait_event(event)
             with _peers_may_be_lost(call.name):
                 call.works = begin()
@@ -298,7 +298,7 @@ class _Line:
         return self._group.allreduce([tensor.data])
 
     def _second_calls(self, last: Call) -> None:
-        """Start those of this gather and of all before it, where needed."""
+        """Start the second calls of this gather and of all before it, if needed."""
         while last in self._uneven:
             call = self._uneven.pop(0)
             self._await(call)
@@ -316,9 +316,9 @@ class _Line:
 
 
 class ProcessGroupWire(_Line):
-    """The ranks of a process group, by default of all; a collective call. For ``LoadBalance(wire=…)``.
+    """The ranks of a process group, by default all; a collective call. For ``LoadBalance(wire=…)``.
 
-    It makes groups of its own, with the backends and the timeout of the one that is given, so no order is needed
+    It makes its own groups, with the backends and the timeout of the given one, so no order is needed
     between its collectives and yours: one for itself, and two for each optimizer that is alive. Use one such object in
     one thread.
     """

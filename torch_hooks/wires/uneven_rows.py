@@ -1,7 +1,7 @@
 """Rows of unequal numbers, gathered by collectives that take equal amounts.
 
 Rank i has r_i rows. It sends a header, its r_i and what kind the rows are of, and its first ``room`` rows; all ranks
-use the same ``room``. The headers tell ``most = max r_i``. If most <= room, that was all. Otherwise everybody sends all
+use the same ``room``. The headers show ``most = max r_i``. If most <= room, that was all. Otherwise each rank sends all
 of its rows once more, in a message of ``most`` rows. So a ``room`` of 0 asks for the numbers alone, and one that is
 enough saves the second call. The next ``room`` is an eighth more than ``most``, which all ranks know (the eighth is
 arbitrary: numbers of touched rows vary a little from round to round).
@@ -24,7 +24,7 @@ _HEADER = 16  # bytes: two integers
 
 
 class Rows:
-    """Rows of this rank on their way, and those of all ranks afterwards."""
+    """Rows of this rank on their way, and all ranks' rows afterwards."""
 
     def __init__(self, rows: torch.Tensor, ranks: int, room: int, name: str) -> None:
         self._rows = rows.detach().contiguous()

@@ -13,7 +13,7 @@ _LONGEST_SLEEP_S = 0.5e-3
 _SLEEP_SHARE = 1 / 16
 _UNKNOWN_TRANSFER_S = 2e-3
 _LONGEST_TRANSFER_S = 50e-3  # 25 ms is the longest that was seen to gain by it; beyond 50 it is arbitrary
-_YIELDS = 8  # between two looks: yielding is cheaper than looking, and what gives Horovod its turn
+_YIELDS = 8  # between two looks: yielding is cheaper than looking, and gives Horovod its turn
 
 
 def wait(
@@ -27,7 +27,7 @@ def wait(
     measured on a virtual machine). So this is awake whenever the data is likely to move, which is when the last rank
     has come: for two transfer times from the beginning, since that may be this one, and from two before the expected
     end to two after it; when ``imminent`` says so for the first time, the end is expected two transfer times later.
-    Awake, it yields the processor to whoever wants it. Otherwise it sleeps, a sixteenth of the time waited so far at a
+    Awake, it yields the processor to others. Otherwise it sleeps, a sixteenth of the time waited so far at a
     stretch, half a millisecond at most, so that an early end is not slept through. Figures may be NaN where nothing is
     known yet; a transfer of more than 50 ms counts as that long.
 
@@ -54,6 +54,6 @@ def wait(
 
 @cache
 def _pause_s() -> float:
-    """Seconds to sleep at a stretch, as the user says by the variable of Horovod's build; 0: nothing is said."""
+    """Return the seconds to sleep at a stretch, from the variable of Horovod's build; 0 if it is not set."""
     told = os.environ.get("HOROVOD_WAIT_SLEEP_US", "")
     return int(told) * 1e-6 if told.isdecimal() else 0.0
