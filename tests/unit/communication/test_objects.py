@@ -114,9 +114,9 @@ def test_ranks_that_are_out_of_step_hear_so(calls: list[Callable[[Gather], Any]]
 @pytest.mark.parametrize("foreign", [b"", b"\x07", b"\x07" * 11, b"\x07" * 12, b"\xff" * 50])
 def test_bytes_of_a_call_of_the_users_own_are_no_object(foreign: bytes) -> None:
     """TensorFlow pairs it with a call of this package, since both gather bytes."""
-    with pytest.raises(HeteroError, match="'A' got . of 2 messages"):
+    with pytest.raises(HeteroError, match=r"'A' got . of 2 messages"):
         all_objects("mine", "A", 2, lambda _, mine: memoryview(bytes(mine) + foreign))
-    with pytest.raises(HeteroError, match="'A' got . of 1 messages"):
+    with pytest.raises(HeteroError, match=r"'A' got . of 1 messages"):
         object_of(None, False, "A", lambda *_: memoryview(foreign))
 
 
