@@ -17,7 +17,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance
 
 GLOBAL_BATCH = 48
 EPOCHS = 12
-PAUSE_S = 3e-5  # a sample, and as often as the rank's number: the ranks are unequal, as they are meant to be
+PAUSE_S = 3e-5  # a sample, times the rank's number: the ranks are meant to be unequal
 
 
 class Indexed(torch.utils.data.Dataset):

@@ -9,7 +9,7 @@ from hvd_hetero.allocation import proportional
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
-PASSES, PASS, LEFT_OUT = 4, 12, 3  # passes, rounds of one, and those that its times are not taken from
+PASSES, PASS, LEFT_OUT = 4, 12, 3  # passes, rounds of one, and first rounds whose times do not count
 
 
 class ByHand(Policy):
@@ -23,11 +23,11 @@ class ByHand(Policy):
         self.passes = 0
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal parts."""
+        """Return equal parts."""
         return RoundPlan.of(list(proportional([1.0] * workers, global_batch)))
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same split, or at the end of a pass the one that its times ask for."""
+        """Return the same split, or at the end of a pass the one that its times ask for."""
         if self.passes == PASSES:
             return plan
         self._times.append(finished.table.busy_s)

@@ -1,4 +1,4 @@
-"""What the ranks of `benchmarks/commit_cost.py` have in common: the size of the model, and the clocks."""
+"""Common parts of the ranks of `benchmarks/commit_cost.py`: the size of the model, and the clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDS = 160
 
 
 def width_of(parameters: int) -> int:
-    """Inputs and outputs of each layer."""
+    """Return the inputs and outputs of each layer."""
     return int((parameters / LAYERS) ** 0.5)
 
 
@@ -31,11 +31,11 @@ class Timed:
         self.copies = False
 
     def begin(self) -> None:
-        """Of a round."""
+        """Begin a round."""
         self._begin_s = time.perf_counter()
 
     def end(self) -> None:
-        """Of a round."""
+        """End a round."""
         self._rounds.append((self._begin_s, time.perf_counter()))
 
     def _timed_question(self) -> None:
@@ -55,7 +55,7 @@ class Timed:
             del held
 
     def told(self) -> dict[str, Any]:
-        """Seconds, in order, and the rounds that were over at each commit."""
+        """Return seconds, in order, and the rounds that were over at each commit."""
         return {
             "rounds_s": [end_s - begin_s for begin_s, end_s in self._rounds],
             "commits_s": [end_s - begin_s for begin_s, end_s in self._commits],

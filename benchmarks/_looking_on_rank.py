@@ -33,7 +33,7 @@ class Training:
         self.looking_on_s = 0.0
         """Seconds that the training thread has spent in what looks on, since ``shares`` was last added to."""
         self.shares: list[float] = []
-        """Of each block's time."""
+        """The block's share of time, for each block."""
         balancer = self.balance._session.balancer
         if (observer := balancer.observer) is not None:
 

@@ -25,7 +25,7 @@ class Change:
     """Ranks before it."""
     recovery: Recovery
     killed_at: float | None
-    """When the latest rank was killed before the first survivor noticed; None: no rank was killed."""
+    """Time at which the latest rank was killed before the first survivor noticed; None: no rank was killed."""
 
     @property
     def after(self) -> int:

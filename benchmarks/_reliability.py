@@ -42,7 +42,7 @@ class Record:
     changes: list[Change]
     """Changes of the ranks, with the steps of each recovery."""
     first_rounds: dict[int, dict[int, float]]
-    """When each rank of a membership had finished its first round, in seconds since 1970."""
+    """Time at which each rank of a membership had finished its first round, in seconds since 1970."""
 
     @property
     def needs_s(self) -> list[list[float]]:

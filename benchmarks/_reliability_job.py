@@ -27,7 +27,7 @@ from hvd_hetero.testing import Faults
 
 SEED, FEATURES = 5, 6
 RATE, MOMENTUM = 0.05, 0.9  # unless the job says otherwise
-REAL_S = 2e-3  # that a micro-batch takes: no job is over before it hears of a new host
+REAL_S = 2e-3  # that a micro-batch takes: no job ends before it learns of a new host
 
 
 def line(samples: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -64,7 +64,7 @@ class Clock:
 
 
 def told() -> None:
-    """Say in the log how long each recovery took."""
+    """Let the log show how long each recovery took."""
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("hvd_hetero.recovery").setLevel(logging.INFO)
 
@@ -85,7 +85,7 @@ class Log:
         self._file.flush()
 
     def rounds(self, balancer: Balancer, **always: Any) -> None:
-        """Write down each round of a membership when it is finished; who observes rounds already still does."""
+        """Write down each round of a membership when it is finished; earlier observers of rounds still see it."""
         observer = balancer.observer
 
         def finished(found: FinishedRound) -> None:
@@ -112,7 +112,7 @@ def meet(job: dict[str, Any]) -> None:
 
 
 def _end_in_its_place(mark: Path) -> None:
-    """Kill this process as soon as it has a lost rank's place: the others wait to meet it. One in a job does so."""
+    """Kill this process as soon as it has a lost rank's place: the others wait to meet it. One of a job does so."""
     while "HOROVOD_GIVEN_PLACE_AT" not in os.environ:
         time.sleep(0.0005)
     with contextlib.suppress(FileExistsError):

@@ -47,7 +47,7 @@ class Watched(keras.Sequential):
 
 
 class StopAt(keras.callbacks.Callback):
-    """Stop all ranks after the next round, which tells them."""
+    """Stop all ranks after the next round, which informs them."""
 
     def __init__(self, balance: LoadBalance, state: KerasState, job: dict[str, Any]) -> None:
         super().__init__()

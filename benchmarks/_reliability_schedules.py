@@ -25,7 +25,7 @@ TRAININGS = [("PyTorch", name) for name in (*EXACT, *LOADERS, *CONVERGING)]
 TRAININGS += [("Keras", name) for name in (*EXACT, *CONVERGING)]
 KINDS = ("kill", "join", "freeze", "slow", "report", "cut", "gone", "spare")
 SPARE_LOST = 0.3  # of the jobs with one: as it takes a lost rank's place, while the others meet it
-COMMITS_BY_TIME = 0.25  # of all jobs: as often as a hundredth of the time pays for
+COMMITS_BY_TIME = 0.25  # of all jobs: as often as 1 % of the time pays for
 FOR_GOOD_S = 1000.0  # longer than a job: the rank is given up
 LIES = [float("nan"), float("inf"), 0.0, -1.0, 1e6]
 
@@ -41,15 +41,15 @@ class Schedule:
     ranks: int
     spares: int
     left: int
-    """Ranks that are there at the end, at least."""
+    """Least number of ranks at the end."""
     job: dict[str, Any]
-    """What the ranks are told, without the directory."""
+    """Job description for the ranks, without the directory."""
     cuts: list[tuple[int, int, float]]
     """Host, round and seconds of each cut of a link; with any, the hosts are network namespaces."""
 
     @property
     def exact(self) -> bool:
-        """Whether the parameters are those of one process."""
+        """True if the parameters equal one process's."""
         return self.name not in CONVERGING
 
 

@@ -1,4 +1,4 @@
-"""One start of n ranks, which this process serves as their launcher: what it is asked, and what that costs it."""
+"""One start of n ranks, which this process serves as their launcher: its requests, and their cost for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RETRIES = "ListenOverflows"  # connections that the kernel drops; who wanted one tries again after a second
+RETRIES = "ListenOverflows"  # connections that the kernel drops; the client tries again after a second
 
 
 def plan_of(ranks: int, hosts: int) -> list[dict[str, object]]:
@@ -26,7 +26,7 @@ def plan_of(ranks: int, hosts: int) -> list[dict[str, object]]:
 
 
 def dropped_connections() -> int:
-    """Return how many connections this machine's kernel has dropped because nobody took them."""
+    """Return how many connections this machine's kernel has dropped because they were not accepted."""
     names, values = (line.split() for line in Path("/proc/net/netstat").read_text().splitlines()[:2])
     return int(values[names.index(RETRIES)])
 
@@ -67,7 +67,7 @@ def main(ranks: int, hosts: int) -> dict[str, float]:
         heard, say = os.pipe()
         if os.fork() == 0:
             try:
-                for _, other, _ in pipes:  # else a rank would wait for itself to be told
+                for _, other, _ in pipes:  # else ranks would keep one another's pipes open
                     os.close(other)
                 os.close(tell)
                 times = rank_main(hvd, place, int(os.read(told, 64)))

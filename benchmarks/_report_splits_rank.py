@@ -33,11 +33,11 @@ class HandSet(Policy):
         self.shares = shares
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """The shares, in one micro-batch each."""
+        """Return the shares, in one micro-batch each."""
         return RoundPlan.of(self.shares)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The same again."""
+        """Return the same again."""
         return plan
 
 

@@ -25,7 +25,7 @@ class Way(Protocol):
         """Get ready for the signal of the round's end."""
 
     def raise_signal(self, round: int) -> None:
-        """Tell the others, if we are the first."""
+        """Signal to the others, if we are the first."""
 
     def raised(self, round: int) -> bool:
         """Return True if another rank has signalled."""
@@ -123,7 +123,7 @@ def rank_main(rounds: int) -> None:
     warm_up = 10
 
     def meet() -> None:
-        """Let all ranks go on within about a millisecond; those that come first do not take the others' cores."""
+        """Let all ranks go on within about a millisecond; early ranks do not take the others' cores."""
         handle = hvd.allreduce_async_(torch.zeros(1), op=hvd.Sum, name="meet")
         while not hvd.poll(handle):
             time.sleep(2e-4)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hvd_hetero.allocation import proportional
 from hvd_hetero.testing import SlowDown
 
-PASS, LEFT_OUT = 12, 3  # rounds of training at one split, and those of them that its times are not taken from
+PASS, LEFT_OUT = 12, 3  # rounds of training at one split, and first ones whose times do not count
 PASSES = 8
 RECENT = 60  # rounds in turns that the split is set by: more scatter less, fewer follow the machine sooner
 STILL = 0.02  # of its share, or one sample: less than what a rank's time scatters by
@@ -43,13 +43,13 @@ class Oracle:
 
     until no share moves by 2 % in two passes in a row: one alone may be chance, where the machine was disturbed. At
     work is everything but waiting for others: fetching the batch, forward and backward pass, and the update. Such times
-    are those of real training, with Horovod's thread beside it and all ranks at work at the same moment, since each
-    round ends in an allreduce. Where that does not come to rest in so many passes, for the machine is not steady, the
+    are real training's, with Horovod's thread beside it and all ranks at work at the same moment, since each
+    round ends in an allreduce. If that does not come to rest in so many passes, because the machine is not steady, the
     split is the mean of the last half of them.
 
     In turns with other schemes ranks are not as fast as in one row of rounds (a slow rank lost up to a twentieth), so
     from one pass of rounds on the split is set again before each turn, by the last 60 rounds in turns. Where ranks
-    change, the oracle is told (``now``), and keeps a split for each state of theirs.
+    change, the oracle is informed (``now``), and keeps a split for each of their states.
     """
 
     def __init__(self, data: TensorDataset, global_batch: int, slowness: SlowDown) -> None:
@@ -95,7 +95,7 @@ class Oracle:
         return hvd.allgather_object(mine, name="at work")
 
     def judged(self, last: int) -> tuple[str, float]:
-        """What the last rounds were like, and by how much they were longer than at a perfect split.
+        """Return a description of the last rounds, and by how much they were longer than at a perfect split.
 
         Split by split, at the speeds of all of them together: what is wrong to one side does not make up for what was
         wrong to the other.
@@ -130,7 +130,7 @@ class Oracle:
             optimizer.zero_grad()
             pace.gradient(model, x, y, scale=len(x) / self._global_batch)
             computed = time.perf_counter()
-            # What `step` does by itself, in two, so that waiting for the others can be told from the update.
+            # What `step` does by itself, in two, to separate waiting for the others from the update.
             optimizer.synchronize()
             agreed = time.perf_counter()
             with optimizer.skip_synchronize():

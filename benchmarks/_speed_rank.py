@@ -72,12 +72,12 @@ class Job:
         return rounds(), balance
 
     def lb_bsp(self) -> dict[str, Rounds]:
-        """Return LB-BSP as it comes, and beside it the variant that is asked for."""
+        """Return LB-BSP as it comes, and beside it the chosen variant."""
         names = {"lb-bsp": BASE} | ({} if self.variant == BASE else {"variant": self.variant})
         return {name: self.balanced(policy(variant))[0] for name, variant in names.items()}
 
     def stock(self, name: str) -> Rounds:
-        """Stock Horovod with equal batches."""
+        """Return stock Horovod with equal batches."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         names = [(f"{name}.{n}", p) for n, p in model.named_parameters()]
         optimizer = hvd.DistributedOptimizer(demo_rank.sgd(model), names)
@@ -184,7 +184,7 @@ def steady(job: Job, cycles: int) -> dict:
 
 
 def switching(job: Job, cycles: int) -> dict:
-    """The slow rank is another one every 60 rounds; the oracle's split changes in the same round.
+    """Change the slow rank every 60 rounds; the oracle's split changes in the same round.
 
     A first turn with each of them slow does not count: from it the oracle learns how fast ranks are in turns.
     """
@@ -243,7 +243,7 @@ def main() -> None:
     options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
-    # The first rank, at full speed, has a core to itself; the others, which sleep a good deal, share what is left.
+    # The first rank, at full speed, has a core to itself; the others, which sleep a good deal, share the rest.
     pin_to_core(min(hvd.rank(), 1))
     job = Job(options.factors, options.variant)
     described = hvd.allgather_object(job.slowness.describe(), name="slowness")

@@ -17,17 +17,17 @@ Make = Callable[[int, np.random.Generator], Logs]
 
 
 def white(deviation: float) -> Make:
-    """Measurement noise around a constant speed."""
+    """Return measurement noise around a constant speed."""
     return lambda rounds, rng: rng.normal(0, deviation, rounds)
 
 
 def walk(step: float, noise: float) -> Make:
-    """A speed that drifts, measured with noise."""
+    """Return a speed that drifts, measured with noise."""
     return lambda rounds, rng: rng.normal(0, step, rounds).cumsum() + rng.normal(0, noise, rounds)
 
 
 def steps(per_round: float) -> Make:
-    """Levels from 0.3 to 1 that change at once, with this probability a round."""
+    """Return levels from 0.3 to 1 that change at once, with this probability a round."""
 
     def make(rounds: int, rng: np.random.Generator) -> Logs:
         level, y = math.log(rng.uniform(0.3, 1.0)), np.empty(rounds)
@@ -55,7 +55,7 @@ def spells(rounds: int, rng: np.random.Generator) -> Logs:
 
 
 def periodic(period: int) -> Make:
-    """A sine of 30 %."""
+    """Return a sine of 30 %."""
     return lambda rounds, rng: (
         np.log(1 + 0.3 * np.sin(2 * np.pi * np.arange(rounds) / period)) + rng.normal(0, 0.02, rounds)
     )

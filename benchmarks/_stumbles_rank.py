@@ -25,7 +25,7 @@ class Training:
     """A user's loop under one policy, whose computing is a sleep that stumbles.
 
     A micro-batch takes what is declared, from its arrival to its last gradient. The real passes and late wake-ups are
-    within: a sleep is shorter by the median of what the last few took besides, or each would cost 2 ms more.
+    within: a sleep is shorter by the median of the excess of the last few, or each would cost 2 ms more.
     """
 
     def __init__(self, policy: str, factor: float, sample_s: float, fixed_s: float, seed: int) -> None:
@@ -39,7 +39,7 @@ class Training:
         self.seen: list[list[int]] = []
         self.start: torch.Tensor | None = None
         self.computing_s = self.ending_s = 0.0
-        """from a batch to its last gradient, as declared; from the last gradient of a round to the end of its update"""
+        """Seconds from batch to last gradient, as declared; and from a round's last gradient to its update's end."""
         self.turns_s = 0.0
         self.samples = self.micro_batches = 0
         self._besides: deque[float] = deque([0.0], maxlen=REMEMBERED)
@@ -91,7 +91,7 @@ class Training:
         self.samples = self.micro_batches = 0
 
     def account(self) -> dict[str, float]:
-        """Where the time went, in the mean over the ranks, and the samples per second that none exceeds.
+        """Return where the time went, in the mean over the ranks, and the samples per second that none exceeds.
 
         A rank that did nothing but compute, with the stumbles that it met, would do samples / computing_s: the sum over
         the ranks bounds every rule by which a round ends.

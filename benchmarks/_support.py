@@ -1,4 +1,4 @@
-"""What the project's tests launch ranks with, for benchmarks: several hosts, and ranks with their imports done."""
+"""The ranks of the project's tests, for benchmarks: several hosts, and ranks with their imports done."""
 
 import sys
 from pathlib import Path

@@ -116,7 +116,7 @@ def epoch_time_synchronous(workers: int, dataset: float, batch: float, rate: flo
 
 
 def throughput_nonblocking(times_s: ArrayLike, batch: float) -> float:
-    """sum_i B / X_i = B Y samples per second, Eq. 15: nobody waits."""
+    """sum_i B / X_i = B Y samples per second, Eq. 15: no worker waits."""
     return batch * float((1.0 / _times(times_s, batch)).sum())
 
 
@@ -139,13 +139,13 @@ def throughput_ratio(times_s: ArrayLike) -> float:
 
 
 def expected_samples_nonblocking(workers: int, batch: float) -> float:
-    """The mean of Eq. 16 under exponential times, B P log(P) / (P - 1), whatever the rate; B for one worker."""
+    """Return the mean of Eq. 16 under exponential times, B P log(P) / (P - 1), whatever the rate; B for one worker."""
     _check(workers=workers, batch=batch)
     return batch * (workers * math.log(workers) / (workers - 1) if workers > 1 else 1.0)
 
 
 def expected_throughput_synchronous(workers: int, batch: float, rate: float = 1.0) -> float:
-    """The mean of Eq. 17 under exponential times; infinite for one worker, as is the mean of 1/X."""
+    """Return the mean of Eq. 17 under exponential times; infinite for one worker, as is the mean of 1/X."""
     _check(workers=workers, batch=batch, rate=rate)
     if workers == 1:
         return math.inf
@@ -155,8 +155,9 @@ def expected_throughput_synchronous(workers: int, batch: float, rate: float = 1.
 
 
 def long_run_speedup(workers: int) -> float:
-    """Samples per second of non-blocking over synchronous rounds in the long run, P H_P log(P) / (P - 1) under
-    exponential times: (E of Eq. 16 / E[X_{1:P}]) / (P B / E[X_{P:P}]).
+    """Return samples per second of non-blocking over synchronous rounds in the long run.
+
+    P H_P log(P) / (P - 1) under exponential times: (E of Eq. 16 / E[X_{1:P}]) / (P B / E[X_{P:P}]).
     """
     return expected_samples_nonblocking(workers, 1.0) / workers / round_time_ratio(workers)
 

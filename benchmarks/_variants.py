@@ -9,17 +9,17 @@ from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Rev
 
 
 def members(*others: Predictor) -> Mixture:
-    """Memoryless, EMA 0.5, and these."""
+    """Return a mixture of memoryless, EMA 0.5, and these."""
     return Mixture([Memoryless(), EMA(0.5), *others])
 
 
 def narx() -> NARX:
-    """As a simulation needs it."""
+    """Return NARX as a simulation needs it."""
     return NARX(background=False)
 
 
 def informed() -> Reverting:
-    """The one that reads the CPU."""
+    """Return the member that reads the CPU."""
     return Reverting(drivers=True)
 
 
@@ -46,5 +46,5 @@ DRIVEN: dict[str, Variant] = {
 
 
 def policy(name: str) -> LBBSP:
-    """The variant as a job takes it: a fresh policy whose ranks predict so."""
+    """Return the variant as a job takes it: a fresh policy whose ranks predict so."""
     return LBBSP((VARIANTS | DRIVEN)[name]())

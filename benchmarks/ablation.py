@@ -13,7 +13,7 @@ new kernels) that simulated ranks do not pay.
 `Plausibility` has a bound of its own: a speed that cannot be leaves the shares as they are. Two jobs show what its
 absence costs there: a rank that reports a thousand times its speed, and one whose clock jumps.
 
-What the table of 27 November 2026 says. Each member of the mixture gains more than one per cent somewhere: without one
+Results of 27 November 2026. Each member of the mixture gains more than one per cent somewhere: without one
 of the three, rates are lower by 1.2 to 1.7 per cent in one case, and 0.1 or 0.2 in the mean. EMA 0.2 as a fourth costs
 2 % in one. Beside the members with drivers NARX gains nothing (0.9868 at least, 0.9998 in the mean), and in the place
 of the `Reverting` that reads the CPU it costs 5 %. That one alone is within one per cent of the mixture with drivers
@@ -65,7 +65,7 @@ IMPLAUSIBLE = {"none": "all ranks honest", "lie": "a thousandfold report", "cloc
 def small(
     slow: tuple[float, ...], scatter: float, seed: int, *, switching: bool = False, frozen: bool = False
 ) -> Cluster:
-    """Ranks so many times slower than the first.
+    """Return ranks so many times slower than the first.
 
     ``switching``: another one is the slow one every 60 rounds; ``frozen``: a round of the last takes a thousand times
     as long, before those that count.
@@ -83,7 +83,7 @@ def small(
 
 
 def cases(traces: Path) -> dict[str, Callable[[], tuple[Cluster, int, int, int]]]:
-    """By name: the machines, samples and number of rounds, and how many of these do not count."""
+    """Return by name: the machines, samples and number of rounds, and how many of these do not count."""
     found: dict[str, Callable[[], tuple[Cluster, int, int, int]]] = {}
     for level in LEVELS:
         for seed in range(2):
@@ -117,7 +117,7 @@ def _alibaba(path: Path) -> tuple[Cluster, int, int, int]:
 
 
 def simulated(case: str, variant: str, traces: Path, share: int) -> Found:
-    """One variant on one case, for so many times fewer rounds."""
+    """Run one variant on one case, for so many times fewer rounds."""
     machines, global_batch, rounds, skip = cases(traces)[case]()
     rounds, skip = max(rounds // share, min(rounds, 150)), max(skip // share, 10)
     if variant == "BSP":
@@ -131,7 +131,7 @@ def simulated(case: str, variant: str, traces: Path, share: int) -> Found:
 
 
 def implausible(kind: str, *, believes: bool) -> float:
-    """Samples per second of three ranks, one of which reports what cannot be, with and without `Plausibility`."""
+    """Return samples per second of three ranks, one of which reports what cannot be, with or without `Plausibility`."""
     simulation = RoundSimulation(small((1.0, 2.0, 3.0), 0.03, 0), LBBSP(), 384, predictor=VARIANTS[BASE])
     if believes:
         simulation.planner._plausibility = None
@@ -156,7 +156,7 @@ def implausible(kind: str, *, believes: bool) -> float:
 
 
 def tables(found: dict[tuple[str, str], Found], names: list[str], base: str) -> list[str]:
-    """Each variant's rate as a share of the base's in every case, and the least of these."""
+    """Return each variant's rate as a share of the base's in every case, and the least of these."""
     of_cases = [case for case, variant in found if variant == base]
     rows: list[list[object]] = []
     for name in names:

@@ -5,7 +5,7 @@
 A network of one hidden layer trains on scikit-learn's digits for twelve epochs, with the same hyper-parameters
 throughout. The accuracy is that of the mean of all ranks' models on the quarter held back. A scheme is as good as BSP
 if the means over the seeds differ by no more than BSP's spread, from its worst seed to its best, in either direction. A
-scheme's own spread is shown and allows it nothing; otherwise a less steady scheme would be held to less.
+scheme's own spread is shown and allows it nothing; otherwise a less steady scheme would have a wider margin.
 
 Five seeds are used because three often differ little by chance. For accuracies that scatter normally by s, the spread
 of n seeds is 1.7 s on average for three and 2.3 s for five, and the difference of two means 0.8 s and 0.6 s. A scheme

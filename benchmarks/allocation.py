@@ -61,7 +61,7 @@ def middle(rng: np.random.Generator) -> Instance:
 
 
 def large(rng: np.random.Generator, n: int) -> Instance:
-    """A cluster of n devices with the saturation and out-of-memory points of LB-BSP section 5.5, 380 samples each."""
+    """Return n devices with the saturation and out-of-memory points of LB-BSP section 5.5, 380 samples each."""
     kind = rng.integers(0, 3, n)
     lower, upper = np.array([58, 92, 103])[kind], np.array([384, 1184, 788])[kind]
     slope = np.array([2.0e-3, 1.2e-3, 0.8e-3])[kind] * rng.lognormal(0, 0.1, n)

@@ -104,7 +104,7 @@ def brute_force(ends: np.ndarray) -> tuple[float, float]:
 
 
 def instance(rng: np.random.Generator, workers: int, lookahead: int) -> np.ndarray:
-    """Workers whose mean intervals differ up to fourfold, with 5 % noise: a stable heterogeneous cluster."""
+    """Return workers whose mean intervals differ up to fourfold, with 5 % noise: a stable heterogeneous cluster."""
     mean = rng.uniform(0.5, 2.0, (workers, 1))
     return np.cumsum(mean * np.maximum(rng.normal(1.0, 0.05, (workers, lookahead)), 0.5), axis=1)
 

@@ -1,4 +1,4 @@
-"""Runs with a known cause, and clean ones: is the cause named, and does no clean run raise an alarm?
+"""Runs with a known cause, and clean ones: right causes and false alarms.
 
     sudo python benchmarks/causes.py [--write] [--only [CAUSE ...]] [--each N] [--clean N] [--turns N] [--seconds S]
                                      [--keep FOLDER]
@@ -19,13 +19,13 @@ while another process takes the same share of either core, 5 to 20 %. That expla
 "Costs" is for which share of the run the rank held all others up (``hvd_hetero.tools.report.attribution``). Under
 LB-BSP a slow rank costs little, and gets its cause for being slow.
 
-``hvd_hetero.tools.report.causes`` reads the run's file, and nothing else. An answer is right if the slow rank gets its
+``hvd_hetero.tools.report.causes`` reads only the run's file. An answer is right if the slow rank gets its
 cause and the other rank none (the network is the cause on both), and if the verdict, which a user of the report reads
 first, names this cause and no other. A clean run is right if no rank gets any, and the verdict is that nothing is
 wrong; a run in turns, if the verdict is that the ranks took turns, and names no cause. "Verdict" is what it is about,
 and the causes that it names.
 
-Needs a quiet machine, since whatever else runs there is a cause of its own, and root for quotas and namespaces.
+Needs a quiet machine, since anything else that runs there is another cause, and root for quotas and namespaces.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BUSY_PERCENT = 10.0  # of the machine: below that, nothing else runs to speak of
 
 @dataclass(frozen=True)
 class Known:
-    """A cause that runs are given: the kind that must be named, how strengths are told, and the strengths."""
+    """A cause that runs are given: the kind that must be named, how strengths are written, and the strengths."""
 
     kind: str
     told: str
@@ -78,7 +78,7 @@ SHARES = (0.05, 0.08, 0.12, 0.16, 0.2)  # of either core, that another process t
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was given in a run, and what was said of it."""
+    """The settings of a run, and what was said about it."""
 
     cause: str
     given: str
@@ -89,15 +89,15 @@ class Outcome:
     named: list[str]
     evidence: str
     verdict: str
-    """What the verdict is about: a kind of `Verdict`."""
+    """Topic of the verdict: a kind of `Verdict`."""
     why: tuple[str, ...]
     """The kinds of causes that the verdict names."""
     idle: bool | None = True
-    """Whether the machine was idle when the run began; None: not known."""
+    """True if the machine was idle when the run began; None: not known."""
 
     @property
     def right(self) -> bool:
-        """Whether the slow rank alone got its cause, and the verdict tells it; the network is all ranks'."""
+        """True if only the slow rank got its cause, and the verdict names it; the network is all ranks'."""
         if self.cause == CLEAN:
             return self.named == [""] * RANKS and self.verdict == "nothing"
         if self.cause == TURNS:
@@ -144,7 +144,7 @@ def given(cause: str, number: int) -> tuple[float, str, int]:
 
 
 def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep: Path | None) -> Outcome:
-    """Make one run and ask for its causes."""
+    """Make one run and determine its causes."""
     idle = wait_until_idle()
     strength, policy, slow = given(cause, number)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ def measure(cause: str, number: int, seconds: float, preloaded: Preloaded, keep:
 
 
 def judged(path: Path, cause: str, number: int, idle: bool | None) -> Outcome:
-    """Ask for the causes and the verdict of a run. ``idle``: None if nobody knows any more."""
+    """Return the causes and the verdict of a run. ``idle``: None if that is no longer known."""
     strength, policy, slow = given(cause, number)
     report = report_of(read_run(path), path.name, replayed=False)
     found = report.causes

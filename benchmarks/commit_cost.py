@@ -8,12 +8,12 @@ a commit is not. Two trainings, one after the other:
 
     every second round      commits of a known number. Time of a commit / time of a round without one; beside it, a copy
                             into new memory (``copy.deepcopy``), as Horovod's own ``TorchState`` makes one
-    "auto", the default     as often as a hundredth of the time pays for. Rounds from one commit to the next, once they
+    "auto", the default     as often as 1 % of the time pays for. Rounds from one commit to the next, once they
                             are no more doubled, and the share of that time which went into the commit; beside it, the
                             same share with the time in which a rank waited for the other one
 
 A commit takes what a rank does alone, and the question that ranks ask together. That takes as long as on the rank that
-came last, which waits for nobody: the other one would have waited in the next exchange of gradients instead.
+came last, which waits for no other: the other one would have waited in the next exchange of gradients instead.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def main() -> int:
 
 
 def costs(told: dict[str, Any]) -> tuple[float, float]:
-    """A commit and a copy into new memory, in rounds."""
+    """Return the time of a commit and of a copy into new memory, in rounds."""
     round_s = statistics.median(told["rounds_s"][WARM_UP:])
     return tuple(statistics.median(told[name][WARM_UP // 2 :]) / round_s for name in ("commits_s", "copies_s"))
 
 
 def chosen(told: dict[str, Any], questions_s: list[float]) -> tuple[str, float, float]:
-    """Rounds between the last commits within the epoch, and the share of the time since the one before that they took.
+    """Return rounds between the last commits within the epoch, and their share of the time since the one before.
 
     The first one that is not twice as far from the last as that was from the one before shows what was measured.
     """

@@ -1,4 +1,4 @@
-"""What comparing the samples of a round costs in Keras, beside a step of a small network on one core.
+"""The cost of comparing the samples of a round in Keras, beside a step of a small network on one core.
 
     python benchmarks/compared_samples.py [--samples 512] [--side 224]
 
@@ -43,7 +43,7 @@ class Read:
         self.parts = [[x[i : i + CHUNK], y[i : i + CHUNK]] for i in range(0, len(x), CHUNK)]
 
     def chunks(self, epoch: int) -> Iterator[list[tf.Tensor]]:
-        """All of them, in every epoch."""
+        """Yield all of them, in every epoch."""
         yield from self.parts
 
 

@@ -1,9 +1,9 @@
-"""What it costs to look on: telemetry and the live view, as a share of a step of 50 ms, and a line of 1,000 ranks.
+"""The cost of looking on: telemetry and the live view, as a share of a step of 50 ms, and a line of 1,000 ranks.
 
     python benchmarks/looking_on.py [--write] [--pairs N] [--steps N]
 
 Two real ranks train a small linear model under LB-BSP, without and with looking on, in alternating blocks of one job.
-Computing is a sleep of 50 ms, for the machine's noise in real work is larger than what is to be found. A block counts
+Computing is a sleep of 50 ms, since the machine's noise in real work is larger than the effect. A block counts
 with its median step. Steps in which the live view writes, one of twenty, are not in that; so the time that the training
 thread spends in what looks on is measured as well, with all steps, as a share of the block. The terminal is a
 pseudo-terminal that another process reads. Then the time of one round's record, of 2 and of 1,000 ranks, without a
@@ -44,7 +44,7 @@ KINDS = {"telemetry": "telemetry", "both": "telemetry and live view"}
 
 @contextmanager
 def terminal() -> Iterator[str]:
-    """The name of a terminal of usual size that somebody reads."""
+    """Yield the name of a terminal of usual size, which is read."""
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "cols", "120", "rows", "40"], stdin=theirs, check=True)
     with subprocess.Popen(["cat"], stdin=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as reader:
@@ -57,7 +57,7 @@ def terminal() -> Iterator[str]:
 
 
 def rounds(workers: int) -> list[FinishedRound]:
-    """Rounds of so many ranks with figures of seven digits, as measured ones have, and all that LB-BSP publishes."""
+    """Return rounds of so many ranks with figures of seven digits, as if measured, and all that LB-BSP publishes."""
     rng, made = np.random.default_rng(0), []
     seconds = ("compute_s", "input_s", "wait_s", "once_s", "fixed_samples", "cpu", "memory")
     for number in range(8):
@@ -81,7 +81,7 @@ def timed_ms(look_on: Callable[[FinishedRound], object], made: list[FinishedRoun
 
 
 def one_round(folder: Path) -> tuple[list[str], bool]:
-    """The table of one round's cost, and whether a line of 1,000 ranks is written in time."""
+    """Return the table of one round's cost, and whether a line of 1,000 ranks is written in time."""
     lines = [
         "| milliseconds for one round | 2 ranks: median | 99 of 100 below | 1,000 ranks: median | 99 of 100 below |",
         "|---|---:|---:|---:|---:|",

@@ -59,7 +59,7 @@ class Case:
         return " | ".join([str(self.workers), speeds, self.fixed, times, ", ".join(more)])
 
     def cluster(self, seed: int) -> Cluster:
-        """The machines."""
+        """Return the machines."""
         slowness = np.ones(self.workers) if self.equal else np.linspace(1.0, 2.0, self.workers)
         workers = []
         for rank, slow in enumerate(slowness.tolist()):

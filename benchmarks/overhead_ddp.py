@@ -1,4 +1,4 @@
-"""torch.distributed as the wire: step time over that of PyTorch's DDP, and LB-BSP beside a split set by hand.
+"""torch.distributed as the wire: step time over PyTorch's DDP, and LB-BSP beside a split set by hand.
 
     python benchmarks/overhead_ddp.py [--write] [--only NAME ...] [--pairs PAIRS] [--cycles CYCLES]
 
@@ -75,7 +75,7 @@ class Kind:
 
 
 def kinds_of(name: str, batch: int) -> dict[str, Kind]:
-    """DDP, and the policies of this project, on the same tensors."""
+    """Return DDP and this project's policies, on the same tensors."""
     model, data = make(name, batch)
     sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -107,7 +107,7 @@ class Half:
         self.slowness = slow_down(FACTOR if dist.get_rank() == 1 else 1.0, "auto", fits=True)
 
     def ddp(self) -> Iterator[None]:
-        """DDP with equal batches."""
+        """Train by DDP with equal batches."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         optimizer = demo_rank.sgd(model)
         wrapped = DistributedDataParallel(model)

@@ -126,9 +126,9 @@ def kinds_of(
     policies: Mapping[str, Any],
     stock_batch: int | None = None,
 ) -> dict[str, Kind]:
-    """Stock Horovod, and these policies by the names that their ratios have, on a core for each rank.
+    """Return stock Horovod and these policies by the names that their ratios have, on a core for each rank.
 
-    ``stock_batch`` is what stock Horovod's batches hold on this rank, where ranks differ.
+    ``stock_batch`` is the size of stock Horovod's batches on this rank, if ranks differ.
     """
     import horovod.torch as hvd
 
@@ -207,7 +207,7 @@ Found = dict[str, Ratios]  # by kind
 
 
 def row(name: str, of: Found, batch: int) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     launches = of[KINDS[0]].launches
     cells = [f"{name}, {samples_of(name, batch)} samples", f"{len(launches)} x {len(launches[0]) // 2}"]
     for kind in KINDS:
@@ -241,7 +241,7 @@ def table(found: dict[str, Found], batch: int) -> list[str]:
 
 
 def verdict(of: Found, target: float = TARGET, small: float = ERROR) -> str:
-    """Whether a network meets the target with either kind."""
+    """Return whether a network meets the target with either kind."""
     return judged([(statistics.median(of[kind].all), of[kind].error) for kind in KINDS], target, small)
 
 

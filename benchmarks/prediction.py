@@ -81,7 +81,7 @@ def predictors(warm: dict[str, object]) -> dict[str, Predictor]:
 
 
 def squared_errors(predictor: Predictor, series: Series) -> npt.NDArray[np.float64]:
-    """Return those of forecasting each round but the first from earlier rounds and the drivers read before it."""
+    """Return the squared errors of forecasting all rounds but the first from earlier ones and drivers read before."""
     squares = []
     for k, (speed, cpu, memory) in enumerate(series):
         if k > 0:

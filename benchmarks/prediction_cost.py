@@ -1,9 +1,9 @@
-"""What a round of each predictor costs, and that training is never waited for (lb-bsp section 4.2).
+"""The cost of a round of each predictor, and that no round waits for training (lb-bsp section 4.2).
 
     python benchmarks/prediction_cost.py [--write]
 
 Time of one `predict` + `update` on a recorded series, as on the training path: NARX trains in the background, and
-between rounds stands a matrix product of some milliseconds, in which to train. The figures are of the machine and of
+between rounds stands a matrix product of some milliseconds, in which to train. The figures depend on the machine and on
 what else runs on it.
 
 Targets: NARX and the default mixture <= 50 microseconds (median); and no round waits for a training: with at least 5

@@ -53,7 +53,7 @@ WARM_UP_ROUNDS = 10
 
 @functools.cache
 def _tasks(path: Path) -> NDArray[np.float64]:
-    """Shares of CPU and memory that each task used, (series, steps, 2)."""
+    """Return shares of CPU and memory that each task used, (series, steps, 2)."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         table = np.array(
             [

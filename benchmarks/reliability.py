@@ -7,7 +7,7 @@ A schedule's number is its seed. It draws the number of ranks, how often to comm
 rounds; trainings of both frameworks take turns. Ranks are killed when a round begins or with their gradients on the way
 (also two at once, also rank 0), frozen for half a second, slowed down, made to report absurd speeds, or join; in a
 third of the jobs a spare waits to take a lost rank's place, and in a third of these it is killed as it takes it, while
-the others meet it. In one of seven, each rank is on a host of its own (a network namespace, where they can be made),
+the others meet it. In one of seven, each rank is on a separate host (a network namespace, where they can be made),
 and links are cut for up to four seconds. In a few, a rank is gone without having ended: its process is stopped, or its
 link cut, for good. Each job is checked:
 
@@ -15,7 +15,7 @@ link cut, for good. Each job is checked:
     every sample once           the samples of each epoch, written down from the batches themselves
     ranks identical             parameters of all ranks at the end, bit by bit
     the same result             parameters against one process without faults that takes the same samples in the same
-                                rounds: equal to 1e-9 where gradients are averaged exactly; the loss within a tenth of
+                                rounds: equal to 1e-9 if gradients are averaged exactly; the loss within a tenth of
                                 the one process's under local updates, D-PSGD and MATCHA, whose steps are others
 
 Ranks are forked from a process that has imported their modules. Recovery lasts from the last round of a membership
@@ -57,7 +57,7 @@ MODULES = {
 
 @contextmanager
 def cut(hosts: Hosts, cuts: list[tuple[int, int, float]], directory: Path) -> Iterator[set[int]]:
-    """Cut links when their rounds are over, by the logs of the ranks. Yields the numbers of the cuts so far."""
+    """Cut links when their rounds are over, by the logs of the ranks; yield the numbers of the cuts so far."""
     done: set[int] = set()
     stop = threading.Event()
 
@@ -83,7 +83,7 @@ def cut(hosts: Hosts, cuts: list[tuple[int, int, float]], directory: Path) -> It
 
 
 def started(plan: Schedule, directory: Path, preloaded: Preloaded, timeout_s: float, patience_s: int) -> set[int]:
-    """Launch a job, and wait for its end. Returns which cuts of links were made."""
+    """Launch a job, wait for its end, and return which cuts of links were made."""
     job = json.dumps(plan.job | {"directory": str(directory)})
     common: dict[str, Any] = {
         "timeout_s": timeout_s, "env": {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(patience_s), **preloaded.variables}

@@ -1,4 +1,4 @@
-"""The share of throughput that is left where a rank is killed every half minute, and another one comes for it.
+"""The share of throughput that is left if a rank is killed every half minute, and another one comes for it.
 
     python benchmarks/reliability_throughput.py [--ranks 2 3 4] [--spares 1] [--seconds 1800] [--every 30] [--write]
 
@@ -12,7 +12,7 @@ has taken the lost one's place, and this one becomes the next spare.
 
 Samples of rounds that were lost and done again count once. What a rank computes is a wait in proportion to its samples
 (--sample-ms): ranks have a device each, and this machine's cores have the rest to do, which is what is measured.
-Everybody works less while a rank is missing, so even without any loss at a fault the share is below 1: n ranks of which
+All ranks work less while one is missing, so even without any loss at a fault the share is below 1: n ranks of which
 one is missing for s seconds in every T keep 1 - s / (n T).
 
 The second table has each recovery by step, from the telemetry of the same launches, as in `reliability.py`.

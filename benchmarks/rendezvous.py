@@ -50,7 +50,7 @@ def measured(ranks: int, hosts: int, path: str | None, limit_s: float) -> dict[s
 
 
 def row(ranks: int, hosts: int, build: str, found: Mapping[str, float] | None, limit_s: float) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     cells = [str(ranks), str(hosts), build]
     if found is None:
         cells += ["", "", "", "", f"not done in {limit_s:g}"]

@@ -4,7 +4,7 @@
 
 Each page is made by ``hvd-hetero report`` from telemetry that a simulated training has written, and seen at 390 and at
 1,440 pixels, light and dark. ``docs/`` keeps some of the pictures, cut to what a screen shows; ``--all`` writes all of
-them, at full height, to look at. It tells how large each page is and how long it took.
+them, at full height, to look at. It prints how large each page is and how long it took.
 
 The runs: two ranks with equal batches, one of which loses half of its processor on the way; eight unequal ranks with
 equal batches and with LB-BSP, side by side; a thousand ranks, of which a rack of forty slows down for a while and one
@@ -53,19 +53,19 @@ KEPT = (Shot("2-ranks", 390, 1400, True), Shot("8-ranks", 1440, 1500, False), Sh
 
 
 def worker(samples_per_s: float, availability: Availability | None = None) -> Worker:
-    """Return a machine whose rounds scatter by three hundredths."""
+    """Return a machine whose rounds scatter by 3 %."""
     compute = Compute.at_speed(samples_per_s, 0.004)
     return Worker(compute, availability or Availability(), (Jitter("round", 0.03),))
 
 
 def two() -> Cluster:
-    """One of two equal machines has half of its processor from second 12 to 26."""
+    """Return two equal machines, one of which has half of its processor from second 12 to 26."""
     network = Network(latency_s=1e-4, message_bytes=4e6, bandwidth=1e9)
     return Cluster((worker(800), worker(800, Availability((0.0, 12.0, 26.0), (1.0, 0.5, 1.0)))), network, seed=1)
 
 
 def eight() -> Cluster:
-    """Eight machines between 1 and 0.45; one loses two fifths of its speed after 20 s."""
+    """Return eight machines between 1 and 0.45; one loses two fifths of its speed after 20 s."""
     speeds = (1000, 960, 900, 820, 700, 600, 520, 450)
     lost = Availability((0.0, 20.0), (1.0, 0.6))
     machines = [worker(speed, lost if rank == 2 else None) for rank, speed in enumerate(speeds)]
@@ -73,7 +73,7 @@ def eight() -> Cluster:
 
 
 def thousand(rounds: int) -> Cluster:
-    """A thousand machines of about one speed; a rack of forty slows down for a third of the time, and one is slow."""
+    """Return a thousand similar machines; a rack of forty slows down for a third of the time, and one is slow."""
     rng = np.random.default_rng(3)
     round_s = 0.15
     rack = Availability((0.0, 0.3 * rounds * round_s, 0.7 * rounds * round_s), (1.0, 0.7, 1.0))

@@ -1,12 +1,11 @@
-"""What a report says that other splits would have made, against those splits measured beside the run.
+"""A report's figures for other splits, against those splits measured beside the run.
 
     python benchmarks/report_splits.py [--write] [--slow F] [--cycles N] [--rounds N]
 
 Two ranks on this machine, the last one slowed down, train the demo's network in blocks: equal batches, LB-BSP, and a
-split set by hand to the speeds of the LB-BSP block. From the telemetry of each LB-BSP block alone, the report tells
-what equal batches would have made, and the best split; from that of each block of equal batches, what LB-BSP would have
-made, which is the gain that its verdict tells. The table compares with whole rounds of the blocks beside it. Target:
-the median is within 5 %.
+split set by hand to the speeds of the LB-BSP block. From only the telemetry of each LB-BSP block, the report predicts
+equal batches and the best split; from the telemetry of each block of equal batches it predicts LB-BSP, which is the
+gain in its verdict. The table compares with whole rounds of the blocks beside it. Target: the median is within 5 %.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from _report import error_of_median, write_result
 RANK = Path(__file__).with_name("_report_splits_rank.py")
 MOST = 0.05
 AGAINST = (("lb-bsp", "equal batches", "bsp"), ("lb-bsp", "best split", "hand-set"), ("bsp", "lb-bsp", "lb-bsp"))
-"""The run whose report tells, what it tells, and the run that this is compared with."""
+"""The run whose report predicts, its prediction, and the run that this is compared with."""
 WARM_UP = 5
 
 

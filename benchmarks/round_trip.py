@@ -93,7 +93,7 @@ def rank_main(framework: str, pairs: int, name: str, shares: str) -> None:
 
 
 def torch_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int, ...]) -> Mapping[str, Blocks]:
-    """Stock Horovod and the policies."""
+    """Return stock Horovod and the policies."""
     import torch
     from overhead_torch import dense, kinds_of
 
@@ -103,7 +103,7 @@ def torch_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int,
 
 
 def keras_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int, ...]) -> Mapping[str, Blocks]:
-    """Stock Horovod and the policies."""
+    """Return stock Horovod and the policies."""
     import horovod.tensorflow as hvd
     import numpy as np
     import tensorflow as tf
@@ -171,7 +171,7 @@ def keras_kinds(tensors: int, width: int, global_batch: int, samples: tuple[int,
 
 
 def row(framework: str, name: str, shares: str, found: Mapping[str, list[float]]) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     sizes = "/".join(map(str, samples_of(name, shares)))
     cells = [f"{FRAMEWORKS[framework]}, {name.removesuffix(', long')}", f"{shares}, {sizes}"]
     for kind in KINDS:

@@ -4,7 +4,7 @@
 
 The hosts are network namespaces (`hvd_hetero.testing.Hosts`, which needs root) with a core each. 5 ms is how long a
 packet takes from host to host, so a round trip takes 10; each link carries 100 Mbit/s in each direction. The second
-host's rank is held to half of a core. The network is that of the demo, whose gradients, 0.7 MB, take 55 ms of a link.
+host's rank is held to half of a core. The network is the demo's, whose gradients, 0.7 MB, take 55 ms of a link.
 
 In one launch by torchrun, DDP with equal batches, LB-BSP and ElasticBSP train in turns of some rounds, whose order
 rotates; in a second one, by horovodrun, stock Horovod, LB-BSP and ElasticBSP. A rate is the samples of all ranks in a
@@ -63,7 +63,7 @@ class Rank:
             demo_rank.hvd.allreduce(torch.zeros(1), name="meet")
 
     def stock(self) -> Callable[[int], int]:
-        """Equal batches: DDP or stock Horovod. Returns what trains some rounds, and returns this rank's samples."""
+        """Return a function that trains some rounds by DDP or stock Horovod, equal batches, and returns its samples."""
         model, pace = demo_rank.network(), demo_rank.Pace(self.slowness)
         optimizer: Any = demo_rank.sgd(model)
         called = model

@@ -1,4 +1,4 @@
-"""Two ways to tell computing ranks that one of them has finished: their latency, and the cost of waiting.
+"""Two ways to signal to computing ranks that one of them has finished: their latency, and the cost of waiting.
 
     python benchmarks/signals.py [--rounds 200] [--write]
 

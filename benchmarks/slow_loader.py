@@ -1,4 +1,4 @@
-"""BSP to LB-BSP and back where one rank's loader is slow: what a replay foretells, beside what was measured.
+"""BSP to LB-BSP and back if one rank's loader is slow: a replay's prediction, beside the measurement.
 
     python benchmarks/slow_loader.py [--write] [--cycles N] [--rounds N] [--keep FOLDER]
 

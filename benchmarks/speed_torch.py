@@ -63,7 +63,7 @@ TITLES = {
     "switching": "One of two ranks at half speed, another one every 60 rounds: samples per second",
     "stability": "Self-adaptive allocation from 9 : 1 on ranks of 1 : 1/2",
 }
-AHEAD = 1.03  # of the oracle: more than such a scheme can owe to anything but the machine's unsteadiness
+AHEAD = 1.03  # of the oracle: more than such a scheme can gain, except by the machine's unsteadiness
 WRONG = 0.02  # longer than at a perfect split: with such an oracle, being near it means little
 GIVEN = ("stock", "oracle")
 OF_LB_BSP = {"self-adaptive": 0.97, "variant": 0.99}

@@ -1,4 +1,4 @@
-r"""What rounds that the first rank ends can gain where ranks stumble: the bounds of `stumbles.py`, computed.
+r"""What rounds that the first rank ends can gain if ranks stumble: the bounds of `stumbles.py`, computed.
 
     python benchmarks/stumbles_bound.py [--write]
 
@@ -12,10 +12,10 @@ waits for all ranks to do their N = 1:
 - **foresight**: a rule that knows all stumbles to come. It ends a round where the ranks' micro-batches happen to end
   together. Each k_i of a round maximises work - U (length + exchange), with U the share of time at work; a rank meets
   what it has not begun in the next round, so that no rule gets rid of a bad draw.
-- **the first ends**: each rank ends the micro-batch at hand when the first has done its N: `lb-non-blocking` at a
+- **the first ends**: each rank ends the current micro-batch when the first has done its N: `lb-non-blocking` at a
   known N.
 
-The last two are of the best N, which is in brackets; beside it the N of `√((n - 1) / 2nφ)`. That minimises what N costs
+The last two are for the best N, which is in brackets; beside it the N of `√((n - 1) / 2nφ)`. That minimises N's cost
 
     N φ + (n - 1) / 2nN          in steps, with φ the fixed part of a step
 
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 def factors(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    """How many times as long each micro-batch takes."""
+    """Return how many times as long each micro-batch takes."""
     return np.where(rng.random(shape) < CHANCE, rng.uniform(1.0, MOST, shape), 1.0)
 
 
@@ -60,23 +60,23 @@ class Ranks:
         self.slope_ms, self.fixed_ms = SAMPLE_MS * slow, fixed * SHARE * SAMPLE_MS * slow
 
     def micro_batch(self, number: int) -> tuple[float, Floats]:
-        """What one takes without a stumble, in ms, and its samples: Σ (t - b_i) / m_i = X / N."""
+        """Return a micro-batch's ms without a stumble, and its samples: Σ (t - b_i) / m_i = X / N."""
         pace = 1.0 / self.slope_ms
         lasts_ms = (self.total / number + float(pace @ self.fixed_ms)) / float(pace.sum())
         return lasts_ms, (lasts_ms - self.fixed_ms) * pace
 
     def lb_bsp(self, rng: np.random.Generator) -> float:
-        """Samples per ms where all wait for the last."""
+        """Return samples per ms if all wait for the last."""
         lasts_ms, _ = self.micro_batch(1)
         last = factors(rng, (20 * ROUNDS, self.workers)).max(axis=1).mean()
         return self.total / (lasts_ms * float(last) + EXCHANGE_MS)
 
     def none_waits(self) -> float:
-        """Samples per ms where only computing takes time, and the exchange."""
+        """Return samples per ms if only computing takes time, and the exchange."""
         return self.total / (MEAN * self.micro_batch(1)[0] + EXCHANGE_MS)
 
     def first_ends(self, number: int, rng: np.random.Generator) -> float:
-        """Samples per ms where the first to have done its share ends the round."""
+        """Return samples per ms if the first to have done its share ends the round."""
         lasts_ms, samples = self.micro_batch(number)
         ends = np.cumsum(lasts_ms * factors(rng, (ROUNDS, self.workers, number)), axis=2)
         heard = ends[:, :, -1].min(axis=1)[:, None, None]
@@ -85,9 +85,9 @@ class Ranks:
         return float((done @ samples).sum() / (last + EXCHANGE_MS).sum())
 
     def foresight(self, number: int, rng: np.random.Generator) -> float:
-        """Samples per ms where each round ends when it is best to, given all that is to come.
+        """Return samples per ms if each round ends when it is best to, given all that is to come.
 
-        That is U times what ranks do that are always at work, so that the luck of the draws is not in it.
+        This is U times the rate of ranks that are always at work, so that the luck of the draws is not in it.
         """
         lasts_ms, _ = self.micro_batch(number)
         takes = lasts_ms * factors(rng, (self.workers, FORESEEN * number))

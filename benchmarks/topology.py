@@ -2,7 +2,7 @@
 
 For every graph and budget: the matchings partition the edges and are at most max degree + 1; the expected communication
 equals the budget; rho < 1; the connectivity is within a millionth of a proven bound; at budget 1 rho is no worse than
-that of D-PSGD's mixing matrix (Metropolis-Hastings); and in the round of all matchings, as in ten drawn ones, the
+D-PSGD's mixing matrix (Metropolis-Hastings) has; and in the round of all matchings, as in ten drawn ones, the
 spectral norm of W is at most 1. rho is also measured: the mean of W'W over drawn rounds.
 
 Two more tables compare rules for the weights of a round: their rho, over all draws, and how soon they train.
@@ -90,7 +90,7 @@ def graphs_to_compare() -> dict[str, Graph]:
 
 
 def graphs_to_train() -> dict[str, tuple[Graph, float]]:
-    """Return graphs with a budget each; the irregular one is that of ``papers/nonblocking_table1.py``."""
+    """Return graphs with a budget each; the irregular one is the graph of ``papers/nonblocking_table1.py``."""
     known = known_graphs()
     pairs = [(0, 1), (0, 4), (1, 2), (1, 6), (2, 3), (2, 4), (3, 7), (4, 5), (4, 7), (5, 6), (6, 7)]
     return {

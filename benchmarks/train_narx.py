@@ -30,7 +30,7 @@ Series = list[tuple[float, float, float]]  # samples per second, cpu, memory
 
 
 def read(path: Path) -> Series:
-    """A recorded series."""
+    """Return a recorded series."""
     with path.open(encoding="utf-8", newline="") as file:
         return [(float(r["samples_per_s"]), float(r["cpu"]), float(r["memory"])) for r in csv.DictReader(file)]
 

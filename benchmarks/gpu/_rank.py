@@ -1,4 +1,4 @@
-"""One rank of the proofs on a GPU (`proof.py`). Ranks share the device, and talk by torch.distributed."""
+"""One rank of the proofs on a GPU (`proof.py`). Ranks share the device, and use torch.distributed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Training:
 
 
 def stopwatch(name: str, device: str) -> list[dict[str, float]]:
-    """Seconds of a batch that a training measures by events, beside plain PyTorch's steps by the clock."""
+    """Return seconds of a batch that a training measures by events, beside plain PyTorch's steps by the clock."""
     network = networks(device)[name]
     rows = []
     for part in (48, 12, 4, 1):
@@ -134,9 +134,9 @@ def stopwatch(name: str, device: str) -> list[dict[str, float]]:
 
 
 class Sequences(torch.nn.Module):
-    """Few parameters and much to remember for the backward pass.
+    """Few parameters, and large activations for the backward pass.
 
-    In float64: a sum in another order shows in the 16th digit alone.
+    In float64: a sum in another order shows only in the 16th digit.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Sequences(torch.nn.Module):
 
 
 def memory(scarce_mb: int, device: str) -> dict[str, dict[str, Any]]:
-    """Trainings in which rank 0's memory ends, beside one process that has all samples of each round at once."""
+    """Run trainings in which rank 0's memory ends, beside one process that has all samples of each round at once."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     samples = 12 if device == "cpu" else 384  # of a rank, in an equal round
     policies: dict[str, Callable[[], Policy]] = {
@@ -231,7 +231,7 @@ def _flat(model: torch.nn.Module) -> torch.Tensor:
 
 
 def unequal(name: str, device: str, cycles: int, slow: Callable[[Training], None]) -> dict[str, Any]:
-    """Samples per second of each scheme, in turns."""
+    """Return samples per second of each scheme, in turns."""
     network = networks(device)[name]
     batch, ranks = network.global_batch, dist.get_world_size()
     of = {scheme: Training(network, device, batch) for scheme in SCHEMES}
@@ -282,7 +282,7 @@ class Blocks:
 
 
 def overhead(name: str, device: str, pairs: int) -> dict[str, list[float]]:
-    """Step times over DDP's, on equal ranks."""
+    """Return step times over DDP's, on equal ranks."""
     network = networks(device)[name]
     batch = network.global_batch
     samples = batch // dist.get_world_size()

@@ -2,15 +2,15 @@
 
     python benchmarks/gpu/curve.py [--write] [--memory-share 0.1] [--longest 0.3]
 
-It needs a CUDA device. Without one it says so and exits with 2, because nothing was measured. For a convolutional
+It needs a CUDA device. Without one it prints this and exits with 2, because nothing was measured. For a convolutional
 network and a transformer, it measures three things that tests can only imitate:
 
 1. the curve by the clock, around a synchronisation (``device_curve``), and the end of memory by running out of it, with
    the process limited to a share of the memory so that this does not take minutes;
 2. the curve by events (``torch_hooks.cuda_stopwatch``) over the sizes of LB-BSP's ladder, learned as in training
    (``hvd_hetero.measurement.device_profile``), beside the curve of the very same steps by a clock that waits for the
-   device. The two curves of the ladder tell events from the clock; the first one is of other sizes, each for itself and
-   with the cache emptied: where memory is short, a device can be slower on the ladder;
+   device. The two curves of the ladder separate events from the clock; the first one is of other sizes, each for itself
+   and with the cache emptied: where memory is short, a device can be slower on the ladder;
 3. what an event costs the host.
 """
 

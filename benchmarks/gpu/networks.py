@@ -1,4 +1,4 @@
-"""The networks of the proofs on GPUs, and what a batch of theirs is: on a CPU the same ones, small."""
+"""The networks of the proofs on GPUs, and their batches: on a CPU the same ones, small."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Network:
     global_batch: int
 
     def batch(self, samples: int, device: str, seed: int = 0) -> Batch:
-        """Samples of ten classes, on the device."""
+        """Return samples of ten classes, on the device."""
         torch.manual_seed(seed)
         return self.inputs(samples, device), torch.randint(10, (samples,), device=device)
 
 
 def _convolutional(device: str) -> torch.nn.Module:
-    """As in the first figure of LB-BSP: a small one, on images of 32 x 32."""
+    """Return the network of LB-BSP's first figure: a small one, on images of 32 x 32."""
     layers: list[torch.nn.Module] = []
     for before, after in ((3, 64), (64, 64), (64, 128), (128, 128)):
         layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.ReLU()]

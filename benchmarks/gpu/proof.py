@@ -4,8 +4,8 @@
 
 `scripts/gpu_proof.sh` runs it, and `curve.py`. The parts:
 
-*tests*: those of conformance and exactness that torch.distributed passes on CPUs, with models, data and gradients on
-the device. *horovod*: those that Horovod passes, if there is one that was built with NCCL; not among the default parts.
+*tests*: the tests of conformance and exactness that torch.distributed passes on CPUs, with models, data and gradients
+on the device. *horovod*: the tests that Horovod passes, if there is one that was built with NCCL; not among the default
 
 *stopwatch*: seconds of a batch as a training measures them, by events that are read a round later, over those of the
 same steps in plain PyTorch by a clock that waits for the device around every step. One rank, over NCCL.
@@ -19,8 +19,8 @@ service cannot be had, or on a CPU, they are alike and one computes each gradien
 
 *overhead*: the seconds of a step over those of DDP, two equal ranks (50 % each), alternating blocks of one job.
 
-Two ranks on one device talk by Gloo, which carries gradients by way of the host. NCCL takes one rank per device before
-2.30; with a later one, ``--backend cpu:gloo,cuda:nccl`` has them talk on the device. With ``--device cpu`` everything
+Two ranks on one device use Gloo, which carries gradients by way of the host. NCCL takes one rank per device before
+2.30; with a later one, ``--backend cpu:gloo,cuda:nccl`` makes them use the device. With ``--device cpu`` everything
 runs in small, to see that it does; its figures mean nothing.
 """
 
@@ -88,7 +88,7 @@ class Proof:
 
 
 def stopwatch(proof: Proof) -> tuple[list[str], bool]:
-    """Times by events."""
+    """Measure times by events."""
     backend = "cpu:gloo,cuda:nccl" if proof.device == "cuda" else "gloo"
     rows = [f"One rank, {backend}.", "", "| network | samples | rounds | by events over by clock |"]
     rows += ["|---|---:|---:|---:|"]
@@ -104,7 +104,7 @@ def stopwatch(proof: Proof) -> tuple[list[str], bool]:
 
 
 def memory(proof: Proof) -> tuple[list[str], bool]:
-    """Out of memory, survived."""
+    """Survive a lack of memory."""
     rows = [
         f"Two ranks, of which the first may use {SCARCE_MB} MiB; twelve rounds.",
         "",
@@ -127,7 +127,7 @@ def memory(proof: Proof) -> tuple[list[str], bool]:
 
 
 def unequal(proof: Proof) -> tuple[list[str], bool]:
-    """Two ranks of unequal speed."""
+    """Train two ranks of unequal speed."""
     rows = [
         "| network | how unequal | LB-BSP over DDP | error | over the oracle | error | oracle's split | LB-BSP's |",
         "|---|---|---:|---:|---:|---:|---|---|",
@@ -153,7 +153,7 @@ def unequal(proof: Proof) -> tuple[list[str], bool]:
 
 
 def overhead(proof: Proof) -> tuple[list[str], bool]:
-    """Equal ranks."""
+    """Train equal ranks."""
     rows = [
         "| network | how equal | pairs | BSP over DDP | error | LB-BSP | error | DDP's step "
         f"| at most {TARGETS['ddp']} |",
@@ -176,7 +176,7 @@ def overhead(proof: Proof) -> tuple[list[str], bool]:
 
 
 def _passed(proof: Proof, over: str, which: str) -> tuple[list[str], bool]:
-    """Run those of TESTS whose names fit ``which``, side by side."""
+    """Run the TESTS whose names fit ``which``, side by side."""
     rows = [f"| tests over {over} | |", "|---|---|"]
     env = os.environ | {"HVD_HETERO_TEST_DEVICE": proof.device, "HVD_HETERO_TEST_BACKEND": proof.backend}
     with ExitStack() as stack:
@@ -211,12 +211,12 @@ def _passed(proof: Proof, over: str, which: str) -> tuple[list[str], bool]:
 
 
 def tests(proof: Proof) -> tuple[list[str], bool]:
-    """The tests of the wire, of conformance and of exactness, with everything on the device."""
+    """Run the tests of the wire, of conformance and of exactness, with everything on the device."""
     return _passed(proof, OVER_TORCH, OVER_TORCH)
 
 
 def horovod(proof: Proof) -> tuple[list[str], bool]:
-    """The same tests over Horovod."""
+    """Run the same tests over Horovod."""
     try:
         import horovod.torch as hvd
     except ImportError as reason:
@@ -275,7 +275,7 @@ def main() -> int:
             "gpu proof: no CUDA device here (torch.cuda.is_available() is False): nothing was measured", file=sys.stderr
         )
         return 2
-    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # whoever uses NCCL: Horovod does, too
+    os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # for every user of NCCL: Horovod is one, too
     proof, met = Proof(options.device, options.backend, options.cycles, options.pairs), True
     for part in options.parts or [part for part in PARTS if part != "horovod"]:
         lines, held = PARTS[part](proof)

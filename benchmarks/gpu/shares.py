@@ -29,9 +29,9 @@ def control() -> str | None:
 
 @contextmanager
 def multi_process_service() -> Iterator[dict[str, str]]:
-    """Run the service; what is yielded is the environment of its clients. It ends with this, and changes nothing else.
+    """Run the service, and yield the environment of its clients. It ends with this, and changes nothing else.
 
-    Raises RuntimeError where it cannot be had.
+    Raises RuntimeError if it is not available.
     """
     command = control()
     if command is None:

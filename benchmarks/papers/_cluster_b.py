@@ -7,8 +7,8 @@
     m4.4xlarge     16        2       2
     m4.xlarge       4        1       0.5
 
-Dynamics: with ``--traces DIR``, on each worker three slots run tasks of the Google trace that come and go, and what
-they leave is the worker's (``benchmarks/record_traces.py`` has the schedule, whose numbers are older than this file);
+Dynamics: with ``--traces DIR``, on each worker three slots run tasks of the Google trace that come and go, and
+the rest is the worker's (``benchmarks/record_traces.py`` has the schedule, whose numbers are older than this file);
 else the shares that were recorded under that schedule, ``tests/data/traces``, each worker from another point on.
 
 Assumed, since the paper has no figures: one point lasts ``STEP_S``, some ten updates of LB-BSP (the paper replays

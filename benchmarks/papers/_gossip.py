@@ -9,12 +9,12 @@ The model that is judged is the mean of all ω_i.
 
 Two ways for the neighbour to answer:
 
-    at once           a thread of j averages while j computes: nobody waits (the paper's text)
-    between batches   j answers once its own batch is done, or while it waits itself: who asks waits for it. If it
-                      answers, the exchange serves both: j asks nobody else for this batch
+    at once           a thread of j averages while j computes: no worker waits (the paper's text)
+    between batches   j answers once its own batch is done, or while it waits itself: the asker waits for it. If it
+                      answers, the exchange serves both: j asks no other worker for this batch
 
 Simulated event by event: end of batch, then the exchange of 2M bytes, α + 2M/β, which the asking worker pays for.
-Differences from the paper: neighbours are all other workers; its bipartite split of them into who asks and who answers
+Differences from the paper: neighbours are all other workers; its bipartite split into asking and answering workers
 exists to avoid deadlock, which a worker that answers while it waits avoids as well.
 """
 
@@ -51,7 +51,7 @@ class GossipModels:
 
     @property
     def loss(self) -> float:
-        """Of the mean model, over all training samples."""
+        """Loss of the mean model, over all training samples."""
         return self.problem.loss(self.models.mean(axis=0))
 
     def average(self, worker: int, neighbour: int) -> None:
@@ -86,11 +86,11 @@ class GossipSimulation:
         n = self.machines.count
         self.now_s, self.batches, self.waited_s = 0.0, [0] * n, 0.0
         self.loss: list[tuple[float, int, float]] = []
-        """(time, samples, loss) wherever it was asked for"""
+        """(Time, samples, loss) of each evaluation."""
         self._neighbours = np.random.Generator(np.random.PCG64([cluster.seed, 211]))
         self._batch_s = self.machines.devices.seconds(np.full(n, batch))
         self._gradients = [np.empty(0)] * n
-        self._asked: list[list[tuple[float, int]]] = [[] for _ in range(n)]  # who waits for an answer, since when
+        self._asked: list[list[tuple[float, int]]] = [[] for _ in range(n)]  # waiting workers, each since when
         self._waits = [False] * n
         self._events: list[tuple[float, int, str]] = []
         for worker in range(n):
@@ -102,7 +102,7 @@ class GossipSimulation:
         return self.batch * sum(self.batches) / self.now_s
 
     def run(self, batches: int, evaluate_every: int = 0) -> GossipSimulation:
-        """So many batches more, of all workers together."""
+        """Train so many batches more, of all workers together."""
         until = sum(self.batches) + batches
         while sum(self.batches) < until:
             self.now_s, worker, what = heapq.heappop(self._events)
@@ -127,7 +127,7 @@ class GossipSimulation:
         heapq.heappush(self._events, (finish_s, worker, "computed"))
 
     def _ask(self, worker: int) -> None:
-        """The worker's batch is done: it answers who waits for it, or else asks a neighbour."""
+        """Take a worker's finished batch: answer the workers that wait for it, or else ask a neighbour."""
         if asking := self._asked[worker]:
             for since_s, other in asking:
                 self.waited_s += self.now_s - since_s
@@ -150,7 +150,7 @@ class GossipSimulation:
             self.models.average(worker, neighbour)
 
     def _step(self, worker: int) -> None:
-        """The worker has averaged: it steps, and begins again once its exchange is through."""
+        """Let a worker that has averaged step, and begin again once its exchange is through."""
         self._waits[worker] = False
         if self.models is not None:
             self.models.step(worker, self._gradients[worker])

@@ -1,4 +1,4 @@
-"""What the pictures of this folder share: colours, axes, and where they are stored."""
+"""Common parts of this folder's pictures: colours, axes, and where they are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: people who confuse red and green can tell it apart.
+# Okabe and Ito's palette: its colours differ even without red and green.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "papers"
 

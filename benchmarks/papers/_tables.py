@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: options, tables, verdicts, and where results are stored."""
+"""Common parts of this folder's scripts: options, tables, verdicts, and where results are stored."""
 
 from __future__ import annotations
 

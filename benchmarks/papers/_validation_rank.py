@@ -1,7 +1,7 @@
 """One rank of ``validation.py``: all policies train in turn, an epoch each, computing by sleep or under a quota.
 
 The turns run through the policies forwards, then backwards, so that a machine that changes its pace favours none. While
-the others train a policy rests: rank 0 tells for how long, since the record of the round after counts that time.
+the others train a policy rests: rank 0 records for how long, since the next round's record counts that time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Training:
         return {"samples": self._samples, "cpu_s": self._cpu_s, "main_s": self._main_s, "held_s": self._held_s}
 
     def close(self) -> None:
-        """End it."""
+        """End the training."""
         self._balance.close()
 
 
@@ -126,7 +126,7 @@ def entropy(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def held_back_s(quota: CpuQuota | None) -> float:
-    """How long the quota has held this process back, summed over processors."""
+    """Return how long the quota has held this process back, summed over processors."""
     if quota is None or quota.group is None:
         return 0.0
     lines = (quota.group / "cpu.stat").read_text().split("\n")

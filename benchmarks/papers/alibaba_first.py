@@ -36,7 +36,7 @@ def policies() -> dict[str, Policy]:
 
 
 def always_at_work(machines: Cluster, rounds: int) -> float:
-    """Samples per second of all workers together, in the mean over the rounds that count."""
+    """Return samples per second of all workers together, in the mean over the rounds that count."""
     speeds = np.zeros(rounds)
     for worker in machines.workers:
         (variation,) = worker.variation

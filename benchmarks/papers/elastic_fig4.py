@@ -3,7 +3,7 @@
     python benchmarks/papers/elastic_fig4.py [--write] [--seeds N]
 
 As in the paper: 4 workers, a fixed batch for each, SSP with s = 3, the same number of epochs for all, learning rate
-alike: that of an update with the mean gradient of all, so that a push of ASP or SSP, by one worker, has a quarter of
+alike: for an update with the mean gradient of all, so that a push of ASP or SSP, by one worker, has a quarter of
 it. The small network on the digits is trained in the order that the simulation yields. ``updates="local"`` has an
 update in every iteration, as the paper seems to, "accumulate" one exact step per superstep. The tolerance of this
 project's policy is off, since with it the earliest of nearly equal barriers is taken, whatever R is; a last line has it

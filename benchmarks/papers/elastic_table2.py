@@ -2,7 +2,7 @@
 
     python benchmarks/papers/elastic_table2.py [--write] [--trials N]
 
-The paper's figures and the instances are those of ``benchmarks/barriers.py``: the paper gives sizes and no more. Its
+The paper's figures and the instances are in ``benchmarks/barriers.py``: the paper gives only sizes. Its
 machine is a Xeon E5-2620 v3 at 2.4 GHz; averages of 10 trials there and here. A time counts only with the answer: on
 every instance that was timed, ZipLine has to find what Algorithm 2 of the paper finds, written out literally, and
 neither scan may wait less than ZipLine, which is exact, nor may FullGridScan wait longer than GridScan, whose
@@ -41,7 +41,7 @@ class Cell:
     times_us: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SEARCHES})
     waits: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SEARCHES})
     literal: list[bool] = field(default_factory=list)
-    """For each instance, True if ZipLine's answer is that of the literal Algorithm 2."""
+    """For each instance, True if ZipLine's answer is the literal Algorithm 2's."""
 
 
 def measure(workers: int, lookahead: int, trials: int, progress: Callable[[], None] = lambda: None) -> Cell:

@@ -43,7 +43,7 @@ def record(predictor: str, traces: Path | None) -> tuple[np.ndarray, np.ndarray,
         table = simulation.step().table
         rows.append((table.column("samples") / table.busy_s, table.column("samples_per_s").copy(), share))
     speeds, told, shares = (np.array(each) for each in zip(*rows, strict=True))
-    return speeds[1:], told[:-1], shares[1:]  # told in a round of the next
+    return speeds[1:], told[:-1], shares[1:]  # predicted in a round for the next
 
 
 def spikes(speeds: np.ndarray, told: np.ndarray, shares: np.ndarray) -> np.ndarray:

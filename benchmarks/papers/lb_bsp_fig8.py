@@ -5,8 +5,8 @@
 32 workers with competing processes (``_cluster_a``), batch of 128 each, 2 s undisturbed, as ResNet-32; BSP, ASP, SSP
 with a bound of 10, DynSSP likewise (the paper had none to run), LB-BSP with NARX as in the paper, with this project's
 mixture, both following every prediction, and as it comes (``LBBSP()``, with its tolerance). Time per update and waiting
-are those of 300 updates; trained for real is the small network on the
-digits, each digit sixteen times with noise of its own, so that a batch of 4,096 is a fraction of the data as in the
+are of 300 updates; the small network is trained for real on the
+digits, each digit sixteen times with separate noise, so that a batch of 4,096 is a fraction of the data as in the
 paper. Converged: the loss of ten evaluations, one per 4,096 samples, is below the target (paper: of ten iterations).
 The learning rate is the best of 0.5, 1, 1.5 and 2 for BSP, and the same for all. An update of ASP and SSP is n
 pushes, each at a rate of η/n: the same samples, and the same way, as one of BSP.

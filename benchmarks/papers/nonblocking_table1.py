@@ -2,10 +2,10 @@
 
     python benchmarks/papers/nonblocking_table1.py [--write] [--seeds N]
 
-Eight workers on a graph of eight nodes; in every round every worker is slowed down by a factor of its own, drawn again
+Eight workers on a graph of eight nodes; in every round every worker is slowed down by a separate factor, drawn again
 from [1, 2], so that the slowest may take twice as long as the fastest (section 6.1). D-PSGD and MATCHA at a budget of
 0.5, each as it is (all micro-batches done) and non-blocking; and Algorithm 3, the centralised one, for which the paper
-has no figures. Batch 64 per worker as in the paper; N = 32: a slow worker ends the micro-batch at hand, by which N = 8
+has no figures. Batch 64 per worker as in the paper; N = 32: a slow worker ends the current micro-batch, by which N = 8
 gains a third less. A real N weighs that against the cost of small micro-batches, which there is none of here.
 Trained: the small network on the digits, eight times over with noise, the same number of samples in every run. "n/N" is
 the paper's scaling as printed, "unbiased" this project's default.

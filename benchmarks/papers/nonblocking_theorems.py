@@ -3,8 +3,8 @@
     python benchmarks/papers/nonblocking_theorems.py [--write]
 
 P workers, exponential times of mean 1 / rate per batch of B samples; the non-blocking rounds are cut into so many
-micro-batches that what is computed of the one at hand hardly counts (the theorems count fractions of samples). The last
-column has the same round with N = 8 micro-batches, as one would use: how far theory is from practice.
+micro-batches that the computed part of the current one hardly counts (the theorems count fractions of samples). The
+last column has the same round with N = 8 micro-batches, as one would use: how far theory is from practice.
 Target: every formula within 2 % of the simulation.
 """
 

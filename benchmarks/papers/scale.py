@@ -5,7 +5,7 @@
 The default ``LBBSP()`` on workers of 50 to 150 samples per second whose batches scatter by 5 %. EMA beside it, since
 the default's mixture costs more; and one meter of production each, as ``SpeedMeter`` would take on every rank.
 
-Decision: all that a rank does with the sum of the rows, which is on every rank the same work: make the table of it, ask
+Decision: all that a rank does with the sum of the rows, which is on every rank the same work: make its table, check
 whether the ranks agree, set aside speeds that cannot be, split, and keep to limits of memory. With tolerance 0 as well,
 where every round is split again. Targets: 1,000 workers x 1,000 rounds below 10 s; the decision below 1 % of a round of
 100 ms at 1,000 workers, and below 5 ms at 10,000.
@@ -63,7 +63,7 @@ class Timed:
         self.decision_s.append(perf_counter() - began)
 
     def run(self, rounds: int) -> float:
-        """So many rounds; return their seconds in all."""
+        """Train so many rounds; return their seconds in all."""
         for _ in range(rounds):
             began = perf_counter()
             self.simulation.step()

@@ -8,7 +8,7 @@ epoch under four ratios, on a GTX 1080 Ti with an RTX 2080 Ti and on a V100 with
 appropriate ratio exists, and that it is the larger the more the workers differ. Figure 11: an epoch takes less when a
 card is replaced by a stronger one, and less again when one is added, under self-adaptive allocation.
 
-The machines of Figures 8 and 11 are those of ``self_adaptive_fig9_10``. Assumed for Figure 7: the 2080 Ti is 1.3 times
+The machines of Figures 8 and 11 are in ``self_adaptive_fig9_10``. Assumed for Figure 7: the 2080 Ti is 1.3 times
 as fast as the 1080 Ti, as their memories are (616 and 484 GB/s), and nothing has to leave the machine.
 """
 

@@ -3,8 +3,8 @@
     python benchmarks/papers/self_adaptive_fig9_10.py [--write] [--runs N]
 
 Two workers (a Tesla V100 and an RTX 2080 Ti) and three (one more 2080 Ti), from two starts each, C = 20 and 30
-micro-batches of 100 samples a round, five models, each start with a luck of its own, several times. The paper plots,
-and gives few figures: what it says is that "after 4 epochs the ratio of samples becomes steady", that both starts come
+micro-batches of 100 samples a round, five models, each start with its own random numbers, several times. The paper
+plots, and gives few figures: it says that "after 4 epochs the ratio of samples becomes steady", that both starts come
 to the same point, and that time per epoch falls and the workers' times come together. It also says that an epoch takes
 less than with the same amount for all: "nearly one-third to half" in its abstract, "20 40 percentage" in its
 introduction. How much depends on nothing as much as on how unlike the workers are, which is assumed here; both figures

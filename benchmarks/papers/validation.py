@@ -1,4 +1,4 @@
-"""Does a recorded run tell what another policy would do? Real ranks, each policy's rate from each one's telemetry.
+"""Whether a recorded run predicts another policy. Real ranks, each policy's rate from each one's telemetry.
 
     python benchmarks/papers/validation.py [--write] [--keep DIR] [--jobs NAME ...] [--epochs N]
 
@@ -9,10 +9,10 @@ job train in turn, an epoch each, so that a slow minute of the machine hits all.
 predicts the rate of each policy from the telemetry of each. The 20 pairs for each job whose policies differ count, 160
 in all. Both rates leave out the first tenth of the samples.
 
-Target: at least nine in ten predictions within 10 % of the measured rate, and each of the others told as a range that
+Target: at least nine in ten predictions within 10 % of the measured rate, and each of the others given as a range that
 holds it; for the sleeps and for the quotas.
 
-A last table tells what the ranks under quotas used: milliseconds of computing for a sample, by the clock, milliseconds
+A last table has figures of the ranks under quotas: milliseconds of computing for a sample, by the clock, milliseconds
 of a processor, how much of that by other threads than the one that trains, and for which share of the time the quota
 held the rank back.
 
@@ -51,17 +51,17 @@ class Job:
 
     kind: str
     each: tuple[float, ...]
-    """milliseconds of a sample, or shares of a core"""
+    """Milliseconds of a sample, or shares of a core."""
     fixed_ms: int = 0
 
     @property
     def name(self) -> str:
-        """How the table names it."""
+        """Name of the job in the table."""
         more = f"b = {self.fixed_ms} ms" if self.kind == "sleeps" else ", ".join(f"{s:g}" for s in self.each)
         return f"{len(self.each)} ranks, {more}"
 
     def arguments(self) -> list[object]:
-        """What its ranks are told."""
+        """Arguments of its ranks."""
         if self.kind == "sleeps":
             sizes = ["--global-batch", 96, "--dataset", 808]
             return [*sizes, "--slopes-ms", *self.each, "--fixed-ms", self.fixed_ms]
@@ -98,14 +98,14 @@ def ranks_of(job: Job, folder: Path) -> list[dict]:
 
 
 def run_of(folder: Path, policy: str, rested: dict[str, float]) -> Run:
-    """A policy's run, without the time in which others trained."""
+    """Return a policy's run, without the time in which others trained."""
     run = read_run(folder / f"{policy}.jsonl")
     rest_s = np.array([rested.get(str(number), 0.0) for number in run.round])
     return replace(run, elapsed_s=np.maximum(run.elapsed_s - rest_s, 0.0))
 
 
 def measured(run: Run) -> float:
-    """Samples per second without the first tenth of the samples."""
+    """Return samples per second without the first tenth of the samples."""
     samples = run.samples.sum(axis=1)
     done = np.cumsum(samples)
     first = int(np.searchsorted(done, WARM_UP * done[-1]))
@@ -113,7 +113,7 @@ def measured(run: Run) -> float:
 
 
 def told(run: Run) -> dict[str, Outcome]:
-    """What the command tells of each policy."""
+    """Return the command's prediction for each policy."""
     described, _ = recorded_description(run, [choose(policy, "policies") for policy in POLICIES])
     return {outcome.scheme: outcome for outcome, _ in compare_between(described)}
 
@@ -130,7 +130,7 @@ def judged(outcome: Outcome, real: float) -> tuple[str, str]:
 
 
 def used(folder: Path, job: Job, runs: dict[str, Run]) -> list[list[str]]:
-    """What each rank used, a line for each policy."""
+    """Return what each rank used, a line for each policy."""
     ranks, rows = ranks_of(job, folder), []
     for policy, run in runs.items():
         cells = []
