@@ -25,7 +25,7 @@ LEAST_ROUNDS, TRAINING_S = 30, 60.0
 """Of each training at least, and of the three together about, where the number of rounds is not given."""
 
 # A rate three times as high still trains, but close to the edge of stability rounding decides whether a training
-# succeeds. Schemes would then end at different losses for no reason of their own (benchmarks/demo_losses.py).
+# succeeds. Schemes would then end at different losses for no reason in themselves (benchmarks/demo_losses.py).
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 LEARNT = 0.2
 """Loss that every seed stays below after ROUNDS rounds of GLOBAL_BATCH samples; chance is ln 10 = 2.30."""
@@ -53,7 +53,7 @@ def training_samples(global_batch: int) -> int:
 
 
 def rank_options() -> argparse.Namespace:
-    """Settings that the demo's front passes to a rank."""
+    """Return the settings that the demo's front passes to a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", type=float, required=True)
     parser.add_argument("--rounds", type=int, help="all that the time allows if not given")

@@ -1,6 +1,6 @@
 """One rank of the demo (see ``demo.py``), with Keras: the same training three times, on ranks of unequal speed.
 
-The phases are those of ``demo_rank.py``: BSP, LB-BSP, and the oracle in two halves around LB-BSP. It runs on Keras 3,
+The phases are as in ``demo_rank.py``: BSP, LB-BSP, and the oracle in two halves around LB-BSP. It runs on Keras 3,
 and on tf_keras if TF_USE_LEGACY_KERAS=1 is set. The oracle calls Horovod's grouped allreduce in the train step, on a
 tf.data pipeline of fixed batches, because Horovod's optimizer for Keras synchronises nothing on Keras 3.
 """

@@ -3,9 +3,9 @@
     horovodrun -np 2 python examples/keras_digits.py
     TF_USE_LEGACY_KERAS=1 horovodrun -np 2 python examples/keras_digits.py     # with tf_keras
 
-It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
-of one process with a batch of 128. Each rank evaluates its part of the test set; the figures are those of the whole.
-``--slow RANK`` slows one rank down, to see the batches follow.
+It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is
+the same as in one process with a batch of 128. Each rank evaluates its part of the test set; the figures are for the
+whole. ``--slow RANK`` slows one rank down, to see the batches follow.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     TF_USE_LEGACY_KERAS=1 horovodrun -np 2 python examples/keras_tfrecords.py     # with tf_keras
 
 It needs scikit-learn, and first writes its digits to files. All ranks read the same files, and every record goes to one
-of them. An epoch ends on all ranks in the same round, and the result is that of one process with a batch of 128.
+of them. An epoch ends on all ranks in the same round, and the result is the same as in one process with a batch of 128.
 
 Six marked lines differ from a script for one process, which has ``samples.batch(128)`` instead of
 ``resize_batches(samples, balance)``.

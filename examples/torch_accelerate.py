@@ -50,7 +50,7 @@ def main() -> None:
     optimizer = DistributedOptimizer(optimizer, balance, named_parameters=model.named_parameters())
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(loader))
 
-    def clip(*_: Any) -> None:  # in place of accelerator.clip_grad_norm_: here the gradient is that of all ranks
+    def clip(*_: Any) -> None:  # in place of accelerator.clip_grad_norm_: here the gradient is the sum over all ranks
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
 
     optimizer.register_step_pre_hook(clip)

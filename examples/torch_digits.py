@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python examples/torch_digits.py
 
-It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
-of one process with a batch of 128.
+It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is
+the same as in one process with a batch of 128.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/torch_lightning.py
 
-It needs pytorch-lightning and scikit-learn. Every rank has a Trainer of its own, of one device, so Lightning adds
-neither DDP nor a sampler: loader and optimizer are ours, and what the Trainer does besides stays. One rank writes
+It needs pytorch-lightning and scikit-learn. Every rank has its own Trainer, of one device, so Lightning adds
+neither DDP nor a sampler: loader and optimizer are ours, and the Trainer's other work stays. One rank writes
 checkpoints and logs. ``--slow RANK`` slows one rank down, to see the batches follow.
 """
 
@@ -24,7 +24,7 @@ from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance, avera
 
 
 class Digits(pytorch_lightning.LightningModule):
-    """A small network and what a Trainer asks of it."""
+    """A small network with the methods that a Trainer calls."""
 
     def __init__(self, balance: LoadBalance, test: TensorDataset, slow: int | None) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Digits(pytorch_lightning.LightningModule):
         optimizer = torch.optim.Adam(self.parameters(), lr=3e-3)
         optimizer = DistributedOptimizer(optimizer, self.balance, self.named_parameters())
 
-        def clip(*_: Any) -> None:  # in place of gradient_clip_val: here the gradient is that of all ranks
+        def clip(*_: Any) -> None:  # in place of gradient_clip_val: here the gradient is the sum over all ranks
             torch.nn.utils.clip_grad_norm_(self.parameters(), 5.0)
 
         optimizer.register_step_pre_hook(clip)

@@ -3,7 +3,7 @@
     RAY_DEDUP_LOGS=0 python examples/torch_ray.py
 
 It starts Ray on this machine, or uses the cluster that ``RAY_ADDRESS`` names. It needs Horovod, Ray, and scikit-learn,
-which holds the 1,797 digits. The training is that of ``torch_digits.py``; only what is below ``if __name__`` differs.
+which holds the 1,797 digits. It trains as ``torch_digits.py`` does; only what is below ``if __name__`` differs.
 """
 
 from __future__ import annotations

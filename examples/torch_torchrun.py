@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/torch_torchrun.py
 
-It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is that
-of one process with a batch of 128. ``--slow RANK`` slows one rank down, to see the batches follow. With ``--save FILE``
-a training that was ended goes on where it was: end a rank by ``kill -9`` under
+It needs scikit-learn, which holds the 1,797 digits. Every rank trains on what it can finish in time; the result is
+the same as in one process with a batch of 128. ``--slow RANK`` slows one rank down, to see the batches follow. With
+``--save FILE`` a training that was ended goes on from there: end a rank by ``kill -9`` under
 ``torchrun --max-restarts 3 …``.
 """
 

@@ -26,7 +26,7 @@ Sample = tuple[torch.Tensor, int]
 
 
 def sentences() -> list[Sample]:
-    """The digits as words and labels; word 0 is padding."""
+    """Return the digits as words and labels; word 0 is padding."""
     digits = load_digits()
     samples = []
     for image, label in zip(digits.images, digits.target, strict=True):
@@ -37,7 +37,7 @@ def sentences() -> list[Sample]:
 
 
 def padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
-    """One batch, as long as its longest sentence."""
+    """Return one batch, as long as its longest sentence."""
     words = pad_sequence([words for words, _ in samples], batch_first=True)
     labels = torch.tensor([label for _, label in samples])
     return {"input_ids": words, "attention_mask": (words > 0).long(), "labels": labels}
