@@ -1,9 +1,9 @@
-"""Build the documentation's site into site/, in an environment of its own that the first call makes.
+"""Build the documentation's site into site/, in a separate environment that the first call makes.
 
     python scripts/build_docs.py [OPTION OF MKDOCS ...]
 
-MkDocs, its theme and what reads the docstrings need nothing of what training needs, so they are not in ``.venv``, and
-``make setup`` knows nothing of them. ``.setup/docs`` is made again where another Python, or another pin, is asked for.
+MkDocs, its theme and its reader of docstrings need nothing of what training needs, so they are not in ``.venv``, and
+``make setup`` ignores them. ``.setup/docs`` is made again if another Python, or another pin, is asked for.
 
 Runs on the system's Python with nothing but the standard library.
 """

@@ -36,7 +36,7 @@ def each_link(text: str) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return what can be linked to inside a page, as GitHub makes it of headings."""
+    """Return the anchors inside a page, as GitHub makes them of headings."""
     found: set[str] = set()
     for heading in _HEADING.findall(_FENCE.sub("", text)):
         plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)

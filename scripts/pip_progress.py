@@ -15,7 +15,7 @@ _TAIL_LINES = 15
 
 
 def run_pip(python: Path, arguments: list[str], log: Path, environ: Mapping[str, str]) -> int:
-    """Run pip and return its exit code; where it fails, show the log's last lines and its place."""
+    """Run pip and return its exit code; if it fails, show the log's last lines and its place."""
     live, start_s = sys.stderr.isatty(), time.monotonic()
     shown_s = start_s
     argv = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]

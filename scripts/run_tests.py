@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
-# machine, or one that others use, may take a multiple of what a quiet one does.
+# or shared machine may take several times as long as a quiet one.
 LIMIT_S = 80 * 60.0
 # Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
 # of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there is one more than
@@ -49,12 +49,12 @@ IN_GAPS = ("mypy",)  # yields to all tests
 OF_RAY = "tests/distributed/test_ray.py"
 # These mostly wait.
 IDLE = ("test_hosts.py", "test_strangers.py", "test_watchdog.py")
-SLOWEST = 10  # of each run of pytest, told at its end
+SLOWEST = 10  # of each run of pytest, shown at its end
 RUNNING: list[subprocess.Popen[bytes]] = []
 ENDING = Event()
-"""Set where this process is to end: nothing begins any more."""
+"""Set when this process is to end: nothing begins any more."""
 OUTPUT: ContextVar[IO[str] | None] = ContextVar("OUTPUT", default=None)
-"""Where what runs in this thread writes; None: where this process does."""
+"""File that this thread's programs write to; None: this process's output."""
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -64,7 +64,7 @@ ENVIRONMENT = {
 
 
 class Count(NamedTuple):
-    """How many tests ended how."""
+    """Numbers of tests by outcome."""
 
     passed: int = 0
     failed: int = 0
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def stage(name: str, run_all: Callable[[str], list[Count]], only: str) -> Count:
-    """Run one stage, and say how it has ended and how long it took."""
+    """Run one stage, and print how it has ended and how long it took."""
     start_s = time.monotonic()
     say(f"\n=== {name} ===")
     count = total(run_all(only))
@@ -122,7 +122,7 @@ def stage(name: str, run_all: Callable[[str], list[Count]], only: str) -> Count:
 
 @contextmanager
 def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[[], Count]]:
-    """Run a task meanwhile, and give what waits for its count. What it writes is told at the end, whatever that is."""
+    """Run a task meanwhile, and yield a function that waits for its count. Its output is always shown at the end."""
     with tempfile.TemporaryFile("w+", errors="replace") as file, ThreadPoolExecutor(1) as pool:
 
         def run_it() -> Count:
@@ -150,10 +150,10 @@ def unit(only: str) -> list[Count]:
 
 
 def distributed(only: str) -> list[Count]:
-    """Run two halves side by side, since jobs wait much, and beside them what hardly does anything else.
+    """Run two halves side by side, since jobs wait much, and beside them a task that does little else.
 
     One half has the tests with Keras in their names: TensorFlow is imported there alone. Three equal parts take more of
-    the processors: ranks that wait ask for news.
+    the processors: waiting ranks keep polling.
     """
     idle, others = [], []
     for file in sorted((ROOT / "tests/distributed").glob("test_*.py")):
@@ -166,7 +166,7 @@ def distributed(only: str) -> list[Count]:
 
 
 def pytest(arguments: Iterable[str], only: str) -> Count:
-    """Run the tests of what is given to pytest, and count them from pytest's own record."""
+    """Run the tests that are named to pytest, and count them from pytest's own record."""
     with tempfile.TemporaryDirectory() as directory:
         record = Path(directory, "record.xml")
         options = ["-q", f"--durations={SLOWEST}", f"--junitxml={record}", *(["-k", only] if only else [])]
@@ -191,7 +191,7 @@ def counted(suite: dict[str, str]) -> Count:
 
 
 def import_gates() -> list[Count]:
-    """Look at code and docs, and import the core with nothing, and each adapter with its own framework alone.
+    """Check code and docs, and import the core with nothing, and each adapter with only its own framework.
 
     The adapters are imported side by side, before any test: in a new environment that leaves the frameworks compiled
     for all that follows, where processes that import one at the same time would each compile it.
@@ -236,7 +236,7 @@ def run(program: str, *arguments: str) -> int:
 
 
 def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Kill what still runs of these, with all that it started."""
+    """Kill the processes that still run, with all that they started."""
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -102,7 +102,7 @@ def stages() -> list[Stage]:
 
 
 def bring_up_to_date(todo: list[Stage]) -> int:
-    """Run those of the stages that are not done; the lock is held."""
+    """Run the stages that are not done; the lock is held."""
     start_s, ran, hashed = time.monotonic(), 0, ""
     heal(expected_venv=digest("", todo[0].content))
     for number, stage in enumerate(todo, start=1):
@@ -215,13 +215,13 @@ def digest(before: str, content: str) -> str:
 
 
 def say(message: str) -> None:
-    """Tell the user."""
+    """Inform the user."""
     sys.stderr.write(f"set-up: {message}\n")
     sys.stderr.flush()
 
 
 def failed(message: str, code: int = 1) -> int:
-    """Tell the user why it ended and return the exit code."""
+    """Print why it ended, and return the exit code."""
     say(message)
     return code
 

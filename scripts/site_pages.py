@@ -1,7 +1,7 @@
-"""What the documentation's site has besides docs/: a hook of MkDocs (``mkdocs.yml``).
+"""Further pages of the documentation's site besides docs/: a hook of MkDocs (``mkdocs.yml``).
 
 Files in docs/ are written for GitHub, where ``../hvd_hetero/balancer.py`` is a link into the repository. A site has no
-repository around it. So each file that a page links to becomes a page of the site itself, and links follow:
+repository around it. So each file that a page links to becomes a page of the site, and links follow:
 
     README.md                                the front page
     CONTRIBUTING.md, CHANGELOG.md            pages

@@ -1,7 +1,6 @@
 """Gate: an adapter imports where the other framework does not exist, and PyTorch's also where Horovod does not.
 
-That is all of it but what is for elastic jobs of Horovod, and Horovod's wire. Takes the adapter's name; exit code 0 or
-1.
+Excepted are modules for elastic jobs of Horovod, and Horovod's wire. Takes the adapter's name; exit code 0 or 1.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Gate: the core imports with no framework and no extra.
 
 All modules of ``hvd_hetero`` are imported in an interpreter in which importing any installed package fails, except
-NumPy, SciPy, psutil and, for the command line alone, rich. Exit code 0 or 1.
+NumPy, SciPy, psutil and, only for the command line, rich. Exit code 0 or 1.
 """
 
 import argparse

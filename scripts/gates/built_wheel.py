@@ -1,7 +1,7 @@
 """Gate: the wheel that would be published is complete and works without this checkout.
 
 A source distribution is built from a copy of the checkout, a wheel from that source distribution, and the wheel is
-installed into a fresh environment with the core's dependencies alone: links to what is installed here, since to
+installed into a fresh environment with only the core's dependencies: links to what is installed here, since to
 download and unpack NumPy and SciPy once more takes half a minute. From an empty directory, every module of the core
 must import, and the command line must answer. Exit code 0 or 1.
 """
@@ -45,7 +45,7 @@ class GateError(Exception):
 
 
 def run(*argv: str, cwd: Path, expected: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a command without anything of this environment's own, and insist on its exit code."""
+    """Run a command without anything of this environment, and insist on its exit code."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environ = {name: value for name, value in os.environ.items() if name not in hidden} | {"PYTHONNOUSERSITE": "1"}
     done = subprocess.run(argv, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
@@ -63,7 +63,7 @@ def build(work: Path) -> Path:
 
 
 def check_contents(wheel: Path) -> None:
-    """Every module and data file of the packages must be inside, with the types' marks and the licence."""
+    """Raise unless every module and data file of the packages is inside, with the types' marks and the licence."""
     present = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
     wanted = {
         file.relative_to(ROOT).as_posix()
@@ -104,7 +104,7 @@ def check_installed(wheel: Path, work: Path) -> int:
 
 
 def link_dependencies(packages: Path) -> None:
-    """Link what the wheel that is installed there requires, and what that requires, without any extra."""
+    """Link the requirements of the wheel that is installed there, and their requirements, without any extra."""
     (wheel,) = importlib.metadata.distributions(path=[str(packages)])
     wanted, known = required_by(wheel), set[str]()
     while wanted:
@@ -119,7 +119,7 @@ def link_dependencies(packages: Path) -> None:
 
 
 def required_by(distribution: importlib.metadata.Distribution) -> set[str]:
-    """Return the names of what a distribution requires without any extra."""
+    """Return the names of a distribution's requirements without any extra."""
     requirements = map(Requirement, distribution.requires or ())
     return {each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})}
 

@@ -50,7 +50,7 @@ def broken_links(page: Path, root: Path = ROOT) -> Iterator[str]:
 
 
 def wrong_navigation(settings: str, root: Path = ROOT) -> Iterator[str]:
-    """Yield pages that are not in the navigation once, and what is there and does not exist."""
+    """Yield pages that are not in the navigation exactly once, and entries that do not exist."""
     navigation = re.search(r"^nav:\n((?: .*\n)+)", settings, re.MULTILINE)
     told = re.findall(r": (\S+\.md)$", navigation[1], re.MULTILINE) if navigation else []
     pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")}

@@ -8,7 +8,7 @@
 - Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
 - A name that begins with an underscore stays in its package.
 
-A package's ``__init__`` that is imported counts as a module of its own. Exit code 0 or 1.
+A package's ``__init__`` that is imported counts as a separate module. Exit code 0 or 1.
 """
 
 from __future__ import annotations
