@@ -108,7 +108,7 @@ class Training:
         }
 
     def outcome(self) -> dict:
-        """Compare the parameters with those of one process on the samples really used, and count the samples."""
+        """Compare the parameters with one process's on the samples really used, and count the samples."""
         assert self.start is not None, "no round was trained"
         self.seen += [[] for _ in range(len(self.finished) - len(self.seen))]
         rounds = [[i for part in parts for i in part] for parts in zip(*hvd.allgather_object(self.seen), strict=True)]

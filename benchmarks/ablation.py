@@ -10,7 +10,7 @@ A part whose absence costs at most one percent anywhere is not worth its lines.
 New splits: rounds in a hundred whose plan differs from the one before. Each costs a real rank something (new buffers,
 new kernels) that simulated ranks do not pay.
 
-`Plausibility` has a bound of its own: a speed that cannot be leaves the shares as they are. Two jobs show what its
+`Plausibility` has a separate bound: a speed that cannot be leaves the shares as they are. Two jobs show what its
 absence costs there: a rank that reports a thousand times its speed, and one whose clock jumps.
 
 Results of 27 November 2026. Each member of the mixture gains more than one per cent somewhere: without one

@@ -8,7 +8,7 @@ simulated time; with or without a passing slow-down of the last rank (2, 3, 10 t
 a short last round every 40 rounds; times that scatter by nothing, 2 % or 5 % (log-normal). Policy and measurements are
 production's.
 
-The table has, per case, the mean time of a round over that of the best integer split for the true costs of that round
+The table has, per case, the mean time of a round over the best integer split's for the true costs of that round
 (``minimax``, without scatter), and the rounds in which a rank has less than half of its best share. Short rounds, and
 the 20 rounds after the start and after each change of pace, do not count.
 """

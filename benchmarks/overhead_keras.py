@@ -1,4 +1,4 @@
-"""Overhead of LB-BSP in Keras: the step time on equal ranks, over that of stock Horovod.
+"""Overhead of LB-BSP in Keras: the step time on equal ranks, over stock Horovod's.
 
     python benchmarks/overhead_keras.py [--write] [--only NAME ...] [--batch SAMPLES]
     python benchmarks/overhead_keras.py --short [--write]

@@ -1,4 +1,4 @@
-"""Overhead of balancing: the step time on equal ranks, over that of stock Horovod.
+"""Overhead of balancing: the step time on equal ranks, over stock Horovod's.
 
     python benchmarks/overhead_torch.py [--write] [--only NAME ...] [--batch SAMPLES]
     python benchmarks/overhead_torch.py --short [--write]

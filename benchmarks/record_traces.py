@@ -85,7 +85,7 @@ def schedule(path: Path, rounds: int, seed: int) -> list[tuple[float, float]]:
 
 
 class Groups:
-    """The two control groups of a recording, made inside those of this process."""
+    """The two control groups of a recording, made inside this process's groups."""
 
     def __init__(self) -> None:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

@@ -4,7 +4,7 @@
 
 channel       `hvd_hetero.communication.signals.SignalChannel`: a thread per rank, TCP over loopback
 collectives   each rank posts an asynchronous allreduce named after every other rank when a round begins, and the one of
-              its own name when it has finished: what `horovod.torch.poll` then finds done names who has finished
+              its own name when it has finished: what `horovod.torch.poll` then finds done names the finished rank
 
 On 2 and on 3 real ranks. In each round one rank, drawn alike on all, sleeps a random while, raises the signal and waits
 for the others, which look after each piece of about 0.1 ms. They sleep, or compute in torch (the interpreter's lock is

@@ -19,7 +19,7 @@ the order of the samples. Its three callbacks depend on the order in which they 
 beginning of a fit, and change the steps of an epoch for all callbacks. Here is one state, and one callback for the
 three.
 
-**Names on the wire** are those of nodes in the graph of the train function. They follow rank 0's count of trainings, as
+**Names on the wire** are names of nodes in the graph of the train function. They follow rank 0's count of trainings, as
 the new ``LoadBalance`` has heard it, and the graph is traced after that; so survivors and newcomers agree.
 """
 

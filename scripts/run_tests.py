@@ -27,8 +27,8 @@ GATES = "scripts/gates"
 # A stage that takes longer hangs: the longest, the distributed tests, has a watchdog of minutes for each test. A slow
 # or shared machine may take several times as long as a quiet one.
 LIMIT_S = 80 * 60.0
-# Of the unit tests, which are of one process; those of ranks have processes of their own. Each process imports what any
-# of its tests needs, so those of Keras share one, and those of PyTorch another. Of the others there is one more than
+# For the unit tests, which are of one process; tests of ranks start their own processes. Each process imports what any
+# of its tests needs, so Keras's tests share one, and PyTorch's another. For the others there is one more than
 # processors, since many tests wait; each collects all tests, which takes it 3 s, and in a fresh clone 10 s.
 OF_KERAS = ("tests/unit/keras_callbacks",)
 OF_TORCH = (
@@ -143,7 +143,7 @@ def beside(task: Callable[..., Count], *arguments: object) -> Iterator[Callable[
 
 
 def unit(only: str) -> list[Count]:
-    """Run the tests of one process, those of TensorFlow and those of PyTorch beside the others."""
+    """Run the tests of one process, TensorFlow's and PyTorch's beside the others."""
     others = ["tests/unit", *(f"--ignore={path}" for path in (*OF_KERAS, *OF_TORCH)), *SIDE_BY_SIDE]
     with beside(pytest, OF_KERAS, only) as of_keras, beside(pytest, OF_TORCH, only) as of_torch:
         return [pytest(others, only), of_keras(), of_torch()]

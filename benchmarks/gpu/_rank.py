@@ -264,7 +264,7 @@ def unequal(name: str, device: str, cycles: int, slow: Callable[[Training], None
 
 
 class Blocks:
-    """Steps of one way to train; the seconds of a step are those of a whole block, to the device's end of it."""
+    """Steps of one way to train; a step's seconds are the mean of a whole block, to the device's end of it."""
 
     def __init__(self, steps: Iterator[None], device: str) -> None:
         self._steps, self._device = steps, device

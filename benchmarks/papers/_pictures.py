@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: its colours differ even without red and green.
+# Okabe and Ito's palette, for readers who confuse red and green.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FOLDER = Path(__file__).resolve().parents[1] / "results" / "papers"
 

@@ -2,7 +2,7 @@
 
     python benchmarks/papers/alibaba_first.py --traces DIR [--write]
 
-The jobs are those of ``alibaba.py``; a micro-batch costs nothing besides its samples, and neither does a transfer.
+The jobs are as in ``alibaba.py``; a micro-batch costs nothing besides its samples, and neither does a transfer.
 Then no policy does more samples per second than all workers together while all are at work: the mean over the rounds
 of the workers' summed speeds, "all always at work". That, over LB-BSP, is what any policy could gain. If N is chosen,
 the rounds that count hold trials of other numbers, too.

@@ -9,7 +9,7 @@ to the same point, and that time per epoch falls and the workers' times come tog
 less than with the same amount for all: "nearly one-third to half" in its abstract, "20 40 percentage" in its
 introduction. How much depends on nothing as much as on how unlike the workers are, which is assumed here; both figures
 are judged all the same, on the runs that begin with equal amounts. What an allocation can do is judged by how near an
-epoch comes to that of the best split, which sees the future.
+epoch comes to the best split's, which sees the future.
 
 Assumed, since the paper does not state it: the V100 is 1.3 times (ResNet-18) to 1.6 times (VGG-19) as fast as the
 2080 Ti, as their arithmetic peaks and public benchmarks go; 4 ms fixed per micro-batch; 5 % scatter per round; the

@@ -9,7 +9,7 @@ is rounded down. The missing units, fewer than n, go one each to the workers wit
 to the lower rank. Sum, bounds and multiples hold; the optimum may be lost. The relaxation's value is a lower bound of
 every integer split, returned as `bound_s`.
 
-HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not tell rounds of a microsecond apart,
+HiGHS tolerates an error of 1e-7 in every row, in any unit. In seconds, it could not separate rounds of a microsecond,
 and their split would be arbitrary. So the unit of short rounds is the least power of two seconds within which the
 relaxed problem can be finished. The optimum is then between 1/2 and 1, and the scaling rounds nothing. Rounds of a
 second and more are not scaled, because HiGHS treats small coefficients (below 1e-9 a sample) as zero; nor are negative
@@ -47,7 +47,7 @@ def minimax_lp(
     *,
     time_limit_s: float | None = None,
 ) -> Allocation | SolverFailure:
-    """Return the linear program's split, rounded; arguments and errors are those of `minimax`.
+    """Return the linear program's split, rounded; arguments and errors are as for `minimax`.
 
     Args:
         slope: m, seconds per sample.

@@ -7,7 +7,7 @@ copied to lie beside the others, in Keras also back. So small gradients share bu
 Let gradients arise in the order 0 … n-1, b_i bytes each. When i arises, R_i = b_i + … + b_{n-1} is still to come. With
 the wire's `Limits`,
 
-- b_i >= ``alone``: a bucket of its own;
+- b_i >= ``alone``: a separate bucket;
 - any other joins the open bucket of its kind, or opens one as its first member i. A bucket holds at most ``members``
   gradients and at most ``min(most, R_i / 2)`` bytes (a single gradient may be larger): less and less towards the end,
   since nothing hides the transfer of the last one. But if ``R_i / 2 < least``, it may hold all the rest.
@@ -46,7 +46,7 @@ class Limits:
     most: int
     """Bytes of a bucket, at most."""
     least: int
-    """Bytes that are not worth a bucket of their own."""
+    """Bytes that are not worth a separate bucket."""
     alone: int
     """Bytes from which a gradient leaves alone."""
 

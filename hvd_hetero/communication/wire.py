@@ -135,7 +135,7 @@ class TensorWire(Wire, Protocol[Tensor]):
 
 
 class Line(TensorWire[Tensor], Protocol[Tensor]):
-    """A wire whose calls have an order among themselves, and none relative to those of other lines."""
+    """A wire whose calls have an order among themselves, and none relative to other lines' calls."""
 
     def in_order(self, names: Sequence[str]) -> None:
         """Make exactly these calls in the next round, in whatever order; they start in this order.

@@ -73,7 +73,7 @@ class EpochEnd:
     largest: int = 0
     """Samples that a micro-batch may hold; 0: any number."""
     joins: bool = False
-    """False: a remainder is a round of its own, whatever its size."""
+    """False: a remainder is a separate round, whatever its size."""
 
     @classmethod
     def of(cls, policy: Policy, *, joins: bool = True) -> EpochEnd:
@@ -81,7 +81,7 @@ class EpochEnd:
         return cls(policy.minimum, policy.multiple_of, getattr(policy, "max_micro_batch", None) or 0, joins)
 
     def apart(self, plan: RoundPlan) -> int:
-        """Return how many samples after a round with this plan are a round of their own."""
+        """Return how many samples after a round with this plan are a separate round."""
         joins = self.joins and plan.ends == "all"
         return plan.workers * -(-self.minimum // self.multiple_of) * self.multiple_of if joins else 1
 

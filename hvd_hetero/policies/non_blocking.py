@@ -26,10 +26,10 @@ class NonBlocking(Policy):
         n/N:         g = (1 / X) sum_i (S_i / x_i) G_i the paper's rule (section 3.2 and Eq. 19)
 
     The paper shrinks the learning rate of rank i by n_i / N, which is S_i / x_i where micro-batches are equal, as all
-    its are. Where x_i is no multiple of N they differ by a sample, and the share is that of samples: 1/6, and not 1/4,
+    its are. Where x_i is no multiple of N they differ by a sample, and the share is in samples: 1/6, and not 1/4,
     after the first of (1, 1, 2, 2). The gradient of rank i is a sum over n_i micro-batches, so what a slow rank saw
     weighs (n_i / N)^2 against a fast rank's: samples count less for having been computed slowly, and the step is
-    shorter. Where the data are spread evenly, that costs speed and no more; where slow ranks hold data of their own, it
+    shorter. If the data are spread evenly, that only costs speed; if slow ranks hold other data than fast ones, it
     also turns the optimum away from them. Hence unbiased is the default.
 
     Differences from the paper: abandoned micro-batches return to the front of the queue, so that an epoch visits every

@@ -178,7 +178,7 @@ def slow_down(factor: float, method: Method = "auto", cores: float = 1.0, *, fit
 def pin_to_core(index: int) -> int:
     """Pin this process, with all its threads, to the ``index``-th core it may use, and return that core's number.
 
-    ``pin_to_core(hvd.local_rank())`` gives each rank its own core. The cores are those of the process's affinity mask
+    ``pin_to_core(hvd.local_rank())`` gives each rank its own core. The cores are in the process's affinity mask
     (a container may allow only some of the machine's), counted from 0.
     """
     allowed = sorted(os.sched_getaffinity(0))

@@ -320,7 +320,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _single(metrics: Iterable[Any]) -> Iterator[Any]:
-    """Yield each metric by itself: Keras 3 has those of compile in one."""
+    """Yield each metric by itself: Keras 3 has compile's in one."""
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
         yield from _single(inner) if inner else [metric]

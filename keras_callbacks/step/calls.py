@@ -79,7 +79,7 @@ class RoundCalls:
         """The batch of the current round, part by part, if it is kept to be done again."""
         self._cut: Cut | None = None
         self._most = 0  # of a micro-batch, in a round that is done again
-        self._begun = False  # whether the round of the step at hand has
+        self._begun = False  # whether the current step's round has
         self._leaves = False  # whether the gathered gradient does
         self._fit = fit
         self._pending: list[MicroBatch] = []

@@ -1,8 +1,8 @@
 """Gate: imports keep to the rules of the house, also those that only a type checker runs.
 
 - Imports are absolute.
-- There is no circle of modules, and none of rooms: no module imports itself, by whatever detour, and no folder that of
-  one that imports it. A room is a folder of a package (of ``hvd_hetero.tools`` one below it), or a module outside them.
+- There is no circle of modules, and none of rooms: neither a module nor a room imports itself, by whatever detour. A
+  room is a folder of a package (of ``hvd_hetero.tools`` one below it), or a module outside them.
 - What trains imports no tool and nothing that is for tests: ``hvd_hetero.tools`` and ``hvd_hetero.testing``.
 - The core imports no adapter, and an adapter imports no other.
 - Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.

@@ -48,7 +48,7 @@ def drawn_by(sampler: Iterable[Any], seed: int, *, in_batches: bool) -> Callable
 
 
 def _generators(sampler: Any) -> Iterator[torch.Generator]:
-    """Yield the generators that a sampler draws from, and those of samplers in it."""
+    """Yield the generators that a sampler draws from, and the generators of samplers in it."""
     for part in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
         if isinstance(part, torch.Generator):
             yield part

@@ -36,7 +36,7 @@ def stream_order(
     least: int,
     options: Mapping[str, Any],
 ) -> SharedStream | ShardStream:
-    """Return the order that takes samples from this dataset; ``options`` are those of the DataLoader that reads it."""
+    """Return the order that takes samples from this dataset; ``options`` are its DataLoader's."""
     if stream not in ("whole", "shard"):
         raise ValueError(f"stream must be 'whole' or 'shard', got {stream!r}: {_CHOOSE}")
     if (stream == "shard") != (rounds_per_epoch is not None):

@@ -37,7 +37,7 @@ class Gathered:
     """
 
     def __init__(self) -> None:
-        # By identity: the hash of a tensor is a function of Python. Versions are without those of re-scaling.
+        # By identity: the hash of a tensor is a function of Python. Versions leave out re-scaling.
         self._left: dict[int, tuple[torch.Tensor, int]] = {}
         self._rescaled = 0
         self._norms: dict[int, float] = {}

@@ -5,7 +5,7 @@ one. So all ranks must start the collectives of a group in one order. Which call
 
 1. *The training thread makes a call and waits for its result, or makes several and then waits for all of them*: while
    a training is set up, when ranks agree on layouts, average parameters or exchange them with neighbours, and in layers
-   that wait for other ranks (``SyncBatchNorm``). Their order is that of the program. It is the same on all ranks, or
+   that wait for other ranks (``SyncBatchNorm``). They come in the program's order. It is the same on all ranks, or
    else one would wait in call a and another in call b, on any wire. A hook of autograd on another thread is no
    exception, because the training thread waits inside ``backward()`` meanwhile.
 2. *The table*, once in a round. It leaves during the backward pass, at ``step()``, or inside the loader on a rank
@@ -185,7 +185,7 @@ class _Line:
         return self._start(Call(name, lambda: tensor), [tensor], lambda: [self._sum(tensor)])
 
     def start_sums(self, tensors: list[torch.Tensor], name: str) -> Call:
-        """Sum each of these tensors over all ranks: those of one type and device travel as one."""
+        """Sum each of these tensors over all ranks: tensors of one type and device travel as one."""
         alike: dict[object, list[int]] = {}
         for number, tensor in enumerate(tensors):
             alike.setdefault((tensor.dtype, tensor.device), []).append(number)

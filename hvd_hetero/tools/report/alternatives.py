@@ -40,7 +40,7 @@ class Alternative:
     """Least samples per second that the run allows."""
     most: float
     times_run: float
-    """Samples per second over those of the run itself, in the same rounds."""
+    """Samples per second over the run's own, in the same rounds."""
 
     @property
     def certain(self) -> bool:

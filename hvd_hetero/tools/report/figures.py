@@ -52,7 +52,7 @@ class RankFigures:
     samples_per_s: Floats
     """Mean speed."""
     of_best_rank: Floats
-    """Score: speed over that of the fastest rank."""
+    """Score: speed over the fastest rank's."""
     of_own_best: Floats
     """Score: speed over the rank's own best."""
     waiting: Floats

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rounds_figure"]
 
-# Okabe and Ito's palette: people who confuse red and green can tell it apart.
+# Okabe and Ito's palette, for readers who confuse red and green.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 

@@ -30,7 +30,7 @@ _OURS = re.compile(_MARK.encode() + rb"|(rest_s|(factor|cpu|memory) \d+)[,\n]") 
 
 
 def export(described: Description, path: Path) -> list[Path]:
-    """Write the files and return their paths. The machines must be those of a recorded run, changed or not."""
+    """Write the files and return their paths. The machines must come from a recorded run, changed or not."""
     if path.suffix != ".toml":
         raise ValueError(f"--export must end in .toml, got {named(path)}; write --export cluster.toml")
     if not path.parent.is_dir():

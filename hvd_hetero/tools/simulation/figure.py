@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_picture", "comparison_figure"]
 
-# Okabe and Ito's palette, which people who confuse red and green can tell apart, and two greys.
+# Okabe and Ito's palette, for readers who confuse red and green, and two greys.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#888888", "#B8B800")
 _STYLES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 4)), (0, (8, 4)))
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---")  # as many; with the colours, 63 looks for 64 schemes
