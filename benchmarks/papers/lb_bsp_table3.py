@@ -40,7 +40,7 @@ Found = tuple[float, float, float]  # RMSE, seconds of a round, waiting share
 
 
 class Errors:
-    """Return squares of predicted minus measured speeds, round after round."""
+    """Squares of predicted minus measured speeds, round after round."""
 
     def __init__(self, skip: int) -> None:
         self._skip, self._predicted, self.squares = skip, np.empty(0), [0.0]
