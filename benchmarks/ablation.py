@@ -54,7 +54,6 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Recorded, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.meters import OneByOne
 
 Found = tuple[float, float]  # samples per second, new splits in a hundred rounds
 ONE_PERCENT = 0.01
@@ -136,7 +135,6 @@ def implausible(kind: str, *, believes: bool) -> float:
     if believes:
         simulation.planner._plausibility = None
     simulation.run(40)
-    assert isinstance(simulation.meters, OneByOne)
     meter = simulation.meters.each[2]
     row, done = meter.row, meter.done
 

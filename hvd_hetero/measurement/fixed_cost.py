@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -172,41 +172,36 @@ class FixedCosts:
             self._judge()
 
 
-_Number = TypeVar("_Number", float, Floats)
+class Pace:
+    """A rank's speed freed from its batch, for its predictor.
 
-
-class Pace(Generic[_Number]):
-    """A rank's speed freed from its batch, for its predictor; with arrays, the speeds of several ranks.
-
-    It is (x + β) / t times a factor c, with which a new β leaves the pace of the latest round unchanged. So predictors
-    need not know of it. ``none`` is a zero, or an array of them.
+    It is (x + β) / t times a factor c, by which a new β leaves the pace of the latest round as it was. So predictors
+    need not hear of it.
     """
 
-    def __init__(self, reference: float, none: _Number) -> None:
+    def __init__(self, reference: float) -> None:
         self._reference = reference
-        self.samples: _Number = none
+        self.samples = 0.0
         """β"""
-        self.size: _Number = none + reference
-        """The size of micro-batches in the latest round that was learned from."""
-        self._factor: _Number = none + 1.0  # c
+        self.size = reference
+        """The size of micro-batches in the latest round that taught something."""
+        self._factor = 1.0  # c
 
-    def know(self, samples: _Number) -> None:
-        """Take another β."""
+    def know(self, samples: float) -> None:
+        """Go on with another β."""
         self._factor = self._factor * (self.size + self.samples) / (self.size + samples)
         self.samples = samples
 
-    def of(self, size: _Number, seconds: _Number) -> _Number:
+    def of(self, size: float, seconds: float) -> float:
         """Return the pace of a round whose micro-batches had this size and took so long each."""
-        pace: _Number = self._factor * (size + self.samples) / seconds
-        return pace
+        return self._factor * (size + self.samples) / seconds
 
-    def speed(self, pace: _Number) -> _Number:
+    def speed(self, pace: float) -> float:
         """Return the speed at a pace, in micro-batches of the reference size."""
-        speed: _Number = pace / self._factor * self._reference / (self._reference + self.samples)
-        return speed
+        return pace / self._factor * self._reference / (self._reference + self.samples)
 
-    def state(self) -> dict[str, _Number]:
-        """Return the state as plain data."""
+    def state(self) -> dict[str, float]:
+        """Return plain data."""
         return {"samples": self.samples, "size": self.size, "factor": self._factor}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class SpeedMeter:
         self._readings, self._hindrances = readings, hindrances
         self._hindered = {} if hindrances is None else Hindrances().row()
         self.predictor, self.profile = predictor, profile
-        self.pace: Pace[float] | None = Pace(typical_size, 0.0) if weighs_fixed_cost else None
+        self.pace = Pace(typical_size) if weighs_fixed_cost else None
         self.stopwatch: Stopwatch | None = None
         self.rests = True
         """True: `rest` is called while others compute."""

@@ -123,6 +123,8 @@ class Availabilities:
         return float(self._share[worker, 0] if self.constant else self._alone(worker).at(time_s)[0])
 
     def _alone(self, worker: int) -> Availabilities:
+        if len(self._processes) == 1:
+            return self
         if worker not in self._each:
             self._each[worker] = Availabilities([self._processes[worker]])
         return self._each[worker]

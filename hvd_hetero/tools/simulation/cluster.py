@@ -153,4 +153,4 @@ class Meter:
         if process is None:
             return math.nan
         noise = self._rng.normal(scale=self._drivers.noise) if self._drivers.noise else 0.0
-        return min(max(float(process.at(time_s)[0]) + noise, 0.0), 1.0)
+        return min(max(process.at_one(0, time_s) + noise, 0.0), 1.0)

@@ -15,12 +15,12 @@ so stepping from round to round is the discrete-event simulation, and each step 
 for every micro-batch, if these vary by themselves or workers anticipate).
 
 **What is production here**: the policy object and the planner; one ``measurement.SpeedMeter`` per worker with its
-predictor and device profile, driven by a simulated clock, or a bank that does the same for all workers at once
-(``simulation.meters``); ``RoundPlan``, ``RoundTable``, ``SharedPermutation``. Only the order of a balancer's steps is
-repeated here, because n balancers each hold a table of n rows, which at n = 1,000 is n² numbers a round. A test drives
-n real balancers by the same clock and finds the same plans.
+predictor and device profile, driven by a simulated clock (``simulation.meters``); ``RoundPlan``, ``RoundTable``,
+``SharedPermutation``. Only the order of a balancer's steps is repeated here, because n balancers each hold a table of n
+rows, which at n = 1,000 is n² numbers a round. A test drives n real balancers by the same clock and finds the same
+plans.
 
-Cost: O(n) a round: 2 microseconds a worker with a bank, at 1,000 workers; else 30 to 130, the predictors' mostly.
+Cost: O(n) a round: 30 to 130 microseconds a worker, mostly its meter's and predictor's.
 
 Left out: the time that deciding takes (measured by ``benchmarks/papers/scale.py``), and what a user's loop does between
 rounds. ``Network(kind="recorded")`` can carry both.
@@ -43,7 +43,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
 from hvd_hetero.tools.simulation.limits import MOST_MICRO_BATCHES
-from hvd_hetero.tools.simulation.meters import meters_of
+from hvd_hetero.tools.simulation.meters import Meters
 from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.results import Learner, Simulated
 from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
@@ -70,10 +70,8 @@ class Options:
     signal_s: float = 0.0
     """Seconds until the other workers hear that the first one has ended the round."""
     sync: str | Mixing = ALLREDUCE
-    """As in production: with "d-psgd", "matcha" or a graph each worker averages with its neighbours, instead
-    of the allreduce. A learner needs to know as well (``learner_for``)."""
-    together: bool = True
-    """True: measure and predict for all workers at once, if their predictor can. Else each has a meter."""
+    """as in production: with "d-psgd", "matcha" or a graph of one's own each worker averages with its neighbours, in
+    place of the allreduce. A learner needs to know as well (``learner_for``)"""
     evaluate_every: int = 0
     """Rounds between two evaluations of the loss, which take no simulated time; 0: never."""
 
@@ -106,9 +104,7 @@ class RoundSimulation:
         self.planner = Planner(policy, n, global_batch)
         self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
-        self.meters = meters_of(
-            self.machines, policy, self.planner.typical_size, predictor, together=self.options.together
-        )
+        self.meters = Meters(self.machines, policy, self.planner.typical_size, predictor)
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
 

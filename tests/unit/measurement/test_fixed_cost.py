@@ -197,7 +197,7 @@ def test_a_state_that_cannot_be_is_refused(change):
 
 def test_a_pace_does_not_jump_where_the_fixed_cost_becomes_known():
     """Whoever forecasts paces sees a rank that goes on as before. The speed is that of the reference size."""
-    pace = Pace(REFERENCE, 0.0)
+    pace = Pace(REFERENCE)
     pace.size = 90.0
     before = pace.of(90.0, 190.0)
     pace.know(100.0)
@@ -206,23 +206,8 @@ def test_a_pace_does_not_jump_where_the_fixed_cost_becomes_known():
     assert pace.speed(before) == pytest.approx(REFERENCE / (REFERENCE + 100.0))
 
 
-def test_a_pace_does_the_same_with_arrays():
-    rng = np.random.default_rng(0)
-    together, alone = Pace(REFERENCE, np.zeros(3)), [Pace(REFERENCE, 0.0) for _ in range(3)]
-    for _ in range(5):
-        sizes, seconds, samples = rng.uniform(1, 100, 3), rng.uniform(0.1, 1, 3), rng.uniform(0, 200, 3)
-        together.size = sizes
-        together.know(samples)
-        paces = together.of(sizes, seconds)
-        for i, one in enumerate(alone):
-            one.size = sizes[i]
-            one.know(samples[i])
-            assert one.of(sizes[i], seconds[i]) == pytest.approx(paces[i])
-            assert one.speed(paces[i]) == pytest.approx(together.speed(paces)[i])
-
-
 def test_a_saved_pace_goes_on():
-    pace, other = Pace(REFERENCE, 0.0), Pace(REFERENCE, 0.0)
+    pace, other = Pace(REFERENCE), Pace(REFERENCE)
     pace.size = 90.0
     pace.know(70.0)
     other.restore(json.loads(json.dumps(pace.state())))
@@ -236,4 +221,4 @@ def test_a_saved_pace_goes_on():
 @pytest.mark.parametrize("change", [{"samples": -1.0}, {"size": 0.0}, {"factor": float("inf")}])
 def test_the_state_of_a_pace_that_cannot_be_is_refused(change):
     with pytest.raises(ValueError, match=r"pace of the state must .*resume from a whole state"):
-        Pace(REFERENCE, 0.0).restore({**Pace(REFERENCE, 0.0).state(), **change})
+        Pace(REFERENCE).restore({**Pace(REFERENCE).state(), **change})

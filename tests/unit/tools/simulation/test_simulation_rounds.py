@@ -35,6 +35,7 @@ from hvd_hetero.tools.simulation.variation import Variation
 POLICIES = {
     "bsp": lambda: BSP(max_micro_batch=7),
     "lb-bsp": lambda: LBBSP("memoryless", tolerance=0.0),
+    "lb-bsp, mixture": lambda: LBBSP(tolerance=0.0),
     "static": lambda: StaticAllocation([1, 2, 3, 2]),
     "self-adaptive": lambda: SelfAdaptive(20, every=5),
     "elastic-bsp": lambda: ElasticBSP(6),
@@ -59,9 +60,10 @@ def cluster(noise: float = 0.01) -> Cluster:
     )
 
 
-def varied(variation: Variation) -> Cluster:
+def varied(variation: Variation, faster: float = 1.0) -> Cluster:
     """Four steady workers but for this."""
-    workers = tuple(Worker(Compute.at_speed(v), variation=(variation,)) for v in (100.0, 200.0, 300.0, 150.0))
+    speeds = (100.0, 200.0, 300.0, 150.0)
+    workers = tuple(Worker(Compute.at_speed(faster * v), variation=(variation,)) for v in speeds)
     return Cluster(workers, seed=3, measurement_noise=0.01)
 
 
@@ -159,6 +161,7 @@ KINDS = {
     "server": replace(cluster(), network=Network("server", latency_s=0.05, message_bytes=1e5, bandwidth=1e6)),
     "scatter": varied(Exponential("round")),
     "each batch": varied(Jitter("batch", 0.2)),
+    "short": varied(Jitter("round", 0.05), faster=60.0),  # rounds so short that ranks learn after they have reported
 }
 
 
