@@ -18,14 +18,19 @@ once, so that no smaller batch makes room for a slow link.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import _pictures
 import _tables
 import numpy as np
 
+from hvd_hetero.allocation import minimax
 from hvd_hetero.policies import BSP, LBBSP, Policy
+from hvd_hetero.policies.base import equal_plan
+from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation import (
     Availability,
     BestSplit,
@@ -37,7 +42,6 @@ from hvd_hetero.tools.simulation import (
     RoundSimulation,
     Worker,
 )
-from hvd_hetero.tools.simulation.profiled import ProfiledLBBSP
 
 BATCH, MESSAGE_BYTES, ABUNDANT, DEFICIENT, PERIOD_S = 380, 1.9e6, 480e6 / 8, 160e6 / 8, 120.0
 _M, _COMM_S = 1.3e-3, 2 * MESSAGE_BYTES / ABUNDANT
@@ -48,6 +52,41 @@ CURVES = {
     "g3.4xlarge": (Compute(0.65e-3, _FINISH_S - 600 * 0.65e-3, 103, 788), 2),
 }
 TESTEE = 3  # the last of the g2.2xlarge
+WEIGHT = 0.2  # of the latest communication time, as lb-bsp's EMA
+
+
+class ProfiledLBBSP(Policy):
+    """LB-BSP for GPUs as the paper has it: with a server, and a communication time of each worker's own (section 3.3).
+
+        minimise max_i Γ_i(x_i) + t_i    subject to    sum x_i = X,  x^s_i <= x_i <= x^o_i                (Eqs. 3, 5)
+
+    Γ_i is known from offline profiling, t_i is the moving average of the worker's own pull and push. Production's
+    scheme is ``LBBSP(device="gpu")``: it has no t_i, since an allreduce ends for all at once, and learns Γ_i.
+    """
+
+    name: ClassVar[str] = "lb-bsp, profiled"
+
+    def __init__(self, profiles: Sequence[Compute]) -> None:
+        self._profiles = tuple(profiles)
+        self._communication_s = np.zeros(len(self._profiles))
+        self._known = False
+
+    def first(self, workers: int, global_batch: int) -> RoundPlan:
+        """Equal shares."""
+        return equal_plan(workers, global_batch)
+
+    def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
+        """The exact optimum for the communication that is expected."""
+        seen_s = finished.table.column("input_s")  # where a simulation with a server tells a worker's own transfers
+        self._communication_s += (WEIGHT if self._known else 1.0) * (seen_s - self._communication_s)
+        self._known = True
+        intercept_s = [p.intercept_s for p in self._profiles]
+        lower = [math.ceil(p.saturation) for p in self._profiles]
+        upper = [plan.total if p.memory_limit is None else p.memory_limit for p in self._profiles]
+        split = minimax(
+            [p.slope_s for p in self._profiles], intercept_s, self._communication_s, plan.total, lower, upper
+        )
+        return RoundPlan.of(split.shares)
 
 
 def cluster(*, rotating: bool, kind: str = "server") -> Cluster:

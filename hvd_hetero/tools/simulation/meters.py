@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy
-from hvd_hetero.prediction import Predictor
+from hvd_hetero.prediction import NARX, Predictor
 from hvd_hetero.tools.simulation.cluster import Machines, Meter
-from hvd_hetero.tools.simulation.foreground import in_foreground
 
 __all__ = ["Meters"]
 
@@ -79,7 +78,11 @@ class Meters:
 
 
 def _predictor(policy: Policy) -> Predictor:
-    """Return a predictor for one rank, as in production, where each rank is a process."""
+    """Return a predictor of a rank's own, as in production, where each rank is a process.
+
+    NARX trains inside ``update``: in the background, its forecasts would depend on the wall clock.
+    """
     predictor = policy.predictor()
-    given = policy.predictor() is predictor  # an object, which in production each process would have
-    return copy.deepcopy(predictor) if given else in_foreground(predictor)
+    if policy.predictor() is predictor:  # an object, which in production each process would have
+        return copy.deepcopy(predictor)
+    return NARX(background=False) if type(predictor) is NARX else predictor

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from script_modules import load
 
+from hvd_hetero.tools.simulation import Cluster, Compute, Network, RoundSimulation, Worker
+
 
 def module(name: str):
     return load(name, "benchmarks", "benchmarks/papers")
@@ -83,6 +85,19 @@ def test_a_self_adaptive_training_is_told_epoch_by_epoch(adaptive):
     assert found.allocations[0] == (2, 18)
     assert found.steady <= 5
     assert found.best_s < found.settled_s < found.seconds[0]
+
+
+# --- LB-BSP on GPUs ---------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
+    """Three equal devices, one link that costs the time of 60 samples each way: it gets 120 samples fewer."""
+    profile = Compute(0.01, 0.1, 10, 400)
+    workers = (Worker(profile), Worker(profile), Worker(profile, bandwidth=1.0 / 0.6))
+    machines = Cluster(workers, Network("server", message_bytes=1.0, bandwidth=1e9))
+    simulation = RoundSimulation(machines, module("lb_bsp_gpu").ProfiledLBBSP([profile] * 3), 600)
+    simulation.run(3)
+    assert simulation.step().plan.samples == (240, 240, 120)
 
 
 # --- ElasticBSP, Figure 4 ---------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from hvd_hetero.tools.simulation import (
 )
 from hvd_hetero.tools.simulation.cluster import Machines, Meter
 from hvd_hetero.tools.simulation.order import WholeRounds
-from hvd_hetero.tools.simulation.profiled import ProfiledLBBSP
 from hvd_hetero.tools.simulation.variation import Variation
 
 POLICIES = {
@@ -356,15 +355,3 @@ def test_plans_fixed_ahead_come_a_round_later():
     simulation = RoundSimulation(Cluster.of_speeds([100.0, 300.0]), LBBSP(), 400, options=Options(lead=2))
     plans = [simulation.step().plan.samples for _ in range(6)]
     assert plans == [(200, 200)] * 4 + [(150, 250)] * 2
-
-
-def test_the_papers_scheme_with_a_server_makes_room_for_a_slow_link():
-    """Three equal devices, one link that costs the time of 60 samples each way: it gets 120 samples fewer."""
-    profile = Compute(0.01, 0.1, 10, 400)
-    workers = (Worker(profile), Worker(profile), Worker(profile, bandwidth=1.0 / 0.6))
-    machines = Cluster(workers, Network("server", message_bytes=1.0, bandwidth=1e9))
-    simulation = RoundSimulation(machines, ProfiledLBBSP([profile] * 3), 600)
-    simulation.run(3)
-    assert simulation.step().plan.samples == (240, 240, 120)
-    with pytest.raises(ValueError, match="one curve per worker, got 2 for 3"):
-        RoundSimulation(machines, ProfiledLBBSP([profile] * 2), 600)
