@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.data.contents import contents_of, marks_of
+from hvd_hetero.data.same_data import contents_of, marks_of
 from keras_callbacks.pipeline.stream import StreamReader
 
 CHUNK = 64  # samples that a dataset is read by

@@ -28,8 +28,8 @@ from hvd_hetero.policies import LBBSP
 from hvd_hetero.tools.simulation import Cluster, RoundSimulation
 from hvd_hetero.tools.simulation.cluster import Worker
 from hvd_hetero.tools.simulation.compute import Compute
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.variation import Jitter, Recorded
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SHARE, SAMPLE_S = 64, 1e-3
 SLOW_FROM, SLOW_TO, LOOKS = 60, 90, 20

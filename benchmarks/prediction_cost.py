@@ -25,7 +25,7 @@ import numpy as np
 from train_narx import TRACES, Series, read
 
 from hvd_hetero.prediction import EMA, NARX, Memoryless, Mixture, Predictor, Reverting
-from hvd_hetero.prediction.narx import network
+from hvd_hetero.prediction.narx import neural_network
 
 COST_TARGET_US, WAIT_TARGET_US, LEAST_TRAININGS, ROUNDS = 50.0, 1000.0, 5, 1500
 
@@ -43,15 +43,15 @@ class Cost:
 def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) -> Cost:
     """Time a predictor in use, with training in the background and real work between the rounds."""
     finished: list[None] = []
-    fit_once = network.fit
+    fit_once = neural_network.fit
 
-    def counted(*arguments: Any, **options: Any) -> network.Fit:
+    def counted(*arguments: Any, **options: Any) -> neural_network.Fit:
         found = fit_once(*arguments, **options)
         finished.append(None)
         return found
 
     predictor, spent, work = make(), [], np.random.default_rng(0).normal(size=(300, 300))
-    network.fit = counted
+    neural_network.fit = counted
     try:
         for k in range(rounds):
             speed, cpu, memory = series[k % len(series)]
@@ -61,7 +61,7 @@ def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) ->
             predictor.update(speed, cpu, memory)
             spent.append(time.perf_counter() - began)
     finally:
-        network.fit = fit_once
+        neural_network.fit = fit_once
     us = np.array(spent) * 1e6
     return Cost(float(np.median(us)), float(np.quantile(us, 0.999)), float(us.max()), len(finished))
 

@@ -27,7 +27,7 @@ from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.telemetry import TelemetryWriter
 from hvd_hetero.tools.cli import main as command
 from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Jitter, Network, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTHS = {390: 6000, 1440: 3200}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hvd_hetero.prediction import NARX  # noqa: E402
-from hvd_hetero.prediction.narx import network  # noqa: E402
+from hvd_hetero.prediction.narx import neural_network  # noqa: E402
 
 TRACES = ROOT / "tests" / "data" / "traces"
 TARGET = ROOT / "hvd_hetero" / "prediction" / "narx" / "warm.json"
@@ -35,7 +35,7 @@ def read(path: Path) -> Series:
         return [(float(r["samples_per_s"]), float(r["cpu"]), float(r["memory"])) for r in csv.DictReader(file)]
 
 
-def fit(several: Sequence[Series]) -> network.Fit:
+def fit(several: Sequence[Series]) -> neural_network.Fit:
     """Return the parameters that fit these series best; all rounds of all series count alike."""
     rows: list[tuple[float, ...]] = []
     for series in several:
@@ -45,8 +45,11 @@ def fit(several: Sequence[Series]) -> network.Fit:
             narx.update(speed, cpu, memory)
         rows += narx.examples[WARM_UP_ROUNDS:]
     data = np.array(rows)
-    inputs, targets = data[:, : network.INPUTS], data[:, -2]
-    fits = [network.fit(network.start(seed), inputs, targets, pull=0.1, max_steps=300) for seed in range(STARTS)]
+    inputs, targets = data[:, : neural_network.INPUTS], data[:, -2]
+    fits = [
+        neural_network.fit(neural_network.start(seed), inputs, targets, pull=0.1, max_steps=300)
+        for seed in range(STARTS)
+    ]
     return min(fits, key=lambda f: f.loss)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.errors import HeteroError
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["share_adapted"]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_hetero.averages import averages
 from keras_callbacks.load_balance import LoadBalance
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["average_by_samples", "weighted_gradients"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_hetero.checks import integer
-from hvd_hetero.data.contents import marks_of
 from hvd_hetero.data.ending_shard import EndingShard
 from hvd_hetero.data.permutation import SharedPermutation
-from hvd_hetero.data.streams import SharedStream
+from hvd_hetero.data.same_data import marks_of
+from hvd_hetero.data.stream_orders import SharedStream
 from keras_callbacks.load_balance import LoadBalance
 from keras_callbacks.pipeline.alike import check_alike, check_single, compared
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset

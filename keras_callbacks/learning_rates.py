@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["LearningRateSchedule", "LearningRateWarmup"]
 

@@ -21,7 +21,7 @@ from keras_callbacks.refusals import check_compiled
 from keras_callbacks.session import FitSession
 from keras_callbacks.start import average
 from keras_callbacks.step.device import device_here
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.wrapping import is_wrapped, release_from_others, wrap
 
 __all__ = ["LoadBalance"]

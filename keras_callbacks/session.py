@@ -16,8 +16,8 @@ from keras_callbacks.refusals import check_layers, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
-from keras_callbacks.step.synchroniser import AllReduce, Gradient
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.step.graph_synchroniser import AllReduce, Gradient
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["EPOCH_IS_OVER", "FitSession"]
 

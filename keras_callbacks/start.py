@@ -22,7 +22,7 @@ from keras_callbacks.keras_versions import (
     weights_of,
 )
 from keras_callbacks.step.parcels import assign, end_to_end, parcels
-from keras_callbacks.wire import TensorFlowWire
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["CommonStart", "average", "start_alike"]
 

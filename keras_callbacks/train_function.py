@@ -14,7 +14,7 @@ from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
 from keras_callbacks.session import EPOCH_IS_OVER, FitSession
 from keras_callbacks.step.failures import told
-from keras_callbacks.step.out_of_memory import Shortage
+from keras_callbacks.step.memory_shortage import Shortage
 
 __all__ = ["RoundFunction"]
 

@@ -20,7 +20,7 @@ from keras_callbacks.pipeline.balanced_dataset import refuses_resized
 from keras_callbacks.session import FitSession
 from keras_callbacks.step.failures import tells_failures
 from keras_callbacks.step.graph import GraphRound
-from keras_callbacks.step.synchroniser import AllReduce, LocalUpdates, NeighbourAverage, Synchroniser
+from keras_callbacks.step.graph_synchroniser import AllReduce, LocalUpdates, NeighbourAverage, Synchroniser
 from keras_callbacks.train_function import RoundFunction
 
 __all__ = ["is_wrapped", "release_from_others", "wrap"]

@@ -13,7 +13,7 @@ import torch
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, is_out_of_memory, not_done_again
+from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, is_out_of_memory, not_done_again
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 
 __all__ = ["Shortage", "Undoes"]

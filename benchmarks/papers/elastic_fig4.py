@@ -32,9 +32,9 @@ from hvd_hetero.policies import BSP, ElasticBSP, Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, RoundSimulation, Worker
 from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import SmallNetwork, digits
 from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SPEEDS, BATCH, EPOCHS, RATE = (1.0, 0.87, 0.71, 0.55), 8, 40, 0.1
 ITERATION_S = 0.1  # of the fastest

@@ -30,9 +30,9 @@ from rich.progress import Progress
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.tools.simulation import Cluster, Options, RoundSimulation, Simulated
 from hvd_hetero.tools.simulation.learners import Allreduce
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import Problem
 from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, BATCH_S, RATE, TARGET, IN_A_ROW, MOST_UPDATES, TIMED = 128, 2.0, 1.0, 0.25, 10, 400, 300
 COPIES = 16

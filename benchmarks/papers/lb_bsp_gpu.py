@@ -29,7 +29,7 @@ import numpy as np
 
 from hvd_hetero.allocation import minimax
 from hvd_hetero.policies import BSP, LBBSP, Policy
-from hvd_hetero.policies.base import equal_plan
+from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation import (
     Availability,

@@ -28,8 +28,8 @@ from nonblocking_table1 import BATCH, MICRO_BATCHES, SIGNAL_S, WORKERS, cluster,
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.tools.simulation import Options, RoundSimulation
 from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
 RATE, EPOCHS, SLOW, COPIES = 0.5, 120, 4, 8

@@ -28,7 +28,7 @@ from rich.progress import Progress
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RoundSimulation, SlowDown, Worker
 from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import from_edges, matcha
 from hvd_hetero.topology.mixing import ALLREDUCE, MatchaMixing, Mixing, NeighbourMixing
 

@@ -29,8 +29,8 @@ from rich.progress import track
 from hvd_hetero.policies import NonBlocking
 from hvd_hetero.tools.simulation import Cluster, Compute, Options, RoundSimulation, SlowDown, Worker
 from hvd_hetero.tools.simulation.learners import Neighbours
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import ring
 from hvd_hetero.topology.mixing import NeighbourMixing
 

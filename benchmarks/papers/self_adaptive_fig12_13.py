@@ -28,7 +28,7 @@ from self_adaptive_fig9_10 import MICRO_BATCH, MODELS
 from hvd_hetero.policies import BSP, Policy, SelfAdaptive
 from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RoundSimulation, Worker, simulate
 from hvd_hetero.tools.simulation.learners import Allreduce
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SPEEDUP, COPIES, BATCH, EPOCHS, RATE, LOSS = 1.3, 8, 100, 8, 0.5, 0.3
 WORKERS, STRAGGLERS, ACCUMULATED = 4, (2.0, 5.0), 5

@@ -25,7 +25,7 @@ from self_adaptive_fig9_10 import DATASET, MICRO_BATCH, MODELS, machines
 from hvd_hetero.policies import Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.tools.simulation import Cluster, Network, RoundSimulation
 from hvd_hetero.tools.simulation.learners import Allreduce
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 RATIOS = {"Fig. 7": ((5, 5), (6, 4), (3, 7), (7, 3)), "Fig. 8": ((10, 10), (12, 8), (2, 18), (15, 5))}
 GTX_1080_TI = 1.3  # times as long as the 2080 Ti

@@ -29,7 +29,7 @@ from rich.progress import track
 
 from hvd_hetero.policies import SelfAdaptive
 from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, Jitter, Network, RoundSimulation, Worker
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 DATASET, MICRO_BATCH, EPOCHS = 50_000, 100, 10
 LATEST = 5  # epochs until all is steady: 4 to 5 in the paper

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from hvd_hetero.communication.buckets import Limits, usual
+from hvd_hetero.communication.bucket_sizes import Limits, usual
 from hvd_hetero.errors import RoundStateError
 
 __all__ = ["FoundByName", "Turns"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from hvd_hetero.communication.buckets import Limits
+from hvd_hetero.communication.bucket_sizes import Limits
 
 __all__ = ["Handle", "Line", "SharesSignals", "Signals", "TensorWire", "Wire"]
 
@@ -38,7 +38,7 @@ class Signals(Protocol):
 
 
 class SharesSignals(Protocol):
-    """The shared state of ranks that are threads of one process (``communication.threads.Crew``)."""
+    """What ranks that are threads of one process have in common (``communication.thread_wire.Crew``)."""
 
     def signals(self, number: int) -> Signals:
         """Return the signals of the training with this number, the same object for all ranks."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hvd_hetero.data.order import Cut, EpochEnd, Order, Part
+from hvd_hetero.data.sample_order import Cut, EpochEnd, Order, Part
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from hvd_hetero.data.order import Cut, Order
-from hvd_hetero.data.streams import Source, no_samples, require_kind
+from hvd_hetero.data.sample_order import Cut, Order
+from hvd_hetero.data.stream_orders import Source, no_samples, require_kind
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["EndingShard"]

@@ -4,7 +4,7 @@ Let ``π`` be the permutation of the N samples of an epoch, a function of (seed,
 round with the plan x_1 … x_n takes the slice ``π[c : c + X]``; rank i gets ``π[c + x_1 + … + x_{i-1} : … + x_i]``; then
 c grows by X. So whatever the plans do, every sample is visited exactly once per epoch, the samples *of a round* do not
 depend on the policy, and every rank does the same number of rounds. When fewer than X samples are left, the last round
-is short; too few for all ranks join the round before (``data.order.EpochEnd``).
+is short; too few for all ranks join the round before (``data.sample_order.EpochEnd``).
 
 **Samples left undone.** A rank that stops early has done the first S_i of its x_i samples. Every rank sees this in the
 table, so all put the tails back alike, before what no round has taken yet: c falls by X - S. The order ``π`` is changed
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.checks import integer, require_version
-from hvd_hetero.data.order import Cut, Order, undone
+from hvd_hetero.data.sample_order import Cut, Order, undone
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["SharedPermutation"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from hvd_hetero.allocation.gamma import Gamma, fit_gamma
-from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 
 __all__ = ["DeviceCurve", "Measured", "profile_step"]
 

@@ -25,7 +25,7 @@ from hvd_hetero.allocation import proportional
 from hvd_hetero.allocation.largest_remainder import quantise
 from hvd_hetero.allocation.problem import Problem
 from hvd_hetero.allocation.water_filling import split
-from hvd_hetero.policies.base import comparable_speeds
+from hvd_hetero.policies.policy import comparable_speeds
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["AffineCosts", "Floats"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hvd_hetero.policies.base import Policy, checked_micro_batch, equal_plan
+from hvd_hetero.policies.policy import Policy, checked_micro_batch, equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["BSP"]

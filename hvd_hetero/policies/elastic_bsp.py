@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvd_hetero.barriers import zipline
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.base import Policy, checked_tolerance, equal_plan
+from hvd_hetero.policies.policy import Policy, checked_tolerance, equal_plan
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import MAX_ROUND_SAMPLES, FinishedRound, RoundPlan
 

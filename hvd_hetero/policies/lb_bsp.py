@@ -12,9 +12,9 @@ from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
 from hvd_hetero.measurement.device_profile import DeviceProfile
 from hvd_hetero.policies.affine_shares import AffineCosts, Floats
-from hvd_hetero.policies.base import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.policies.device_shares import LADDER_STEPS, DeviceShares
 from hvd_hetero.policies.evidence import Evidence
+from hvd_hetero.policies.policy import Policy, checked_micro_batch, checked_tolerance
 from hvd_hetero.prediction import Predictor, predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.base import Policy
 from hvd_hetero.policies.lb_bsp import LBBSP
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.policies.trials import Trials
 from hvd_hetero.prediction import Predictor
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundTable

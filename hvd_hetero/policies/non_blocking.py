@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.base import Policy, equal_plan
+from hvd_hetero.policies.policy import Policy, equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["NonBlocking"]

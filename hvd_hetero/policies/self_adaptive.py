@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from hvd_hetero.allocation import adapt, proportional, settled
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.base import Policy, comparable_speeds
 from hvd_hetero.policies.costs import Costs
+from hvd_hetero.policies.policy import Policy, comparable_speeds
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["SelfAdaptive"]

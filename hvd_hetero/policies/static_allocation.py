@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hvd_hetero.allocation import proportional
 from hvd_hetero.checks import integer
-from hvd_hetero.policies.base import Policy
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 
 __all__ = ["StaticAllocation"]

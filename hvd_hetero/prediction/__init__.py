@@ -9,7 +9,7 @@ from hvd_hetero.prediction.memoryless import Memoryless
 from hvd_hetero.prediction.mixture.mixture import Mixture
 from hvd_hetero.prediction.mixture.reverting import Reverting
 from hvd_hetero.prediction.narx.narx import NARX
-from hvd_hetero.prediction.registry import PREDICTORS, predictor
+from hvd_hetero.prediction.predictor_names import PREDICTORS, predictor
 
 __all__ = [
     "ARIMA",

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import FinishedRound, RoundTable
 from hvd_hetero.telemetry.files import named
-from hvd_hetero.telemetry.lines import read_lines
-from hvd_hetero.telemetry.parts import joined, parts_of
+from hvd_hetero.telemetry.reader import read_lines
 from hvd_hetero.telemetry.recoveries import Recovery
+from hvd_hetero.telemetry.rotation import joined, parts_of
 
 __all__ = ["SCHEMA", "VERSION", "Listener", "Record", "Recorder", "Run", "read_run"]
 

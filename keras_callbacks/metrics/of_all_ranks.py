@@ -1,8 +1,8 @@
 """Metrics over the samples of all ranks.
 
-The state travels: the variables of every metric. Joined, they equal the variables of one process that
-has seen the samples of all ranks. The step's own function then makes its figures of the joined state
-(``keras_callbacks.metrics.figures``), under whatever names.
+What travels is state: the variables of every metric, which are joined so that they are those of one process which has
+seen the samples of all ranks. What a step tells of the joined state is then told by the step's own function of it
+(``keras_callbacks.metrics.step_results``), under whatever names.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from keras_callbacks.keras_versions import (
     tracked_state,
     trained_variables,
 )
-from keras_callbacks.metrics.figures import Told
 from keras_callbacks.metrics.reductions import Update, of_no_batch, updates_in, variables_of, weigh
+from keras_callbacks.metrics.step_results import Told
+from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.values import Values, values_of
-from keras_callbacks.wire import TensorFlowWire
 
 __all__ = ["Evaluation", "Figures", "global_results"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import tensorflow as tf
 
-from hvd_hetero.data.contents import marks_of
+from hvd_hetero.data.same_data import marks_of
 from keras_callbacks.pipeline.sources import Chunk, Source
 
 __all__ = ["StreamReader"]

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_hetero.consistency import require_finite, settings_of
-from hvd_hetero.data.order import Cut
+from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.errors import RoundStateError
-from hvd_hetero.measurement.out_of_memory import DONE_IN_PARTS, not_done_again
+from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
 from hvd_hetero.witness import Watched, kernels, piece_of, shown

@@ -10,7 +10,8 @@ A GPU works off its queue in order, so that number arrives when all that was que
 work is timed from a moment at which the queue is empty: ``wait`` sees to that after each update, and the copy behind
 the gradients of each micro-batch. So the times of a round are known in the round, as on a processor.
 
-Gradients wait for no copy: they leave as they arise, and the table of the round travels by itself (``synchroniser``).
+Gradients wait for no copy: they leave as they arise, and the table of the round travels by itself
+(``graph_synchroniser``).
 """
 
 from __future__ import annotations

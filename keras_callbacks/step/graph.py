@@ -27,8 +27,8 @@ from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
 from keras_callbacks.metrics.of_all_ranks import Figures
 from keras_callbacks.step.calls import SHARE, RoundCalls
+from keras_callbacks.step.graph_synchroniser import AllReduce, Gradient, Synchroniser, scaled
 from keras_callbacks.step.own_changes import changed_by
-from keras_callbacks.step.synchroniser import AllReduce, Gradient, Synchroniser, scaled
 
 __all__ = ["GraphRound"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from hvd_hetero.data.contents import Row, Shown, ranks_apart, show
+from hvd_hetero.data.same_data import Row, Shown, ranks_apart, show
 from hvd_hetero.errors import PlanMismatchError
 
 __all__ = ["attributes_of", "columns_of", "require_alike"]

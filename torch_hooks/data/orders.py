@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
-from hvd_hetero.data.order import Order
 from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.sample_order import Order
 from torch_hooks.data.samplers import drawn_by
 from torch_hooks.data.streams import stream_order
 from torch_hooks.wires.choice import TorchWire

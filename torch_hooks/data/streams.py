@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hvd_hetero.data.streams import ShardStream, SharedStream
+from hvd_hetero.data.stream_orders import ShardStream, SharedStream
 from torch_hooks.wires.choice import TorchWire
 
 __all__ = ["ReadSamples", "stream_order"]

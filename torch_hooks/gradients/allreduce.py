@@ -1,9 +1,9 @@
 """The allreduce that most policies use: gradients leave in buckets, as the backward pass fills them.
 
 A call into Horovod costs Python several microseconds, and so does every look into a dictionary by tensor, whose hash is
-a function of Python. With hundreds of tensors that is 1 % of a step, or more. So gradients are gathered in
-buckets (``communication.buckets``), each of which is one tensor to Horovod (``gradients.memory``), one call and one
-wait; each gradient's record is found once, when its hook is made.
+a function of Python. With hundreds of tensors that is a hundredth of a step, or more. So gradients are gathered in
+buckets (``communication.bucket_sizes``), each of which is one tensor to Horovod (``gradients.memory``), one call and
+one wait; what is known of a gradient is found once, when its hook is made.
 
 The table travels with the carrier (``gradients.arrangement``). In a round that begins to train other parameters, the
 ranks must agree on these before a bucket is formed again. The table then travels with the former carrier, whose

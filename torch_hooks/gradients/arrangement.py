@@ -15,7 +15,7 @@ from operator import attrgetter
 
 import torch
 
-from hvd_hetero.communication.buckets import Limits
+from hvd_hetero.communication.bucket_sizes import Limits
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable, checksum
 from torch_hooks.gradients.buckets import Bucket, Gradient, buckets_of

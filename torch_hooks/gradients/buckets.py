@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from hvd_hetero.communication.buckets import Limits, divide
+from hvd_hetero.communication.bucket_sizes import Limits, divide
 from hvd_hetero.errors import RoundStateError
 from torch_hooks.gradients.gathered import norm_of
 from torch_hooks.gradients.memory import BucketMemory, address

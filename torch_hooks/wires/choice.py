@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from hvd_hetero.communication.threads import here
+from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.communication.wire import Line, TensorWire
 from torch_hooks.wires.threads import TorchThreadWire
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_hetero.communication.threads import Meeting, ThreadWire
+from hvd_hetero.communication.thread_wire import Meeting, ThreadWire
 
 __all__ = ["TorchThreadWire"]
 

@@ -55,7 +55,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from hvd_hetero.communication.buckets import Limits
+from hvd_hetero.communication.bucket_sizes import Limits
 from hvd_hetero.communication.lines import Turns
 from hvd_hetero.errors import PeerLostError, RoundStateError
 from torch_hooks.wires.process_groups import listen, tell, timeout_of, with_cpu

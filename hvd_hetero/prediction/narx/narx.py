@@ -2,8 +2,8 @@
 
     v̂^k = F(v^{k-1}, v^{k-2}, c^k, c^{k-1})
 
-F is the network of `network` (13 parameters) on logarithms relative to running means (``V``, ``C``: exponential moving
-averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
+F is the network of `neural_network` (13 parameters) on logarithms relative to running means (``V``, ``C``: exponential
+moving averages of the logarithms, with weight max(1/n, 0.05) for the latest of n):
 
     u = (log v^{k-1} - V, log v^{k-2} - V, log c^k - C, log c^{k-1} - C)
     v̂^k = exp(V + f(u))
@@ -47,17 +47,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvd_hetero.prediction.base import Predictor
-from hvd_hetero.prediction.narx import network, training
+from hvd_hetero.prediction.narx import neural_network, training
 from hvd_hetero.prediction.narx.warm import NAME, VERSION, checked, start_of
 
 log = logging.getLogger(__name__)
 
 _SMALLEST_DRIVER = 0.01  # a driver of 0 has no logarithm; below 1 % differences mean nothing
 _RATE = 0.05  # of the running means
-_ALPHA = 0.2  # of the EMA used until then, as in lb-bsp section 5.4
-# ρ of network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
+_ALPHA = 0.2  # of the EMA that stands in, as in lb-bsp section 5.4
+# ρ of neural_network, arbitrary. Warm: recorded noise let weaker pulls make good parameters worse.
 _PULL_WARM, _PULL_SCRATCH = 100.0, 0.01
-_ROW = network.INPUTS + 2  # inputs, target, and EMA's forecast
+_ROW = neural_network.INPUTS + 2  # inputs, target, and what EMA would have said
 
 
 class NARX(Predictor):
@@ -95,7 +95,7 @@ class NARX(Predictor):
             if value < least:
                 raise ValueError(f"{option}: must be at least {least} rounds, got {value!r}")
         self._parameters = start_of(warm_start)
-        self._start = self._parameters or network.start(seed)
+        self._start = self._parameters or neural_network.start(seed)
         self._pull = _PULL_SCRATCH if self._parameters is None else _PULL_WARM
         self._window, self._rounds_when_warm = window, rounds_when_warm
         self._retrain_every, self._background = retrain_every, background
@@ -139,7 +139,7 @@ class NARX(Predictor):
         inputs = self._inputs(_log_driver(cpu, self._log_c)) if self.trained else None
         if inputs is None or self._parameters is None:
             return self._ema
-        return math.exp(self._mean_v + network.forward(self._parameters, inputs))
+        return math.exp(self._mean_v + neural_network.forward(self._parameters, inputs))
 
     def _inputs(self, log_c: float) -> tuple[float, ...] | None:
         """Return ``u`` for a round with this CPU; None if the CPU was never known, or after fewer than two speeds."""
@@ -194,7 +194,7 @@ class NARX(Predictor):
         parameters, start = checked(state["parameters"]), checked(state["start"])
         rows = [tuple(map(float, row)) for row in state["rows"]]
         if start is None or any(len(row) != _ROW for row in rows) or len(state["log_v"]) > 2:
-            raise ValueError(f"state: start must be {network.PARAMETERS} numbers, rows {_ROW}")
+            raise ValueError(f"state: start must be {neural_network.PARAMETERS} numbers, rows {_ROW}")
         self._parameters, self._start, self._pull = parameters, start, float(state["pull"])
         self._train_at = int(state["train_at"])
         self._rows = deque(rows, maxlen=self._window)
@@ -216,12 +216,12 @@ def _train(
     found = None
     try:
         window = np.array(rows)
-        inputs, targets, by_ema = window[:, : network.INPUTS], window[:, -2], window[:, -1]
+        inputs, targets, by_ema = window[:, : neural_network.INPUTS], window[:, -2], window[:, -1]
         old = len(rows) * 4 // 5
         first = start if current is None else current
-        fitted = network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
-        in_use = by_ema if current is None else network.forward_rows(np.array(current), inputs)[0]
-        new = network.forward_rows(np.array(fitted.parameters), inputs)[0]
+        fitted = neural_network.fit(first, inputs[:old], targets[:old], pull=pull, rest=lambda: time.sleep(0))
+        in_use = by_ema if current is None else neural_network.forward_rows(np.array(current), inputs)[0]
+        new = neural_network.forward_rows(np.array(fitted.parameters), inputs)[0]
         errors = [float(np.sum((forecast - targets)[old:] ** 2)) for forecast in (new, in_use)]
         found = fitted.parameters if errors[0] <= errors[1] else None
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, cast
 
-from hvd_hetero.prediction.narx import network
+from hvd_hetero.prediction.narx import neural_network
 
 NAME, VERSION = "narx", 2  # of the state that parameters are taken from
 
@@ -41,6 +41,6 @@ def checked(values: Any) -> tuple[float, ...] | None:
     if values is None:
         return None
     numbers = tuple(float(x) for x in values)
-    if len(numbers) != network.PARAMETERS or not all(map(math.isfinite, numbers)):
-        raise ValueError(f"parameters: NARX has {network.PARAMETERS} finite ones, got {values!r}")
+    if len(numbers) != neural_network.PARAMETERS or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"parameters: NARX has {neural_network.PARAMETERS} finite ones, got {values!r}")
     return numbers

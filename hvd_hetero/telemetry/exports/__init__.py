@@ -6,9 +6,9 @@
 Make them on every rank: only rank 0 opens anything. `figures` is for programs without a listener here.
 """
 
-from hvd_hetero.telemetry.exports.figures import figures
+from hvd_hetero.telemetry.exports.named_numbers import figures
 from hvd_hetero.telemetry.exports.prometheus import PrometheusFile
 from hvd_hetero.telemetry.exports.tensorboard import TensorBoard
-from hvd_hetero.telemetry.exports.timeline import write_timeline
+from hvd_hetero.telemetry.exports.trace_events import write_timeline
 
 __all__ = ["PrometheusFile", "TensorBoard", "figures", "write_timeline"]

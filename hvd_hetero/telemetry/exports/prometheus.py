@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_hetero.telemetry.exports.figures import require
+from hvd_hetero.telemetry.exports.named_numbers import require
 from hvd_hetero.telemetry.records import Record
 
 __all__ = ["PrometheusFile"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvd_hetero.telemetry.exports.figures import figures, require
+from hvd_hetero.telemetry.exports.named_numbers import figures, require
 from hvd_hetero.telemetry.records import Record
 
 __all__ = ["TensorBoard"]

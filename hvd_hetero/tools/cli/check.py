@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
 
 def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
     from hvd_hetero.tools.cli.installation import facts, findings
-    from hvd_hetero.tools.cli.installation.horovod import read_horovod
+    from hvd_hetero.tools.cli.installation.horovod_facts import read_horovod
     from hvd_hetero.tools.cli.installation.two_ranks import two_ranks
 
     installed, built = facts.installed_frameworks(environ), read_horovod()

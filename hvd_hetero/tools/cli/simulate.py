@@ -88,7 +88,7 @@ def _described(args: argparse.Namespace) -> tuple[Description, Replay | None]:
     from hvd_hetero.tools.simulation.description import ROUNDS, SEED, check, read_description
     from hvd_hetero.tools.simulation.recorded import recorded_description
     from hvd_hetero.tools.simulation.schemes import choose, choose_all
-    from hvd_hetero.tools.simulation.strict import shown
+    from hvd_hetero.tools.simulation.settings import shown
     from hvd_hetero.tools.simulation.what_if import Changes
 
     machines: Replay | None = None

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from hvd_hetero.telemetry import read_run
-    from hvd_hetero.telemetry.exports.timeline import check_timeline, write_timeline
+    from hvd_hetero.telemetry.exports.trace_events import check_timeline, write_timeline
     from hvd_hetero.telemetry.files import named
 
     check_timeline(args.out, "OUT.json")

@@ -1,7 +1,7 @@
 r"""All figures of a report, from a recorded run: a pure function ``figures(run)``.
 
-``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` the mathematics of
-speeds, forecasts and scores. ``changes`` finds what changed, ``alternatives`` the speeds of other splits. With
+``attribution`` has the mathematics of where the time went and which rank cost how much, ``speeds`` that of speeds,
+forecasts and scores. ``changed_rounds`` finds what changed, ``alternatives`` what another split would have made. With
 E = sum_k e_k over the rounds that count, and T_k the ideal:
 
     slowdown            E / sum_k T_k: 1 for a run in which all ranks compute all the time
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.records import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
-from hvd_hetero.tools.report.changes import Change, changes
+from hvd_hetero.tools.report.changed_rounds import Change, changes
 from hvd_hetero.tools.report.over_time import Heat, Series, block_means, heat, series, starts
 from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvd_hetero.policies import Policy
-from hvd_hetero.policies.base import equal_plan
+from hvd_hetero.policies.policy import equal_plan
 from hvd_hetero.rounds import FinishedRound, RoundPlan
 from hvd_hetero.tools.simulation.cluster import Machines
 

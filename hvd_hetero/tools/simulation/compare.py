@@ -16,11 +16,11 @@ from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.tools.simulation.learners import learner_for
 from hvd_hetero.tools.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.server import ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["WARM_UP", "Outcome", "compare", "compare_between", "problem_named"]

@@ -9,7 +9,7 @@ from hvd_hetero.tools.simulation import limits
 from hvd_hetero.tools.simulation.described_workers import BANDWIDTH, BYTES_PER_MBIT, MILLISECONDS
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.series import Series
-from hvd_hetero.tools.simulation.strict import Range, Settings
+from hvd_hetero.tools.simulation.settings import Range, Settings
 
 __all__ = ["read_network"]
 

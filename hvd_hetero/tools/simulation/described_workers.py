@@ -13,7 +13,7 @@ from hvd_hetero.tools.simulation.availability import ALWAYS, Availability
 from hvd_hetero.tools.simulation.cluster import Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.series import Series
-from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 from hvd_hetero.tools.simulation.variation import Exponential, Jitter, Recorded, SlowDown, Variation
 
 __all__ = ["BANDWIDTH", "BYTES_PER_MBIT", "MILLISECONDS", "read_workers"]

@@ -17,7 +17,7 @@ from hvd_hetero.tools.simulation.described_network import read_network
 from hvd_hetero.tools.simulation.described_workers import MILLISECONDS, read_workers
 from hvd_hetero.tools.simulation.engine import mixing_on
 from hvd_hetero.tools.simulation.schemes import SchemeChoice, choose
-from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 from hvd_hetero.topology.mixing import ALLREDUCE
 
 __all__ = ["ROUNDS", "SEED", "Description", "check", "read_description"]

@@ -35,7 +35,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_hetero.data.order import EpochEnd
+from hvd_hetero.data.sample_order import EpochEnd
 from hvd_hetero.planner import Planner
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import Predictor
@@ -44,8 +44,8 @@ from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
 from hvd_hetero.tools.simulation.limits import MOST_MICRO_BATCHES
 from hvd_hetero.tools.simulation.meters import Meters
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.results import Learner, Simulated
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
 
 __all__ = ["Options", "RoundSimulation", "mixing_on", "simulate"]

@@ -21,7 +21,7 @@ from hvd_hetero.policies import (
 )
 from hvd_hetero.tools.simulation.best import BestSplit
 from hvd_hetero.tools.simulation.server import Scheme
-from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 from hvd_hetero.topology.mixing import ALLREDUCE, MIXING_NAMES
 
 __all__ = ["SchemeChoice", "choose", "choose_all"]

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from hvd_hetero.telemetry.files import open_file
 from hvd_hetero.tools.simulation.limits import MOST_BYTES_OF_SERIES, MOST_VALUES
-from hvd_hetero.tools.simulation.strict import Range, Settings, shown
+from hvd_hetero.tools.simulation.settings import Range, Settings, shown
 
 __all__ = ["Series"]
 

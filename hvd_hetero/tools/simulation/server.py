@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import Problem
 from hvd_hetero.tools.simulation.results import Simulated
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 __all__ = ["Scheme", "ServerModel", "ServerSimulation"]
 

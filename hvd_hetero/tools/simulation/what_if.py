@@ -23,7 +23,7 @@ from hvd_hetero.tools.simulation.cluster import Cluster, Worker
 from hvd_hetero.tools.simulation.described_network import read_network
 from hvd_hetero.tools.simulation.described_workers import read_workers
 from hvd_hetero.tools.simulation.network import Network
-from hvd_hetero.tools.simulation.strict import Settings, shown
+from hvd_hetero.tools.simulation.settings import Settings, shown
 
 __all__ = ["Changes"]
 

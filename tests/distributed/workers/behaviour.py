@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 from torch_common import refusal, spread
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance

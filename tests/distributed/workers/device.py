@@ -20,7 +20,7 @@ from pool import serve
 from simulated import SimulatedClock
 from torch.nn import functional
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, StaticAllocation
 from hvd_hetero.telemetry import read_run
 from hvd_hetero.testing import DeviceModel

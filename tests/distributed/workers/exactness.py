@@ -11,7 +11,7 @@ from pool import serve
 from ranks import DEVICE, hvd
 from simulated import SimulatedClock
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from torch_hooks.gradients import buckets
 
 # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from every_round import EveryRoundAnother
 from pool import serve
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
 from keras_callbacks.step import synchroniser

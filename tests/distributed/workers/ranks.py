@@ -64,7 +64,7 @@ class ProcessGroup:
 
 
 if OVER_TORCH:
-    from hvd_hetero.communication.buckets import usual
+    from hvd_hetero.communication.bucket_sizes import usual
     from torch_hooks.wires import torch_distributed
 
     hvd: Any = ProcessGroup()

@@ -12,7 +12,7 @@ import torch
 from ranks import hvd
 from torch.nn import functional
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, Policy, StaticAllocation
 from hvd_hetero.rounds import RoundPlan

@@ -13,7 +13,7 @@ from ranks import hvd
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.errors import HeteroError
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking, Policy, SelfAdaptive, StaticAllocation
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance

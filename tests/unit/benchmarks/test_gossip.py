@@ -7,8 +7,8 @@ import pytest
 from script_modules import load
 
 from hvd_hetero.tools.simulation import Cluster, Network
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 gossip = load("_gossip", "benchmarks/papers")
 GossipModels, GossipSimulation = gossip.GossipModels, gossip.GossipSimulation

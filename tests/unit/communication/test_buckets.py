@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hvd_hetero.communication.buckets import ALONE, BYTES, LEAST, MEMBERS, Limits, divide
+from hvd_hetero.communication.bucket_sizes import ALONE, BYTES, LEAST, MEMBERS, Limits, divide
 
 
 def sizes_of(seed: int, count: int) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_hetero.data.contents import contents_of, marks_of
 from hvd_hetero.data.permutation import SharedPermutation
-from hvd_hetero.data.streams import SharedStream
+from hvd_hetero.data.same_data import contents_of, marks_of
+from hvd_hetero.data.stream_orders import SharedStream
 from hvd_hetero.rounds import RoundPlan
 
 TOLERANCE = 1e-4  # of the table

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_hetero.data.order import Cut
 from hvd_hetero.data.permutation import SharedPermutation
+from hvd_hetero.data.sample_order import Cut
 from hvd_hetero.rounds import RoundPlan
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_hetero.data.permutation import SharedPermutation
-from hvd_hetero.data.streams import ShardStream, SharedStream
+from hvd_hetero.data.stream_orders import ShardStream, SharedStream
 from hvd_hetero.rounds import RoundPlan
 
 

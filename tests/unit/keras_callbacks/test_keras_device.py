@@ -21,7 +21,7 @@ from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E40
 from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
 from keras_callbacks.step.device import Device, device_here  # noqa: E402
-from keras_callbacks.step.synchroniser import AllReduce  # noqa: E402
+from keras_callbacks.step.graph_synchroniser import AllReduce  # noqa: E402
 from tests.distributed.workers.queued_device import Network, QueuedDevice  # noqa: E402
 
 SHARE = [0.5, 2.0, 4.0, 1.0]

@@ -19,7 +19,7 @@ from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E40
 from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
 from keras_callbacks.step.device import Device  # noqa: E402
-from keras_callbacks.step.out_of_memory import Shortage  # noqa: E402
+from keras_callbacks.step.memory_shortage import Shortage  # noqa: E402
 from tests.distributed.workers.queued_device import Network  # noqa: E402
 
 keras = tf.keras

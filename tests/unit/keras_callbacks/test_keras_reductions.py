@@ -6,8 +6,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 from keras_callbacks.keras_versions import tf_variables  # noqa: E402
-from keras_callbacks.metrics.figures import Told  # noqa: E402
 from keras_callbacks.metrics.reductions import of_no_batch, updates_in, variables_of, weigh  # noqa: E402
+from keras_callbacks.metrics.step_results import Told  # noqa: E402
 
 keras = tf.keras
 

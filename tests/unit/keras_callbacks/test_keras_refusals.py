@@ -17,8 +17,8 @@ from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
 from keras_callbacks.refusals import check_compiled  # noqa: E402
+from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 from keras_callbacks.train_function import RoundFunction  # noqa: E402
-from keras_callbacks.wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")

@@ -13,7 +13,7 @@ from keras_callbacks import LoadBalance, resize_batches  # noqa: E402
 from keras_callbacks.adapted import share_adapted  # noqa: E402
 from keras_callbacks.elastic import KerasState  # noqa: E402
 from keras_callbacks.start import CommonStart  # noqa: E402
-from keras_callbacks.wire import TensorFlowWire  # noqa: E402
+from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 X, Y = np.random.default_rng(0).normal(size=(10, 2)).astype("float32"), np.ones((10, 1), "float32")

@@ -16,9 +16,9 @@ from keras_callbacks import LoadBalance, keras_versions, resize_batches  # noqa:
 from keras_callbacks.keras_versions import gradients_pass_through  # noqa: E402
 from keras_callbacks.start import average, start_alike  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
+from keras_callbacks.step.graph_synchroniser import AllReduce, correction_of  # noqa: E402
 from keras_callbacks.step.parcels import parcels  # noqa: E402
-from keras_callbacks.step.synchroniser import AllReduce, correction_of  # noqa: E402
-from keras_callbacks.wire import TensorFlowWire  # noqa: E402
+from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 
 keras = tf.keras
 MIB = 2**18
@@ -188,7 +188,7 @@ def test_a_rank_that_holds_nothing_sends_no_rows(weighed, weight):
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])
 @pytest.mark.parametrize("weighed", [False, True])
 def test_what_weighs_nothing_is_zero_even_where_it_is_not_a_number(monkeypatch, weighed, small):
-    monkeypatch.setattr("keras_callbacks.step.synchroniser._SMALL", small)
+    monkeypatch.setattr("keras_callbacks.step.graph_synchroniser._SMALL", small)
     synchroniser = all_reduce()
     synchroniser._mean = lambda tensors, after, of=list, share=None: (of(tensors), tf.constant(1.0, tf.float64))
     gradients = [tf.constant([1.0, float("nan")]), tf.constant([float("inf")], tf.float16)]

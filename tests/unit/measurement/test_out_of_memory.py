@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_hetero.measurement.out_of_memory import is_out_of_memory, not_done_again
+from hvd_hetero.measurement.memory_errors import is_out_of_memory, not_done_again
 
 
 class OutOfMemoryError(RuntimeError):

@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import least_squares
 
 from hvd_hetero.prediction import EMA, NARX
-from hvd_hetero.prediction.narx import network, training
+from hvd_hetero.prediction.narx import neural_network, training
 from hvd_hetero.prediction.narx.warm import shipped
 
 
@@ -40,20 +40,20 @@ def rms(x):
 
 
 def test_the_network_has_fewer_than_twenty_parameters_and_one_formula():
-    assert network.PARAMETERS == len(network.start(0)) == 13
-    theta, u = np.array(network.start(3)), np.linspace(-1, 1, 4)
+    assert neural_network.PARAMETERS == len(neural_network.start(0)) == 13
+    theta, u = np.array(neural_network.start(3)), np.linspace(-1, 1, 4)
     a, b, w = theta[:8].reshape(2, 4), theta[8:10], theta[10:12]
     expected = theta[12] + w @ np.tanh(a @ u + b)
-    assert network.forward(tuple(theta), tuple(u)) == pytest.approx(expected)
-    assert network.forward_rows(theta, u[None])[0][0] == pytest.approx(expected)
+    assert neural_network.forward(tuple(theta), tuple(u)) == pytest.approx(expected)
+    assert neural_network.forward_rows(theta, u[None])[0][0] == pytest.approx(expected)
 
 
 def test_derivatives_equal_numerical_ones():
-    theta, u = np.array(network.start(1)), np.random.default_rng(2).normal(size=(7, 4))
-    _, slopes = network.forward_rows(theta, u)
-    for k in range(network.PARAMETERS):
-        step = np.eye(network.PARAMETERS)[k] * 1e-6
-        plus, minus = (network.forward_rows(theta + s, u)[0] for s in (step, -step))
+    theta, u = np.array(neural_network.start(1)), np.random.default_rng(2).normal(size=(7, 4))
+    _, slopes = neural_network.forward_rows(theta, u)
+    for k in range(neural_network.PARAMETERS):
+        step = np.eye(neural_network.PARAMETERS)[k] * 1e-6
+        plus, minus = (neural_network.forward_rows(theta + s, u)[0] for s in (step, -step))
         np.testing.assert_allclose(slopes[:, k], (plus - minus) / 2e-6, atol=1e-8)
 
 
@@ -61,10 +61,10 @@ def test_the_fit_is_as_good_as_another_methods():
     rng = np.random.default_rng(4)
     u = rng.normal(0, 0.5, (200, 4))
     y = np.tanh(u @ rng.normal(size=4)) + 0.3 * u[:, 0] + rng.normal(0, 0.05, 200)
-    start = np.array(network.start(0))
-    ours = network.fit(tuple(start), u, y, pull=0.01)
+    start = np.array(neural_network.start(0))
+    ours = neural_network.fit(tuple(start), u, y, pull=0.01)
     theirs = least_squares(
-        lambda t: np.concatenate([(network.forward_rows(t, u)[0] - y) / y.std(), 0.1 * (t - start)]), start
+        lambda t: np.concatenate([(neural_network.forward_rows(t, u)[0] - y) / y.std(), 0.1 * (t - start)]), start
     )
     assert ours.loss <= 2 * theirs.cost / 200 * 1.1 + 1e-3
 
@@ -72,22 +72,22 @@ def test_the_fit_is_as_good_as_another_methods():
 def test_a_fit_ends_early_when_the_loss_no_longer_falls_and_gives_way_between_steps():
     rng, rests = np.random.default_rng(5), []
     u, noise = rng.normal(size=(100, 4)), rng.normal(size=100)
-    network.fit(network.start(0), u, noise, pull=1.0, max_steps=500, rest=lambda: rests.append(None))
+    neural_network.fit(neural_network.start(0), u, noise, pull=1.0, max_steps=500, rest=lambda: rests.append(None))
     assert 2 < len(rests) < 100
     rests.clear()
-    network.fit(network.start(0), u, u[:, 0], pull=0.01, max_steps=2, rest=lambda: rests.append(None))
+    neural_network.fit(neural_network.start(0), u, u[:, 0], pull=0.01, max_steps=2, rest=lambda: rests.append(None))
     assert len(rests) < 8
 
 
 def test_a_fit_of_what_is_no_number_is_the_start():
-    fit = network.fit(network.start(0), np.full((30, 4), np.nan), np.ones(30), pull=1.0)
-    assert fit.parameters == network.start(0)
+    fit = neural_network.fit(neural_network.start(0), np.full((30, 4), np.nan), np.ones(30), pull=1.0)
+    assert fit.parameters == neural_network.start(0)
 
 
 def test_parameters_that_the_data_say_nothing_about_stay():
-    fit = network.fit(network.start(0), np.zeros((30, 4)), np.zeros(30), pull=1.0)
-    assert fit.parameters[:8] == pytest.approx(network.start(0)[:8])
-    assert network.forward(fit.parameters, (0.0,) * 4) == pytest.approx(0.0, abs=1e-3)
+    fit = neural_network.fit(neural_network.start(0), np.zeros((30, 4)), np.zeros(30), pull=1.0)
+    assert fit.parameters[:8] == pytest.approx(neural_network.start(0)[:8])
+    assert neural_network.forward(fit.parameters, (0.0,) * 4) == pytest.approx(0.0, abs=1e-3)
 
 
 def test_ema_until_500_rounds_from_scratch_and_the_network_from_then_on():
@@ -164,14 +164,14 @@ def test_parameters_that_are_worse_on_the_newest_fifth_are_not_taken():
 def test_training_in_the_background_is_never_waited_for_and_picked_up_later(monkeypatch):
     """With the trainer held up, hundreds of rounds go on; once let go, its result is adopted."""
     gate, names = threading.Event(), []
-    real = network.fit
+    real = neural_network.fit
 
     def held(*args, **options):
         names.append(threading.current_thread().name)
         assert gate.wait(20)
         return real(*args, **options)
 
-    monkeypatch.setattr(network, "fit", held)
+    monkeypatch.setattr(neural_network, "fit", held)
     narx = NARX(warm_start=None, rounds_from_scratch=100, retrain_every=100)
     rounds = driven(600)
     began = time.perf_counter()

@@ -10,7 +10,7 @@ import pytest
 from recorded_runs import finished, recovery_of, write
 
 from hvd_hetero.telemetry import Telemetry, read_run
-from hvd_hetero.tools.report.changes import changes
+from hvd_hetero.tools.report.changed_rounds import changes
 
 
 def recovered(path, workers=2, at=0, rounds=4, every=1):

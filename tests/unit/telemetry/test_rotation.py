@@ -14,8 +14,8 @@ import pytest
 from recorded_runs import finished, write
 
 from hvd_hetero.telemetry import Telemetry, read_run, records
-from hvd_hetero.telemetry.lines import read_lines
-from hvd_hetero.telemetry.parts import Parts
+from hvd_hetero.telemetry.reader import read_lines
+from hvd_hetero.telemetry.rotation import Parts
 from hvd_hetero.tools.report.plots import rounds_figure
 
 

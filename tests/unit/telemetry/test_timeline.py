@@ -16,7 +16,7 @@ import pytest
 from recorded_runs import finished, recorded, write
 
 from hvd_hetero.telemetry import Telemetry, read_run
-from hvd_hetero.telemetry.exports import timeline, write_timeline
+from hvd_hetero.telemetry.exports import trace_events, write_timeline
 from hvd_hetero.tools.cli.commands import main
 
 
@@ -136,7 +136,7 @@ def test_wrong_rounds_are_named(tmp_path, capsys, arguments, message):
 def test_more_events_than_a_browser_opens_are_refused_with_the_rounds_that_fit(tmp_path, monkeypatch):
     recorded(tmp_path / "run.jsonl")
     run = read_run(tmp_path / "run.jsonl")
-    monkeypatch.setattr(timeline, "MOST_EVENTS", 40)
+    monkeypatch.setattr(trace_events, "MOST_EVENTS", 40)
     with pytest.raises(ValueError, match="take fewer rounds: --rounds 0:3"):
         write_timeline(run, tmp_path / "out.json")
 
@@ -172,7 +172,7 @@ def test_an_earlier_timeline_is_replaced_as_a_whole_or_not_at_all(tmp_path, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(timeline, "events", fails)
+        patched.setattr(trace_events, "events", fails)
         with pytest.raises(KeyboardInterrupt):
             write_timeline(run, out)
     assert out.read_bytes() == before

@@ -11,7 +11,7 @@ from report_runs import record
 from hvd_hetero.policies import BSP, LBBSP
 from hvd_hetero.tools.cli import main
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Worker
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 ELSEWHERE = "{} has it"
 # What is not run here, by a pattern that the whole command matches, and why.

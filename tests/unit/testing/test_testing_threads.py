@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hvd_hetero.communication.threads import here
+from hvd_hetero.communication.thread_wire import here
 from hvd_hetero.errors import HeteroError, PeerLostError
 from hvd_hetero.testing import ThreadHangError, ThreadRankError, run_on_threads
 

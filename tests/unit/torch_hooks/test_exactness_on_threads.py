@@ -34,7 +34,7 @@ CASES += [(TRIALS, ranks) for ranks in (2, 4)]  # of each other one, 2, 3 and 4 
 def clock(monkeypatch):
     # Sizes at which a small model takes every way of a large one: weights go alone and are weighed as they arrive.
     for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 200), ("MEMBERS", 2)):
-        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.buckets.{name}", size)
+        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.bucket_sizes.{name}", size)
     clock = ThreadClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     return clock

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
-from hvd_hetero.communication.buckets import Limits, divide  # noqa: E402
+from hvd_hetero.communication.bucket_sizes import Limits, divide  # noqa: E402
 from hvd_hetero.testing import run_on_threads  # noqa: E402
 from torch_hooks import BalancedLoader, DistributedOptimizer, LoadBalance  # noqa: E402
 from torch_hooks.wires.choice import wire_here  # noqa: E402

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, Subset, TensorDataset  # noqa: E402
 
-from hvd_hetero.data.contents import ranks_apart, show  # noqa: E402
+from hvd_hetero.data.same_data import ranks_apart, show  # noqa: E402
 from torch_hooks.data.contents import columns_of, require_alike  # noqa: E402
 
 SAMPLES = 200

@@ -98,7 +98,7 @@ def train(width=4, policy=BSP, *, put=None, make=sgd, hook=None, rounds=ROUNDS):
 def bounds(monkeypatch):
     """Those at which a small model takes every way of a large one."""
     for name, size in (("torch_hooks.gradients.buckets._AT_ONCE", 100), ("ALONE", 1000), ("MEMBERS", 3)):
-        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.buckets.{name}", size)
+        monkeypatch.setattr(name if "." in name else f"hvd_hetero.communication.bucket_sizes.{name}", size)
     return monkeypatch
 
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
-from hvd_hetero.communication.threads import Crew  # noqa: E402
+from hvd_hetero.communication.thread_wire import Crew  # noqa: E402
 from hvd_hetero.errors import PlanMismatchError  # noqa: E402
 from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, LBNonBlocking, StaticAllocation  # noqa: E402
 from hvd_hetero.testing import ThreadRankError, run_on_threads  # noqa: E402

@@ -1,1 +1,1 @@
-"""Facts that ``hvd-hetero check`` reads (`facts`, `horovod`, `two_ranks`), and its judgement of them (`findings`)."""
+"""What ``hvd-hetero check`` reads (`facts`, `horovod_facts`, `two_ranks`), and what it makes of it (`findings`)."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hvd_hetero.testing.memory import KEEP_MEMORY
-from hvd_hetero.tools.cli.installation.horovod import HorovodFacts
+from hvd_hetero.testing.allocator import KEEP_MEMORY
+from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
 
 __all__ = [
     "BUILD",

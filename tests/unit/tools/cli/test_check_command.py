@@ -12,7 +12,7 @@ from hvd_hetero.testing import HangError, LaunchResult, RankError
 from hvd_hetero.tools.cli import check
 from hvd_hetero.tools.cli.installation import facts, findings
 from hvd_hetero.tools.cli.installation.findings import Finding
-from hvd_hetero.tools.cli.installation.horovod import HorovodFacts
+from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
 from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
 
 TORCH = {"torch": "2.13.0"}
@@ -296,7 +296,7 @@ def test_all_checks_run_on_this_machine_without_a_launch():
 
 
 def test_a_broken_horovod_is_not_launched(monkeypatch):
-    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod.read_horovod", lambda: with_(built_for={}))
+    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod_facts.read_horovod", lambda: with_(built_for={}))
     launched = types.SimpleNamespace(two_ranks=None)
     monkeypatch.setattr("hvd_hetero.tools.cli.installation.two_ranks.two_ranks", launched.two_ranks)
     found = list(check._findings(arguments(), {"PATH": "/usr/bin:/bin"}))

@@ -6,7 +6,7 @@ import pytest
 
 from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
 from hvd_hetero.horovod_build.edits.rendezvous import RENDEZVOUS_EDITS
-from hvd_hetero.tools.cli.installation.horovod import HorovodFacts, horovod_in, read_horovod
+from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts, horovod_in, read_horovod
 
 
 def tree(root, *, edited, torch=True):

@@ -10,7 +10,7 @@ from hvd_hetero.testing import LaunchResult, torchrun
 from hvd_hetero.tools.cli import check
 from hvd_hetero.tools.cli.installation import facts
 from hvd_hetero.tools.cli.installation.findings import Finding
-from hvd_hetero.tools.cli.installation.horovod import HorovodFacts
+from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
 from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
 
 ABSENT = HorovodFacts(None, {}, (), has_edits=False, lacks=())
@@ -19,7 +19,7 @@ ABSENT = HorovodFacts(None, {}, (), has_edits=False, lacks=())
 @pytest.fixture
 def arguments(monkeypatch):
     """Those of the command; PyTorch is here, without Horovod and a compiler, and no rank is launched."""
-    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod.read_horovod", lambda: ABSENT)
+    monkeypatch.setattr("hvd_hetero.tools.cli.installation.horovod_facts.read_horovod", lambda: ABSENT)
     monkeypatch.setattr(facts, "installed_frameworks", lambda environ: {"torch": "2.13.0"})
     monkeypatch.setattr(facts, "missing_tools", lambda environ: "this machine lacks\n  - make: `apt install make`")
     ranks = "hvd_hetero.tools.cli.installation.two_ranks.two_ranks"

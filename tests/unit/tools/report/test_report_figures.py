@@ -17,7 +17,7 @@ from hvd_hetero.tools.report.over_time import MOST_BLOCKS, MOST_ROWS
 from hvd_hetero.tools.report.verdict import comparison, verdict
 from hvd_hetero.tools.report.work import impossible
 from hvd_hetero.tools.simulation import Availability, BestSplit, Cluster, Compute, Jitter, Network, Worker, simulate
-from hvd_hetero.tools.simulation.order import WholeRounds
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 
 def unequal(*, fixed_s: float = 0.0, lost: Availability | None = None) -> Cluster:

@@ -17,8 +17,8 @@ from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, Network, Round
 from hvd_hetero.tools.simulation.compare import compare
 from hvd_hetero.tools.simulation.description import read_description
 from hvd_hetero.tools.simulation.figure import comparison_figure
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "cluster.toml"
 SMALL = """

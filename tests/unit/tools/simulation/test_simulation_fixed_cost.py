@@ -14,8 +14,8 @@ from hvd_hetero.telemetry import TelemetryWriter, read_run
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
 from hvd_hetero.tools.simulation.micro_batch_cost import Fixed, fixed_samples
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.replay import WARM_UP_ROUNDS, replay
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, ROUNDS, DATASET = 96, 120, 96 * 8 + 40  # an epoch ends with 40 samples of 96
 POLICIES = {

@@ -13,8 +13,8 @@ from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Network, Options, RoundSimulation, simulate
 from hvd_hetero.tools.simulation.learners import Neighbours, learner_for
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import complete, matcha
 from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 

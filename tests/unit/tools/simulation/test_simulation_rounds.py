@@ -28,8 +28,8 @@ from hvd_hetero.tools.simulation import (
     simulate,
 )
 from hvd_hetero.tools.simulation.cluster import Machines, Meter
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.variation import Variation
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 POLICIES = {
     "bsp": lambda: BSP(max_micro_batch=7),

@@ -18,9 +18,9 @@ from hvd_hetero.tools.simulation import (
     Worker,
 )
 from hvd_hetero.tools.simulation.learners import Allreduce, Local, Neighbours, learner_for
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import complete, from_edges, matcha
 from hvd_hetero.topology.mixing import MatchaMixing, NeighbourMixing, resolve_mixing
 

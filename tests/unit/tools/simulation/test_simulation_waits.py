@@ -13,8 +13,8 @@ from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.report.alternatives import alternatives
 from hvd_hetero.tools.simulation import Cluster, Compute, Jitter, RoundSimulation, Worker
 from hvd_hetero.tools.simulation.micro_batch_cost import fixed_samples
-from hvd_hetero.tools.simulation.order import WholeRounds
 from hvd_hetero.tools.simulation.replay import replay
+from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 BATCH, DATASET, UPDATE_S = 64, 64 * 8 + 24, 0.0005
 

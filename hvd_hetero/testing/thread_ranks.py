@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from hvd_hetero.communication.threads import Crew, ThreadWire, become
+from hvd_hetero.communication.thread_wire import Crew, ThreadWire, become
 from hvd_hetero.errors import HeteroError, PeerLostError
 
 __all__ = ["ThreadHangError", "ThreadRankError", "run_on_threads"]

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_hetero.communication import buckets as division
+from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.rounds import RoundTable
 from hvd_hetero.topology.mixing import Mixing, exchange_of
 from keras_callbacks.step.calls import RoundCalls

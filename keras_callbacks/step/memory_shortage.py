@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_hetero.measurement.out_of_memory import is_out_of_memory
+from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.values import Values, values_of
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.telemetry.files import named, open_file
-from hvd_hetero.telemetry.lines import Part
+from hvd_hetero.telemetry.reader import Part
 
 __all__ = ["Parts", "joined", "parts_of"]
 

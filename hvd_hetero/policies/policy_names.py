@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from hvd_hetero.policies.base import Policy
 from hvd_hetero.policies.bsp import BSP
 from hvd_hetero.policies.elastic_bsp import ElasticBSP
 from hvd_hetero.policies.lb_bsp import LBBSP
 from hvd_hetero.policies.lb_non_blocking import LBNonBlocking
 from hvd_hetero.policies.non_blocking import NonBlocking
+from hvd_hetero.policies.policy import Policy
 from hvd_hetero.policies.self_adaptive import SelfAdaptive
 from hvd_hetero.policies.static_allocation import StaticAllocation
 

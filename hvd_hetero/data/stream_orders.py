@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.checks import integer, require_version
-from hvd_hetero.data.order import Cut, Order, undone
+from hvd_hetero.data.sample_order import Cut, Order, undone
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["ShardStream", "SharedStream", "Source", "no_samples", "require_kind"]

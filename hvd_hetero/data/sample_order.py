@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_hetero.data.contents import contents_of
+from hvd_hetero.data.same_data import contents_of
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan
 

@@ -1,4 +1,4 @@
-"""Horovod outside of graphs: what ranks exchange from Python. In a graph, ``step.synchroniser`` does it."""
+"""Horovod outside of graphs: what ranks tell one another from Python. In a graph, ``step.graph_synchroniser`` does."""
 
 from __future__ import annotations
 
