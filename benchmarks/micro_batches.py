@@ -27,8 +27,8 @@ from hvd_hetero.tools.simulation import (
     Compute,
     Jitter,
     Network,
+    RandomSlowDown,
     Recorded,
-    SlowDown,
     Worker,
     simulate,
 )
@@ -68,12 +68,12 @@ class Case:
         network = Network("recorded", recorded_s=(self.transfer_s,)) if self.transfer_s else Network()
         return Cluster(tuple(workers), network, seed=seed)
 
-    def _variation(self, rank: int, seed: int) -> list[Jitter | SlowDown | Recorded]:
-        found: list[Jitter | SlowDown | Recorded] = []
+    def _variation(self, rank: int, seed: int) -> list[Jitter | RandomSlowDown | Recorded]:
+        found: list[Jitter | RandomSlowDown | Recorded] = []
         if self.scatter:
             found.append(Jitter("round", self.scatter))
         if self.stumbles:
-            found.append(SlowDown("batch", 4.0, 0.1))
+            found.append(RandomSlowDown("batch", 4.0, 0.1))
         half = max(ROUNDS) // 2
         if self.changes == "speeds" and rank < self.workers // 2:
             found.append(Recorded("round", (1.0,) * half + (2.0,) * half))

@@ -45,7 +45,7 @@ def cost(make: Callable[[], Predictor], series: Series, rounds: int = ROUNDS) ->
     finished: list[None] = []
     fit_once = neural_network.fit
 
-    def counted(*arguments: Any, **options: Any) -> neural_network.Fit:
+    def counted(*arguments: Any, **options: Any) -> neural_network.FittedNetwork:
         found = fit_once(*arguments, **options)
         finished.append(None)
         return found

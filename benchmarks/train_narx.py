@@ -35,7 +35,7 @@ def read(path: Path) -> Series:
         return [(float(r["samples_per_s"]), float(r["cpu"]), float(r["memory"])) for r in csv.DictReader(file)]
 
 
-def fit(several: Sequence[Series]) -> neural_network.Fit:
+def fit(several: Sequence[Series]) -> neural_network.FittedNetwork:
     """Return the parameters that fit these series best; all rounds of all series count alike."""
     rows: list[tuple[float, ...]] = []
     for series in several:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvd_hetero.errors import HeteroError, PlanMismatchError
 from hvd_hetero.rounds import RoundTable
-from hvd_hetero.witness import Watched, piece_of
+from hvd_hetero.witness import WatchedParameter, piece_of
 
 __all__ = ["Agreement", "WaysOut", "require_finite", "settings_of"]
 
@@ -53,7 +53,7 @@ class Agreement:
     def __init__(self) -> None:
         self.watch(())
 
-    def watch(self, watched: Sequence[Watched]) -> None:
+    def watch(self, watched: Sequence[WatchedParameter]) -> None:
         """Follow these parameters, in the order of their turns. All ranks have the same values of them now."""
         self._watched = watched
         self._tables = 0

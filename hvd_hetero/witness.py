@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from hvd_hetero.rounds import checksum
 
-__all__ = ["PIECE", "Watched", "kernels", "piece_of", "shown"]
+__all__ = ["PIECE", "WatchedParameter", "kernels", "piece_of", "shown"]
 
 PIECE = 2**13
 """Numbers in a piece: some ten microseconds."""
@@ -30,8 +30,8 @@ _SIGNS = 2.0 * np.random.Generator(np.random.PCG64(20)).integers(0, 2, PIECE) - 
 _CPU = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
 
 
-class Watched(NamedTuple):
-    """A parameter that is looked at in turn."""
+class WatchedParameter(NamedTuple):
+    """A parameter that has its turns."""
 
     name: str
     numbers: int
@@ -39,7 +39,7 @@ class Watched(NamedTuple):
     """Bytes of a number."""
 
 
-def piece_of(round: int, watched: Sequence[Watched]) -> tuple[int, slice]:
+def piece_of(round: int, watched: Sequence[WatchedParameter]) -> tuple[int, slice]:
     """Return which of the parameters has its turn in a round, and which of its numbers are looked at."""
     turn, which = divmod(round, len(watched))
     begin = turn % -(-watched[which].numbers // PIECE) * PIECE

@@ -16,7 +16,7 @@ from keras_callbacks.refusals import check_layers, layers_that_wait
 from keras_callbacks.start import CommonStart
 from keras_callbacks.step.calls import SHARE, RoundCalls
 from keras_callbacks.step.device import Device
-from keras_callbacks.step.graph_synchroniser import AllReduce, Gradient
+from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 
 __all__ = ["EPOCH_IS_OVER", "FitSession"]
@@ -75,8 +75,8 @@ class FitSession:
         self.skipped = 0
         """Steps of the current epoch that were done before this fit."""
         self.elastic = False
-        """True if an elastic state follows this training."""
-        self._all_reduce = AllReduce(self.calls)
+        """Whether an elastic state follows this training."""
+        self._all_reduce = GraphAllreduce(self.calls)
         self._core = core
         self._callback = callback
         self._undo: list[Callable[[], None]] = []

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import advanced_variables, names_of, tf_variables, trained_variables
-from keras_callbacks.metrics.of_all_ranks import Figures
+from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.pipeline.balanced_dataset import BalancedDataset
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD
 from keras_callbacks.session import EPOCH_IS_OVER, FitSession
 from keras_callbacks.step.failures import told
-from keras_callbacks.step.memory_shortage import Shortage
+from keras_callbacks.step.memory_shortage import MemoryShortage
 
 __all__ = ["RoundFunction"]
 
@@ -51,13 +51,13 @@ def _use_source(session: FitSession, iterator: Any) -> int | None:
 class RoundFunction:
     """Calls the train function that Keras has made, with the next round prepared, and raises the original error."""
 
-    def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: Figures) -> None:
+    def __init__(self, session: FitSession, model: Any, function: Callable[[Any], Any], figures: JoinedMetrics) -> None:
         self.session = session
         self.optimizer = model.optimizer
         self._function = function
         self._model = model
         self._figures = figures
-        self._shortage = Shortage(session.calls, lambda: figures.changed or self._marked(), lambda: figures.found)
+        self._shortage = MemoryShortage(session.calls, lambda: figures.changed or self._marked(), lambda: figures.found)
         self._iterator: Any = None
         self._left: int | None = None
         self._open = False

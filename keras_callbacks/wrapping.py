@@ -15,12 +15,17 @@ from keras_callbacks.keras_versions import (
     loss_passes_through,
     trained_variables,
 )
-from keras_callbacks.metrics.of_all_ranks import Evaluation, Figures, global_results
+from keras_callbacks.metrics.of_all_ranks import Evaluation, JoinedMetrics, global_results
 from keras_callbacks.pipeline.balanced_dataset import refuses_resized
 from keras_callbacks.session import FitSession
 from keras_callbacks.step.failures import tells_failures
 from keras_callbacks.step.graph import GraphRound
-from keras_callbacks.step.graph_synchroniser import AllReduce, LocalUpdates, NeighbourAverage, Synchroniser
+from keras_callbacks.step.graph_synchroniser import (
+    GraphAllreduce,
+    GraphLocalUpdates,
+    GraphNeighbourAverage,
+    GraphSynchroniser,
+)
 from keras_callbacks.train_function import RoundFunction
 
 __all__ = ["is_wrapped", "release_from_others", "wrap"]
@@ -45,12 +50,12 @@ def wrap(session: FitSession, model: Any) -> None:
     policy = session.policy
     synchroniser = _synchroniser_of(session, model)
     graph = GraphRound(session.calls, synchroniser, session.local_layers)
-    if isinstance(synchroniser, AllReduce) and not policy.accumulates and not session.local_layers:
+    if isinstance(synchroniser, GraphAllreduce) and not policy.accumulates and not session.local_layers:
         session.on_release(loss_passes_through(model, graph.weigh))
     session.on_release(gradients_pass_through(model.optimizer, graph.receive, session))
 
-    def figures() -> Figures:
-        return Figures(model, session.wire, session.prefix, gathers=policy.accumulates, warned=session.warned)
+    def figures() -> JoinedMetrics:
+        return JoinedMetrics(model, session.wire, session.prefix, gathers=policy.accumulates, warned=session.warned)
 
     of_steps, of_tests = figures(), figures()
     step: Any = graph.train_step(model.train_step, of_steps)
@@ -73,20 +78,20 @@ def wrap(session: FitSession, model: Any) -> None:
     session.on_release(forget_functions)
 
 
-def _synchroniser_of(session: FitSession, model: Any) -> Synchroniser:
-    """Return the synchroniser for the policy and ``sync``; it asks for variables in tracing, when all exist."""
+def _synchroniser_of(session: FitSession, model: Any) -> GraphSynchroniser:
+    """What the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:
         return trained_variables(model)
 
     if session.policy.updates_locally:
-        return LocalUpdates(session.calls, lambda: [*trained(), *averaged_variables(model.optimizer)])
+        return GraphLocalUpdates(session.calls, lambda: [*trained(), *averaged_variables(model.optimizer)])
     if session.mixing is not None:
-        return NeighbourAverage(session.calls, trained, session.mixing)
-    return AllReduce(session.calls)
+        return GraphNeighbourAverage(session.calls, trained, session.mixing)
+    return GraphAllreduce(session.calls)
 
 
-def _observed(step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
+def _observed(step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
     return as_it_is(lambda data: figures.observed(as_keras_would(step), data))
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from _tables import ROOT
 from record_traces import POINT_ROUNDS, schedule
 
-from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, SlowDown, Worker
+from hvd_hetero.tools.simulation import Availability, Cluster, Compute, Drivers, Jitter, Network, RandomSlowDown, Worker
 
 TYPES = {
     "m4.2xlarge": (1.0, 17),
@@ -68,7 +68,7 @@ def cluster_b(traces: Path | None, scatter: float, seed: int = 0) -> tuple[str, 
                 Worker(
                     Compute.at_speed(BATCH * speed / BATCH_S),
                     Availability.series(cpu, STEP_S),
-                    (Jitter("round", scatter), SlowDown("round", 2.0, 0.002)),
+                    (Jitter("round", scatter), RandomSlowDown("round", 2.0, 0.002)),
                     drivers=Drivers(
                         lag_s=0.25, noise=0.01, memory=Availability.series(np.maximum(memory, 1e-3), STEP_S)
                     ),

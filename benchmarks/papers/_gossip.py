@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 __all__ = ["GossipModels", "GossipSimulation"]
@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 class GossipModels:
     """One model a worker, in training."""
 
-    problem: Problem
+    problem: TrainingProblem
     learning_rate: float
     workers: int
     seed: int = 0

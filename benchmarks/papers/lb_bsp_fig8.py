@@ -29,8 +29,8 @@ from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, LBBSP, Policy
 from hvd_hetero.tools.simulation import Cluster, Options, RoundSimulation, Simulated
-from hvd_hetero.tools.simulation.learners import Allreduce
-from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.learners import AllreduceLearner
+from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
@@ -56,12 +56,12 @@ def converged(result: Simulated) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-def train(name: str, machines: Cluster, trained: Problem, seed: int) -> tuple[float, float, float, float]:
+def train(name: str, machines: Cluster, trained: TrainingProblem, seed: int) -> tuple[float, float, float, float]:
     """Return updates to converge, seconds to converge, seconds per update, and waiting share."""
     data = WholeRounds(trained.samples, shuffle=True, seed=seed)
     if name in ROUNDS:
         options = Options(evaluate_every=1)
-        learner = Allreduce(trained, RATE, seed=seed)
+        learner = AllreduceLearner(trained, RATE, seed=seed)
         rounds = RoundSimulation(machines, ROUNDS[name](), BATCH * WORKERS, options=options, data=data, learner=learner)
         while rounds.rounds < MOST_UPDATES and not math.isfinite(converged(rounds.result)[0]):
             rounds.step()

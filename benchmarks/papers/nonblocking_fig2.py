@@ -28,7 +28,7 @@ from nonblocking_table1 import BATCH, MICRO_BATCHES, SIGNAL_S, WORKERS, cluster,
 from hvd_hetero.policies import BSP, NonBlocking, Policy
 from hvd_hetero.tools.simulation import Options, RoundSimulation
 from hvd_hetero.tools.simulation.learners import learner_for
-from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE
 
@@ -51,7 +51,7 @@ class Curve:
         return float(np.mean([accuracy for _, _, accuracy in tail]))
 
 
-def abandoning(problem: Problem, shuffled: bool, by_class: bool) -> Curve:
+def abandoning(problem: TrainingProblem, shuffled: bool, by_class: bool) -> Curve:
     """Train on fixed parts, as Algorithm 1 does, with the rounds that the simulator has for such workers."""
     rng = np.random.Generator(np.random.PCG64(3))
     part = problem.samples // WORKERS // BATCH * BATCH
@@ -74,7 +74,7 @@ def abandoning(problem: Problem, shuffled: bool, by_class: bool) -> Curve:
     return Curve(points, float(used[np.concatenate(parts)].mean()))
 
 
-def trained(problem: Problem, policy: Policy, kind: str, slow: int, epochs: int) -> Curve:
+def trained(problem: TrainingProblem, policy: Policy, kind: str, slow: int, epochs: int) -> Curve:
     """Train on this project's queue of samples."""
     among = mixing(kind, 0)
     learner = learner_for(policy, problem, RATE, 0, among)

@@ -26,7 +26,7 @@ from _digits import noisy_digits
 from rich.progress import Progress
 
 from hvd_hetero.policies import BSP, NonBlocking, Policy
-from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RoundSimulation, SlowDown, Worker
+from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RandomSlowDown, RoundSimulation, Worker
 from hvd_hetero.tools.simulation.learners import learner_for
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import from_edges, matcha
@@ -51,7 +51,9 @@ def cluster(seed: int, slow: int) -> Cluster:
     if slow:
         speeds = [500.0 if i < slow else 1000.0 for i in range(WORKERS)]
         return Cluster(tuple(Worker(Compute.at_speed(v)) for v in speeds), network, seed)
-    return Cluster((Worker(Compute.at_speed(1000.0), variation=(SlowDown("round", 2.0),)),) * WORKERS, network, seed)
+    return Cluster(
+        (Worker(Compute.at_speed(1000.0), variation=(RandomSlowDown("round", 2.0),)),) * WORKERS, network, seed
+    )
 
 
 def mixing(kind: str, seed: int) -> Mixing | None:

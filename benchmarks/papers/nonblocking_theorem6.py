@@ -27,8 +27,8 @@ import numpy as np
 from rich.progress import track
 
 from hvd_hetero.policies import NonBlocking
-from hvd_hetero.tools.simulation import Cluster, Compute, Options, RoundSimulation, SlowDown, Worker
-from hvd_hetero.tools.simulation.learners import Neighbours
+from hvd_hetero.tools.simulation import Cluster, Compute, Options, RandomSlowDown, RoundSimulation, Worker
+from hvd_hetero.tools.simulation.learners import NeighboursLearner
 from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import ring
@@ -65,8 +65,8 @@ def mean_square(problem: SoftmaxRegression, workers: int, rounds: int, rate: flo
     """Return the mean over rounds of |∇f(x̄)|² in one training."""
     policy = NonBlocking(MICRO_BATCHES, anticipates=False)
     mixing = NeighbourMixing(ring(workers))
-    learner = Neighbours(problem, rate, mixing, seed=0)
-    machines = Cluster((Worker(Compute.at_speed(1000.0), variation=(SlowDown("round", 2.0),)),) * workers, seed=1)
+    learner = NeighboursLearner(problem, rate, mixing, seed=0)
+    machines = Cluster((Worker(Compute.at_speed(1000.0), variation=(RandomSlowDown("round", 2.0),)),) * workers, seed=1)
     simulation = RoundSimulation(
         machines, policy, workers * BATCH, options=Options(sync=mixing),
         data=WholeRounds(problem.samples, shuffle=True, seed=workers), learner=learner,

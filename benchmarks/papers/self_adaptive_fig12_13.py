@@ -27,7 +27,7 @@ from self_adaptive_fig9_10 import MICRO_BATCH, MODELS
 
 from hvd_hetero.policies import BSP, Policy, SelfAdaptive
 from hvd_hetero.tools.simulation import Cluster, Compute, Network, Options, RoundSimulation, Worker, simulate
-from hvd_hetero.tools.simulation.learners import Allreduce
+from hvd_hetero.tools.simulation.learners import AllreduceLearner
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 SPEEDUP, COPIES, BATCH, EPOCHS, RATE, LOSS = 1.3, 8, 100, 8, 0.5, 0.3
@@ -46,7 +46,7 @@ def losses(speedup: float) -> dict[str, Curve]:
     found: dict[str, Curve] = {}
     policies: dict[str, Policy] = {"AllReduce": BSP(), "self-adaptive": SelfAdaptive(total=20, every=10)}
     for name, policy in policies.items():
-        learner = Allreduce(problem, RATE)
+        learner = AllreduceLearner(problem, RATE)
         options = Options(evaluate_every=4)
         simulation = RoundSimulation(cluster, policy, 2 * BATCH, options=options, data=data(), learner=learner)
         found[name] = [(t, loss) for t, _, loss in simulation.run(rounds).loss]

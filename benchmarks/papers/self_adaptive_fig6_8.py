@@ -24,7 +24,7 @@ from self_adaptive_fig9_10 import DATASET, MICRO_BATCH, MODELS, machines
 
 from hvd_hetero.policies import Policy, SelfAdaptive, StaticAllocation
 from hvd_hetero.tools.simulation import Cluster, Network, RoundSimulation
-from hvd_hetero.tools.simulation.learners import Allreduce
+from hvd_hetero.tools.simulation.learners import AllreduceLearner
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
 RATIOS = {"Fig. 7": ((5, 5), (6, 4), (3, 7), (7, 3)), "Fig. 8": ((10, 10), (12, 8), (2, 18), (15, 5))}
@@ -35,7 +35,7 @@ TARGET, EPOCHS, RATE, SETTLED = 0.95, 20, 0.5, 6
 def converged(ratio: tuple[int, int]) -> tuple[int, float]:
     """Return the epochs to the target accuracy, and the accuracy at last."""
     problem = noisy_digits(0, copies=8)
-    learner = Allreduce(problem, RATE)
+    learner = AllreduceLearner(problem, RATE)
     data = WholeRounds(problem.samples, shuffle=True, seed=0)
     simulation = RoundSimulation(
         Cluster.of_speeds([1.0, 1.3]), StaticAllocation(ratio), 100 * sum(ratio), data=data, learner=learner

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hvd_hetero.data.sample_order import Cut, EpochEnd, Order, Part
+from hvd_hetero.data.sample_order import Cut, EpochEnd, Part, SampleOrder
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan, RoundTable
 
@@ -49,7 +49,7 @@ class Plans(Protocol):
 class Cutter:
     """One rank's rounds. A round needs ``least`` samples: more than 1 leaves out a short last one."""
 
-    def __init__(self, order: Order, plans: Plans, least: int = 1) -> None:
+    def __init__(self, order: SampleOrder, plans: Plans, least: int = 1) -> None:
         self.order = order
         self.least = least
         self.epoch = 0

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from hvd_hetero.data.sample_order import Cut, Order
+from hvd_hetero.data.sample_order import Cut, SampleOrder
 from hvd_hetero.data.stream_orders import Source, no_samples, require_kind
 from hvd_hetero.rounds import RoundPlan
 
@@ -18,7 +18,7 @@ __all__ = ["EndingShard"]
 _STATE_VERSION = 1
 
 
-class EndingShard(Order):
+class EndingShard(SampleOrder):
     """``read(epoch)`` gives the samples of this rank's shard. The epoch ends when the shards of all ranks have ended.
 
     No rank knows where the shards of others end, and shards may be of unequal length. So each rank looks one sample

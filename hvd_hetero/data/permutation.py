@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_hetero.checks import integer, require_version
-from hvd_hetero.data.sample_order import Cut, Order, undone
+from hvd_hetero.data.sample_order import Cut, SampleOrder, undone
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["SharedPermutation"]
@@ -51,7 +51,7 @@ class _Taken:
     """True: nothing was left after it, at that time."""
 
 
-class SharedPermutation(Order):
+class SharedPermutation(SampleOrder):
     """The order of one data set's samples over the epochs, and the cursor in the present one.
 
     ``draw`` gives the order of an epoch if it is no permutation: any indices, also some of them several times.

@@ -15,7 +15,7 @@ from hvd_hetero.data.same_data import contents_of
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import MicroBatch, RoundPlan
 
-__all__ = ["Cut", "EpochEnd", "Order", "Part", "undone"]
+__all__ = ["Cut", "EpochEnd", "Part", "SampleOrder", "undone"]
 
 Part: TypeAlias = list[Any] | npt.NDArray[np.int64]
 """Samples, or their indices."""
@@ -92,8 +92,8 @@ class EpochEnd:
         return plan.resize(left, self.minimum, self.multiple_of).within(np.full(plan.workers, self.largest))
 
 
-class Order(ABC):
-    """The samples of an epoch, as one rank sees them.
+class SampleOrder(ABC):
+    """The samples of an epoch, in one rank's view of them.
 
     Call ``take`` for every round, and ``finish`` for every round that is agreed, in the same order. All ranks make the
     same calls, up to how far each takes rounds ahead.

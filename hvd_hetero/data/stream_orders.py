@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from hvd_hetero.checks import integer, require_version
-from hvd_hetero.data.sample_order import Cut, Order, undone
+from hvd_hetero.data.sample_order import Cut, SampleOrder, undone
 from hvd_hetero.rounds import RoundPlan
 
 __all__ = ["ShardStream", "SharedStream", "Source", "no_samples", "require_kind"]
@@ -41,7 +41,7 @@ _STATE_VERSION = 2
 Source = Callable[[int], Iterable[Any]]  # the samples of the epoch or pass of that number
 
 
-class SharedStream(Order):
+class SharedStream(SampleOrder):
     """``read(epoch)`` gives the samples of an epoch, the same on every rank.
 
     A round needs ``least`` of them, and ``readers`` processes read: with several, the order differs.
@@ -153,7 +153,7 @@ class SharedStream(Order):
         return len(self._waiting)
 
 
-class ShardStream(Order):
+class ShardStream(SampleOrder):
     """``read(number)`` gives this rank's shard, for the pass of that number; an epoch has ``rounds`` rounds."""
 
     kind = "shard"

@@ -20,14 +20,14 @@ import numpy.typing as npt
 from hvd_hetero.telemetry.files import named, open_file
 from hvd_hetero.telemetry.reader import Part
 
-__all__ = ["Parts", "joined", "parts_of"]
+__all__ = ["RunFiles", "joined", "parts_of"]
 
 _LONGEST_HEADER = 10_000  # bytes; headers take some hundred
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The files of a run that are there, in order, and how many are missing."""
+class RunFiles:
+    """The files of a run that are there, in order, and how many are not."""
 
     paths: list[Path]
     missing: int = 0
@@ -41,15 +41,15 @@ class Parts:
         return not self.numbers or seen == [(self.run, number) for number in self.numbers]
 
 
-def parts_of(path: Path, schema: str) -> Parts:
-    """Find all files of the run that a file belongs to; only the file if it names no others.
+def parts_of(path: Path, schema: str) -> RunFiles:
+    """Find all files of the run that a file belongs to; the file alone if it does not say that there are others.
 
     A run that was killed when a part was to begin leaves no file of its name, or one without a line; its others are
     found all the same.
     """
     run = _header(path, schema).get("run") if _has_line(path) else _latest_run(path, schema)
     if not isinstance(run, str):
-        return Parts([path])
+        return RunFiles([path])
     found: dict[int, Path] = {}
     for other in _siblings(path, {path.stem, re.sub(r"\.\d+$", "", path.stem)}):
         header = _header_if_any(other, schema)
@@ -62,7 +62,7 @@ def parts_of(path: Path, schema: str) -> Parts:
             )
         found[part] = other
     numbers = tuple(sorted(found))
-    return Parts([found[part] for part in numbers], max(found, default=-1) + 1 - len(found), run, numbers)
+    return RunFiles([found[part] for part in numbers], max(found, default=-1) + 1 - len(found), run, numbers)
 
 
 def joined(paths: Sequence[Path], read: Sequence[Part]) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

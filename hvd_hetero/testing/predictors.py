@@ -29,7 +29,7 @@ _NO_DRIVERS = (("cpu", 80.0, 0.5), ("memory", 0.5, -0.1), ("cpu", math.inf, 0.5)
 _FOREIGN: dict[str, Any] = {"predictor": "oracle", "version": 99, "measured": [-1.0, -1.0, -1.0], "rounds": 0}
 
 
-class _Round(NamedTuple):
+class _Measured(NamedTuple):
     speed: float
     cpu: float
     memory: float
@@ -134,15 +134,15 @@ class PredictorConformance(ABC):
         assert abs(p.predict(0.5, 0.5) / 250.0 - 1.0) < 0.02
 
 
-def walk(rounds: int, seed: int = 0) -> list[_Round]:
+def walk(rounds: int, seed: int = 0) -> list[_Measured]:
     """Return measurements of a speed that follows its CPU, with noise."""
     rng = np.random.Generator(np.random.PCG64(seed))
     cpu = np.repeat(rng.uniform(0.2, 1.0, rounds // 8 + 1), 8)[:rounds]
     speeds = 500.0 * cpu * np.exp(rng.normal(0.0, 0.05, rounds))
-    return [_Round(float(v), float(c), 0.5) for v, c in zip(speeds, cpu, strict=True)]
+    return [_Measured(float(v), float(c), 0.5) for v, c in zip(speeds, cpu, strict=True)]
 
 
-def feed(p: Predictor, rounds: Iterable[_Round]) -> list[float]:
+def feed(p: Predictor, rounds: Iterable[_Measured]) -> list[float]:
     """Return what was forecast for each round, before it was measured."""
     forecasts = []
     for speed, cpu, memory in rounds:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hvd_hetero.watchdog.patience import Patience
 from hvd_hetero.watchdog.whereabouts import Whereabouts
 
-__all__ = ["Finding", "judge"]
+__all__ = ["Judgement", "judge"]
 
 _NAMED = 4  # ranks that a message names; it counts the others (arbitrary)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Judgement:
     """Why a rank waits."""
 
     text: str
@@ -35,7 +35,7 @@ def judge(
     way_out: str,
     hosts: Sequence[str] = (),
     gives_up_s: float = math.inf,
-) -> Finding:
+) -> Judgement:
     """Return why this rank waits, given the others' answers.
 
     ``silent`` maps each rank that does not answer to the seconds of its silence, or to NaN if it has never answered:
@@ -60,16 +60,16 @@ def judge(
         later = _later(ends, patience.silent, "silent")
         if not ends and gives_up_s < patience.silent:
             later = f"Collectives fail after {gives_up_s:g} s of it."
-        return Finding(f"{text} {later}", ends, speaks or ends, silence=True)
+        return Judgement(f"{text} {later}", ends, speaks or ends, silence=True)
     if busy:
         ends = mine.for_s >= patience.busy
         named = _named([f"rank {other.rank}, which is at {other.where}" for other in busy])
         text = f"{waited}for {named}, at work as far as its stack shows. If it waits for others: {way_out}."
-        return Finding(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
+        return Judgement(f"{text} {_later(ends, patience.busy, 'busy')}", ends, speaks or ends)
     if unheard:
         named = _named([_at(rank, hosts) for rank in unheard])
         text = f"{waited}and {named} never answered: the network may keep UDP packets from it. "
-        return Finding(text + "Look at its stack (py-spy dump --pid …).", False, speaks)
+        return Judgement(text + "Look at its stack (py-spy dump --pid …).", False, speaks)
     if apart:
         # Each must have been there for as long as it takes from the warning to the end.
         ends = mine.for_s >= patience.deadlock and all(
@@ -77,7 +77,7 @@ def judge(
         )
         named = _named([f"rank {other.rank} in round {other.round}, at {other.where}" for other in apart])
         text = f"{waited}for {named}, and all ranks wait, in different collectives. {way_out}."
-        return Finding(f"{text} {_later(ends, patience.deadlock, 'deadlock')}", ends, speaks or ends)
+        return Judgement(f"{text} {_later(ends, patience.deadlock, 'deadlock')}", ends, speaks or ends)
     ends = mine.for_s >= patience.silent
     where = {other.where: other for other in others}
     if set(where) == {mine.where}:
@@ -86,7 +86,7 @@ def judge(
         where.pop(mine.where, None)
         named = _named([f"rank {other.rank}, at {other.where}" for other in where.values()])
         text = f"{waited}for {named}, and all ranks wait. If these are different collectives: {way_out}."
-    return Finding(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
+    return Judgement(f"{text} {_later(ends, patience.silent, 'silent')}", ends, speaks or ends)
 
 
 def _at(rank: int, hosts: Sequence[str]) -> str:

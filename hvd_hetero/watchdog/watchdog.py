@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.communication.addresses import gather_directory, job_key, listen_to_packets
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.watchdog.judgement import Finding, judge
+from hvd_hetero.watchdog.judgement import Judgement, judge
 from hvd_hetero.watchdog.patience import Patience, horovod_gives_up_s
 from hvd_hetero.watchdog.roll import Kind, RollCall
 from hvd_hetero.watchdog.whereabouts import Whereabouts, locate
@@ -271,7 +271,7 @@ class Watchdog:
             self._told_of_silence = finding.silence
             self._say(finding)
 
-    def _say(self, finding: Finding) -> None:
+    def _say(self, finding: Judgement) -> None:
         if finding.speaks:
             logger.warning("%s", finding.text)
 

@@ -28,13 +28,13 @@ from keras_callbacks.metrics.step_results import Told
 from keras_callbacks.tensorflow_wire import TensorFlowWire
 from keras_callbacks.values import Values, values_of
 
-__all__ = ["Evaluation", "Figures", "global_results"]
+__all__ = ["Evaluation", "JoinedMetrics", "global_results"]
 
 logger = logging.getLogger(__name__)
 
 
-class Figures:
-    """The figures that steps of a training, or of evaluations, return, made into figures of all ranks' samples.
+class JoinedMetrics:
+    """What the steps of a training, or of evaluations, tell, and how that becomes a figure of all ranks' samples.
 
     ``gathers`` is True if the traced step is one micro-batch of several. ``warned`` holds figures for which a warning
     has said that they do not cover all samples.
@@ -244,7 +244,7 @@ class Evaluation:
     ``meet`` meets the other ranks at its end, and takes whether this one had a batch.
     """
 
-    def __init__(self, figures: Figures, meet: Callable[[bool], object]) -> None:
+    def __init__(self, figures: JoinedMetrics, meet: Callable[[bool], object]) -> None:
         self._figures = figures
         self._meet = meet
         self._logs: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from typing import Any
 
 from hvd_hetero.balancer import Balancer
 from hvd_hetero.data.cutter import Cutter
-from hvd_hetero.data.sample_order import Cut, Order, Part
+from hvd_hetero.data.sample_order import Cut, Part, SampleOrder
 from hvd_hetero.errors import RoundStateError
 from hvd_hetero.rounds import RoundTable
 
@@ -45,7 +45,7 @@ class RoundQueue:
 
     def __init__(
         self,
-        order: Order,
+        order: SampleOrder,
         balancer: Balancer,
         batch_of: Callable[[Part], Any],
         *,

@@ -20,7 +20,7 @@ from hvd_hetero.errors import RoundStateError
 from hvd_hetero.measurement.memory_errors import DONE_IN_PARTS, not_done_again
 from hvd_hetero.rounds import MicroBatch
 from hvd_hetero.session import Session
-from hvd_hetero.witness import Watched, kernels, piece_of, shown
+from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
 from keras_callbacks.keras_versions import follows_schedule, hyper_parameters
 from keras_callbacks.pipeline.queue import RoundQueue
 from keras_callbacks.step.device import Device
@@ -86,7 +86,7 @@ class RoundCalls:
         self._offset = 0
         self._optimizer: Any = None
         self._witnesses: list[tf.Variable] = []
-        self._watched: list[Watched] = []
+        self._watched: list[WatchedParameter] = []
         self._shown = 0.0, 0.0
         self.looks = False
         """True if gradients are checked for NaN. Not on a device, for which the host would have to wait."""
@@ -99,7 +99,7 @@ class RoundCalls:
         self._optimizer = optimizer
         self._witnesses = witnesses
         self._watched = [
-            Watched(v.name.removesuffix(":0"), int(v.shape.num_elements()), v.dtype.size) for v in witnesses
+            WatchedParameter(v.name.removesuffix(":0"), int(v.shape.num_elements()), v.dtype.size) for v in witnesses
         ]
         self._shown = 0.0, 0.0
         self.balancer.agreement.watch(self._watched)

@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from hvd_hetero.errors import RoundStateError
 from keras_callbacks.keras_versions import Update, as_it_is, as_keras_would, names_of, tf_variables
-from keras_callbacks.metrics.of_all_ranks import Figures
+from keras_callbacks.metrics.of_all_ranks import JoinedMetrics
 from keras_callbacks.step.calls import SHARE, RoundCalls
-from keras_callbacks.step.graph_synchroniser import AllReduce, Gradient, Synchroniser, scaled
+from keras_callbacks.step.graph_synchroniser import Gradient, GraphAllreduce, GraphSynchroniser, scaled
 from keras_callbacks.step.own_changes import changed_by
 
 __all__ = ["GraphRound"]
@@ -45,7 +45,7 @@ _NUMBERS = _WEIGHT + SHARE
 class GraphRound:
     """One training's rounds in the graph. Its methods are called while the train step is traced."""
 
-    def __init__(self, calls: RoundCalls, synchroniser: Synchroniser, local_layers: Sequence[Any] = ()) -> None:
+    def __init__(self, calls: RoundCalls, synchroniser: GraphSynchroniser, local_layers: Sequence[Any] = ()) -> None:
         self._calls = calls
         self._local_layers = local_layers
         self._synchroniser = synchroniser
@@ -55,10 +55,10 @@ class GraphRound:
         self._gathered: tuple[list[Any], list[Any], Update] | None = None
         self._gathering = False
         self._graph: Any = None  # of the step that is traced
-        self._looked = not isinstance(synchroniser, AllReduce)
+        self._looked = not isinstance(synchroniser, GraphAllreduce)
 
-    def train_step(self, step: Callable[[Any], Any], figures: Figures) -> Callable[[Any], Any]:
-        """Return the train step that does a whole round, with its update synchronised and its figures observed."""
+    def train_step(self, step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
+        """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
         whole = self._several if self._calls.policy.accumulates else self._one
         self._figures = figures
 

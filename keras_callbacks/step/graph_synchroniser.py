@@ -21,7 +21,15 @@ from hvd_hetero.topology.mixing import Mixing, exchange_of
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.step.parcels import assign, by_type, end_to_end, size_in_bytes
 
-__all__ = ["AllReduce", "Gradient", "LocalUpdates", "NeighbourAverage", "Synchroniser", "correction_of", "scaled"]
+__all__ = [
+    "Gradient",
+    "GraphAllreduce",
+    "GraphLocalUpdates",
+    "GraphNeighbourAverage",
+    "GraphSynchroniser",
+    "correction_of",
+    "scaled",
+]
 
 _LOOKED_AT = 1 << 12  # numbers of a gradient: a loss's NaN reaches them all (arbitrary)
 _SMALL = 1 << 16  # bytes, up to which a branch is not worth its tracing (arbitrary)
@@ -29,7 +37,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 """The gradient of a whole variable, or of some of its rows, as an embedding's."""
 
 
-class Synchroniser(ABC):
+class GraphSynchroniser(ABC):
     """Turns one round's gradients of this rank into what its update needs."""
 
     def __init__(self, calls: RoundCalls) -> None:
@@ -112,7 +120,7 @@ class Synchroniser(ABC):
         return list(hvd.grouped_allreduce(parcel, op=hvd.Sum, name=name, ignore_name_scope=True))
 
 
-class AllReduce(Synchroniser):
+class GraphAllreduce(GraphSynchroniser):
     """The mean gradient over all samples of the round, on every rank.
 
     Gradients of rows are laid end to end: all ranks' rows are then what one process has of the whole batch. A row
@@ -150,7 +158,7 @@ class AllReduce(Synchroniser):
         return tf.IndexedSlices(all_values, tf.reshape(all_indices, [-1]), gradient.dense_shape)
 
 
-class NeighbourAverage(Synchroniser):
+class GraphNeighbourAverage(GraphSynchroniser):
     """D-PSGD and MATCHA: ``x_i <- sum_j W_ij x_j``, then a step with this rank's own gradient times ``n S_i / S``.
 
     One ``alltoall`` carries the parameters (``exchange_of``).
@@ -190,7 +198,7 @@ class NeighbourAverage(Synchroniser):
         return [*copies, own, *received]
 
 
-class LocalUpdates(Synchroniser):
+class GraphLocalUpdates(GraphSynchroniser):
     """ElasticBSP's local updates: after its last step, ``x <- sum_i (S_i / S) x_i``, for weights and state alike."""
 
     def __init__(self, calls: RoundCalls, variables: Callable[[], list[tf.Variable]]) -> None:

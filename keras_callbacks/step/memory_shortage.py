@@ -17,10 +17,10 @@ from hvd_hetero.measurement.memory_errors import is_out_of_memory
 from keras_callbacks.step.calls import RoundCalls
 from keras_callbacks.values import Values, values_of
 
-__all__ = ["Shortage"]
+__all__ = ["MemoryShortage"]
 
 
-class Shortage:
+class MemoryShortage:
     """The rounds of one rank that run out of memory.
 
     ``changed`` returns what a step may change before it fails. ``found`` returns the part that its latest tracing has

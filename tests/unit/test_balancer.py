@@ -12,7 +12,7 @@ from hvd_hetero.balancer import Balancer
 from hvd_hetero.errors import HeteroError, PlanMismatchError, RoundStateError
 from hvd_hetero.policies import BSP, LBBSP, NonBlocking
 from hvd_hetero.rounds import FinishedRound, MicroBatch, RoundPlan
-from hvd_hetero.witness import Watched
+from hvd_hetero.witness import WatchedParameter
 
 
 class Clock:
@@ -256,7 +256,7 @@ def test_ranks_that_update_unlike_are_told_so(own, message):
     balancers = [Balancer(BSP(), rank, 2, 4, clock=Clock()) for rank in range(2)]
     vectors = []
     for rank, balancer in enumerate(balancers):
-        balancer.agreement.watch([Watched("w", 1, 4)])
+        balancer.agreement.watch([WatchedParameter("w", 1, 4)])
         balancer.begin(MicroBatch(balancer.plan(), 2))
         vectors.append(balancer.report(**({"settings": 0.2, "witness": 1.0} | (own if rank == 1 else {}))))
     with pytest.raises(PlanMismatchError, match=message):

@@ -10,7 +10,7 @@ import pytest
 from hvd_hetero.consistency import Agreement, WaysOut
 from hvd_hetero.errors import PlanMismatchError
 from hvd_hetero.rounds import RoundReport, RoundTable
-from hvd_hetero.witness import PIECE, Watched, kernels, shown
+from hvd_hetero.witness import PIECE, WatchedParameter, kernels, shown
 
 NAMES = ["first", "second", "third"]
 
@@ -30,7 +30,7 @@ class Ranks:
 
     def __init__(self, *kernels, names=NAMES, width=4):
         self.agreement, self.round, self.kernels = Agreement(), 0, kernels
-        self.agreement.watch([Watched(name, 5, width) for name in names])
+        self.agreement.watch([WatchedParameter(name, 5, width) for name in names])
         self.show([0.0] * 3, [0.0] * 3)
 
     def show(self, witness, bits):

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from hvd_hetero.data.permutation import SharedPermutation
-from hvd_hetero.data.sample_order import Order
+from hvd_hetero.data.sample_order import SampleOrder
 from torch_hooks.data.samplers import drawn_by
 from torch_hooks.data.streams import stream_order
 from torch_hooks.wires.choice import TorchWire
@@ -28,8 +28,8 @@ def order_of(
     rounds_per_epoch: int | None,
     least: int,
     options: Mapping[str, Any],
-) -> Order:
-    """Return the order. A round needs ``least`` samples; ``options`` are the DataLoader's."""
+) -> SampleOrder:
+    """Return the order. ``least`` is how many samples a round needs; ``options`` are those of the DataLoader."""
     streams = isinstance(dataset, IterableDataset)
     if not streams and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_hetero.witness import Watched, kernels, piece_of, shown
+from hvd_hetero.witness import WatchedParameter, kernels, piece_of, shown
 
 __all__ = ["ParameterNorm", "kernels_here"]
 
@@ -20,7 +20,7 @@ class ParameterNorm:
         # An accelerator's are not read, which would wait for the device. They keep their turn, since other ranks may
         # have theirs on the CPU.
         self._parameters = [p for p in names if p.is_floating_point() and p.numel()]
-        self.watched = [Watched(names[p], p.numel(), p.element_size()) for p in self._parameters]
+        self.watched = [WatchedParameter(names[p], p.numel(), p.element_size()) for p in self._parameters]
 
     def at(self, round: int) -> tuple[float, float]:
         """Return the figures of this round; zeros if there is nothing to show."""

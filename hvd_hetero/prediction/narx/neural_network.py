@@ -36,8 +36,8 @@ EARLY_STOP_FALL = 1e-4  # lb-bsp section 4.2
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
-    """The result of a fit: the best parameters met, and their loss L."""
+class FittedNetwork:
+    """What a fit came to: the best parameters met, and their loss L."""
 
     parameters: tuple[float, ...]
     loss: float
@@ -76,8 +76,8 @@ def fit(
     pull: float,
     max_steps: int = 100,
     rest: Callable[[], None] = lambda: None,
-) -> Fit:
-    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; call ``rest`` between steps, to give way."""
+) -> FittedNetwork:
+    """Minimise L from ``initial``, which is θ0 too, with ρ = ``pull``; calls ``rest`` between steps, to give way."""
     from scipy.optimize import least_squares  # takes a fifth of a second, which a job without NARX need not pay
 
     anchor = np.asarray(initial, dtype=np.float64)
@@ -94,8 +94,8 @@ def fit(
 
     first = residuals(anchor)
     if not np.isfinite(first).all():
-        return Fit(tuple(anchor.tolist()), math.nan)
+        return FittedNetwork(tuple(anchor.tolist()), math.nan)
     found = least_squares(
         residuals, anchor, slopes, method="lm", ftol=EARLY_STOP_FALL, xtol=1e-8, gtol=1e-8, max_nfev=max_steps
     )
-    return Fit(tuple(found.x.tolist()), 2.0 * float(found.cost) / len(targets))
+    return FittedNetwork(tuple(found.x.tolist()), 2.0 * float(found.cost) / len(targets))

@@ -26,7 +26,7 @@ from hvd_hetero.telemetry.records import Run
 from hvd_hetero.tools.report.alternatives import Alternatives, alternatives
 from hvd_hetero.tools.report.attribution import KINDS, Attribution, Shares, attribute, shares
 from hvd_hetero.tools.report.changed_rounds import Change, changes
-from hvd_hetero.tools.report.over_time import Heat, Series, block_means, heat, series, starts
+from hvd_hetero.tools.report.over_time import Curves, Heat, block_means, heat, series, starts
 from hvd_hetero.tools.report.speeds import forecast_errors, mean_speed, own_best, speeds
 from hvd_hetero.tools.report.work import LONGEST_ROUND_S, Work, counted, work
 
@@ -75,10 +75,10 @@ class OverTime:
     """Mean ideal seconds of a round; (B,)."""
     kinds_s: dict[str, Floats]
     """Mean seconds of each kind of loss in a round; (B,) each."""
-    batches: Series
-    speed: Series
-    forecast: Series
-    waiting_s: Series
+    batches: Curves
+    speed: Curves
+    forecast: Curves
+    waiting_s: Curves
     cost: Heat
     """Share of the time for which a rank held all others up."""
     of_own_best: Heat

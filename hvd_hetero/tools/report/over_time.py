@@ -19,8 +19,8 @@ __all__ = [
     "MOST_LINES",
     "MOST_ROWS",
     "QUANTILES",
+    "Curves",
     "Heat",
-    "Series",
     "block_means",
     "heat",
     "series",
@@ -38,7 +38,7 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Curves:
     """One figure over time: a row for each rank, or for each of ``QUANTILES`` over the ranks; (rows, B)."""
 
     rows: Floats
@@ -76,16 +76,16 @@ def block_means(values: Floats, begins: npt.NDArray[np.int64]) -> Floats:
         return np.asarray(total / count)
 
 
-def series(values: Floats, begins: npt.NDArray[np.int64]) -> Series:
-    """Return a figure (K, n) as a series over time."""
+def series(values: Floats, begins: npt.NDArray[np.int64]) -> Curves:
+    """Return a figure (K, n) over time."""
     means = block_means(values, begins)
     if means.shape[1] <= MOST_LINES:
-        return Series(means.T, True)
+        return Curves(means.T, True)
     known = np.isfinite(means).any(axis=1)
     rows = np.full((len(QUANTILES), len(means)), np.nan)
     if known.any():
         rows[:, known] = np.nanquantile(means[known], QUANTILES, axis=1)
-    return Series(rows, False)
+    return Curves(rows, False)
 
 
 def heat(means: Floats, worst: np.ufunc) -> Heat:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hvd_hetero.tools.report.attribution import KINDS, kinds_of
 from hvd_hetero.tools.report.figures import Figures
-from hvd_hetero.tools.report.over_time import Heat, Series
+from hvd_hetero.tools.report.over_time import Curves, Heat
 from hvd_hetero.tools.report.svg import (
     HIGH,
     WIDE,
@@ -63,7 +63,7 @@ class Scales:
     def of(cls, found: Sequence[Figures]) -> Scales:
         """Return scales that hold all of these."""
         over = [each.over_time for each in found]
-        rounds = [Series(np.stack([o.round_s, o.ideal_s + sum(o.kinds_s.values())]), True).top for o in over]
+        rounds = [Curves(np.stack([o.round_s, o.ideal_s + sum(o.kinds_s.values())]), True).top for o in over]
         costs = [float(np.nanpercentile(o.cost.rows, 99.5)) for o in over]
         return cls(
             _LEAST_TOP * max(rounds),
@@ -136,7 +136,7 @@ def _time(found: Figures, top: float) -> Picture:
     )
 
 
-def _curves(found: Figures, shown: Series, top: float, title: str, note: str, scale: float = 1.0) -> Picture:
+def _curves(found: Figures, shown: Curves, top: float, title: str, note: str, scale: float = 1.0) -> Picture:
     unit = ""
     if scale != 1.0:
         scale, unit = (1e3, "ms, ") if top < 1 else (1.0, "s, ")
@@ -170,17 +170,17 @@ def _heat(found: Figures, shown: Heat, top: float, title: str, note: str, form: 
     return Picture(title, drawing, note, kind, _rounds(found), marks, legend)
 
 
-def _rows(shown: Series, top: float) -> list[str]:
+def _rows(shown: Curves, top: float) -> list[str]:
     if shown.by_rank:
         return [line(row, top, f"c{rank}") for rank, row in enumerate(shown.rows)]
     return bands(shown.rows, top, "c0")
 
 
-def _how(shown: Series) -> str:
+def _how(shown: Curves) -> str:
     return "" if shown.by_rank else " Bands: all ranks, four fifths, half of them; the line is the median."
 
 
-def _legend(shown: Series) -> tuple[tuple[str, str], ...]:
+def _legend(shown: Curves) -> tuple[tuple[str, str], ...]:
     if not shown.by_rank:
         return ()
     return tuple((f"c{rank}", f"rank {rank}") for rank in range(len(shown.rows)))

@@ -7,7 +7,7 @@ from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, simulate
 from hvd_hetero.tools.simulation.network import Network
 from hvd_hetero.tools.simulation.results import Simulated
-from hvd_hetero.tools.simulation.variation import Exponential, Jitter, Recorded, SlowDown
+from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded
 
 __all__ = [
     "Availability",
@@ -19,10 +19,10 @@ __all__ = [
     "Jitter",
     "Network",
     "Options",
+    "RandomSlowDown",
     "Recorded",
     "RoundSimulation",
     "Simulated",
-    "SlowDown",
     "Worker",
     "simulate",
 ]

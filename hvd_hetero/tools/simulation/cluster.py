@@ -124,7 +124,7 @@ class Machines:
         return float(self._bandwidth[worker]) * self._link.at_one(worker, time_s)
 
 
-class Meter:
+class DriverMeter:
     """The drivers of one worker, read at the simulated time that its clock shows (as ``ResourceMeter`` reads them).
 
     ``computed`` counts the rounds that each worker has computed; it selects the recorded reading.

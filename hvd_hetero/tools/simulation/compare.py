@@ -16,7 +16,7 @@ from hvd_hetero.tools.simulation.description import Description
 from hvd_hetero.tools.simulation.engine import Options, RoundSimulation, mixing_on
 from hvd_hetero.tools.simulation.learners import learner_for
 from hvd_hetero.tools.simulation.limits import MOST_ROUNDS, MOST_WORKER_ROUNDS
-from hvd_hetero.tools.simulation.problems import Problem, SmallNetwork, SoftmaxRegression, digits
+from hvd_hetero.tools.simulation.problems import SmallNetwork, SoftmaxRegression, TrainingProblem, digits
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.schemes import SchemeChoice
 from hvd_hetero.tools.simulation.server import ServerModel, ServerSimulation
@@ -66,8 +66,8 @@ class Outcome:
         return " … ".join(format(end, form) for end in self.between[name])
 
 
-def problem_named(name: str | None, seed: int) -> Problem | None:
-    """Return the problem of a description."""
+def problem_named(name: str | None, seed: int) -> TrainingProblem | None:
+    """The problem of a description."""
     if name in (None, "none"):
         return None
     data = digits(seed)
@@ -136,7 +136,10 @@ def _ranged(outcomes: Sequence[Outcome], rate_error: float) -> Outcome:
 
 
 def _simulate(
-    described: Description, scheme: SchemeChoice, problem: Problem | None, progress: Callable[[str, float], None]
+    described: Description,
+    scheme: SchemeChoice,
+    problem: TrainingProblem | None,
+    progress: Callable[[str, float], None],
 ) -> Simulated:
     cluster, seed = described.cluster, described.cluster.seed
     wanted = described.rounds * described.global_batch

@@ -14,7 +14,7 @@ from hvd_hetero.tools.simulation.cluster import Drivers, Worker
 from hvd_hetero.tools.simulation.compute import Compute
 from hvd_hetero.tools.simulation.series import Series
 from hvd_hetero.tools.simulation.settings import Range, Settings, shown
-from hvd_hetero.tools.simulation.variation import Exponential, Jitter, Recorded, SlowDown, Variation
+from hvd_hetero.tools.simulation.variation import Exponential, Jitter, RandomSlowDown, Recorded, Variation
 
 __all__ = ["BANDWIDTH", "BYTES_PER_MBIT", "MILLISECONDS", "read_workers"]
 
@@ -140,7 +140,7 @@ def _variation(entry: Any, where: str, series: Series) -> Variation:
     elif kind == "slow-down":
         most = settings.number("most", Range(1, limits.MOST_RATIO, "times as long at most; 2 is twice"), 2.0)
         probability = settings.number("probability", Range(0, 1, "the share of batches that are slow"), 1.0)
-        made = SlowDown(per, most, probability)  # type: ignore[arg-type]
+        made = RandomSlowDown(per, most, probability)  # type: ignore[arg-type]
     elif kind == "jitter":
         sigma = settings.number("sigma", Range(0, 3, "a relative deviation; 0.02 is about 2 %"), 0.02)
         made = Jitter(per, sigma)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
 from hvd_hetero.tools.simulation.compute import Pieces
 from hvd_hetero.tools.simulation.limits import MOST_MICRO_BATCHES
-from hvd_hetero.tools.simulation.meters import Meters
+from hvd_hetero.tools.simulation.meters import SpeedMeters
 from hvd_hetero.tools.simulation.results import Learner, Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology.mixing import ALLREDUCE, Mixing, resolve_mixing
@@ -104,7 +104,7 @@ class RoundSimulation:
         self.planner = Planner(policy, n, global_batch)
         self.planner.set_lead(self.options.lead)
         self.now_s = 0.0
-        self.meters = Meters(self.machines, policy, self.planner.typical_size, predictor)
+        self.meters = SpeedMeters(self.machines, policy, self.planner.typical_size, predictor)
         self._wait_s = np.full(n, np.nan)
         self.result = Simulated(policy.name, n)
 

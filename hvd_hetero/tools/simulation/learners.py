@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from hvd_hetero.policies import Policy
 from hvd_hetero.rounds import RoundPlan
-from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.topology.mixing import Mixing
 
-__all__ = ["Allreduce", "Local", "Neighbours", "RoundLearner", "learner_for"]
+__all__ = ["AllreduceLearner", "LocalLearner", "NeighboursLearner", "RoundLearner", "learner_for"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,7 +39,9 @@ Rate = float | Callable[[int], float]
 class RoundLearner(ABC):
     """A model in training."""
 
-    def __init__(self, problem: Problem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False) -> None:
+    def __init__(
+        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False
+    ) -> None:
         self.problem = problem
         self._rate = learning_rate
         self.weighs_twice = weighs_twice
@@ -71,10 +73,12 @@ class RoundLearner(ABC):
         """Apply the rule itself."""
 
 
-class Allreduce(RoundLearner):
-    """One model for all ranks; one step with all gradients."""
+class AllreduceLearner(RoundLearner):
+    """One model for all; one step with the gradients of all."""
 
-    def __init__(self, problem: Problem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False) -> None:
+    def __init__(
+        self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0, weighs_twice: bool = False
+    ) -> None:
         super().__init__(problem, learning_rate, seed=seed, weighs_twice=weighs_twice)
         self._parameters = self.start.copy()
 
@@ -98,10 +102,10 @@ class Allreduce(RoundLearner):
         self._parameters = self._parameters - rate * step
 
 
-class Local(RoundLearner):
+class LocalLearner(RoundLearner):
     """Every rank updates its own copy after each micro-batch; the round averages the copies by samples."""
 
-    def __init__(self, problem: Problem, learning_rate: Rate, *, seed: int = 0) -> None:
+    def __init__(self, problem: TrainingProblem, learning_rate: Rate, *, seed: int = 0) -> None:
         super().__init__(problem, learning_rate, seed=seed)
         self._parameters = self.start.copy()
 
@@ -122,12 +126,12 @@ class Local(RoundLearner):
         self._parameters = average
 
 
-class Neighbours(RoundLearner):
-    """Every rank holds its own model and mixes it with its neighbours'."""
+class NeighboursLearner(RoundLearner):
+    """Every rank holds a model of its own and mixes it with those of its neighbours."""
 
     def __init__(
         self,
-        problem: Problem,
+        problem: TrainingProblem,
         learning_rate: Rate,
         mixing: Mixing,
         *,
@@ -156,11 +160,11 @@ class Neighbours(RoundLearner):
 
 
 def learner_for(
-    policy: Policy, problem: Problem, learning_rate: Rate, seed: int = 0, mixing: Mixing | None = None
+    policy: Policy, problem: TrainingProblem, learning_rate: Rate, seed: int = 0, mixing: Mixing | None = None
 ) -> RoundLearner:
     """Return the rule that goes with a policy, under allreduce or with this mixing (``RoundSimulation.mixing``)."""
     if mixing is not None:
-        return Neighbours(problem, learning_rate, mixing, seed=seed, weighs_twice=policy.weighs_twice)
+        return NeighboursLearner(problem, learning_rate, mixing, seed=seed, weighs_twice=policy.weighs_twice)
     if getattr(policy, "updates", None) == "local":
-        return Local(problem, learning_rate, seed=seed)
-    return Allreduce(problem, learning_rate, seed=seed, weighs_twice=policy.weighs_twice)
+        return LocalLearner(problem, learning_rate, seed=seed)
+    return AllreduceLearner(problem, learning_rate, seed=seed, weighs_twice=policy.weighs_twice)

@@ -13,15 +13,15 @@ from hvd_hetero.measurement.readings import ResourceMeter
 from hvd_hetero.measurement.speed_meter import SpeedMeter
 from hvd_hetero.policies import Policy
 from hvd_hetero.prediction import NARX, Predictor
-from hvd_hetero.tools.simulation.cluster import Machines, Meter
+from hvd_hetero.tools.simulation.cluster import DriverMeter, Machines
 
-__all__ = ["Meters"]
+__all__ = ["SpeedMeters"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Meters:
+class SpeedMeters:
     """One ``SpeedMeter`` a rank; ``make`` builds their predictors, in place of the policy's."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Meters:
         make: Callable[[], Predictor] | None,
     ) -> SpeedMeter:
         clock, cluster = self._clock, machines.cluster
-        readings = Meter(cluster.workers[rank], rank, cluster.seed, clock, self._computed)
+        readings = DriverMeter(cluster.workers[rank], rank, cluster.seed, clock, self._computed)
         return SpeedMeter(
             _predictor(policy) if make is None else make(), lambda: float(clock[rank]), cast(ResourceMeter, readings),
             typical_size, profile=policy.profile(), weighs_fixed_cost=policy.weighs_fixed_cost,

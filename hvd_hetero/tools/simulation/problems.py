@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Data", "Problem", "SmallNetwork", "SoftmaxRegression", "digits"]
+__all__ = ["Data", "SmallNetwork", "SoftmaxRegression", "TrainingProblem", "digits"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,7 +55,7 @@ def digits(seed: int = 0) -> Data:
     return Data(x[train], y[train], x[test], y[test], 10)
 
 
-class Problem(ABC):
+class TrainingProblem(ABC):
     """A loss over training samples, with its gradient."""
 
     def __init__(self, data: Data, decay: float = 1e-4) -> None:
@@ -96,7 +96,7 @@ class Problem(ABC):
         return np.asarray(error / len(labels))
 
 
-class SoftmaxRegression(Problem):
+class SoftmaxRegression(TrainingProblem):
     """Multinomial logistic regression; starts at zero."""
 
     def start(self, seed: int) -> Floats:
@@ -115,7 +115,7 @@ class SoftmaxRegression(Problem):
         return np.concatenate([x.T @ error, error.sum(axis=0)[np.newaxis]]).ravel() + self.decay * parameters
 
 
-class SmallNetwork(Problem):
+class SmallNetwork(TrainingProblem):
     """One hidden layer of rectified units."""
 
     def __init__(self, data: Data, decay: float = 1e-4, hidden: int = 32) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from hvd_hetero.rounds import RoundPlan
 from hvd_hetero.tools.simulation.cluster import Cluster, Machines
-from hvd_hetero.tools.simulation.problems import Problem
+from hvd_hetero.tools.simulation.problems import TrainingProblem
 from hvd_hetero.tools.simulation.results import Simulated
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
@@ -65,7 +65,7 @@ class Scheme:
 class ServerModel:
     """The parameters on the server, in training."""
 
-    problem: Problem
+    problem: TrainingProblem
     learning_rate: float
     seed: int = 0
     parameters: Floats = field(init=False)

@@ -61,7 +61,7 @@ class Exponential(Variation):
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDown(Variation):
+class RandomSlowDown(Variation):
     """Some batches take up to ``most`` times as long."""
 
     most: float = 2.0

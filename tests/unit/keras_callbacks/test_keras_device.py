@@ -21,7 +21,7 @@ from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E40
 from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
 from keras_callbacks.step.device import Device, device_here  # noqa: E402
-from keras_callbacks.step.graph_synchroniser import AllReduce  # noqa: E402
+from keras_callbacks.step.graph_synchroniser import GraphAllreduce  # noqa: E402
 from tests.distributed.workers.queued_device import Network, QueuedDevice  # noqa: E402
 
 SHARE = [0.5, 2.0, 4.0, 1.0]
@@ -100,7 +100,7 @@ def graph_of(device, lengths, *, apart=False, looks=False):
     balance = LoadBalance("lb-bsp", global_batch=4)
     calls = balance._session.calls
     calls._timed, calls.apart, calls.looks = device, apart, looks
-    synchroniser = AllReduce(calls)
+    synchroniser = GraphAllreduce(calls)
     specs = [tf.TensorSpec((length,), tf.float32) for length in lengths]
     traced = tf.function(lambda *g: synchroniser(list(g), tf.constant(SHARE, tf.float64)))
     return traced.get_concrete_function(*specs).graph

@@ -19,7 +19,7 @@ from hvd_hetero.policies import BSP, LBBSP, ElasticBSP, NonBlocking  # noqa: E40
 from hvd_hetero.testing import DeviceModel  # noqa: E402
 from keras_callbacks import LoadBalance, load_balance, resize_batches  # noqa: E402
 from keras_callbacks.step.device import Device  # noqa: E402
-from keras_callbacks.step.memory_shortage import Shortage  # noqa: E402
+from keras_callbacks.step.memory_shortage import MemoryShortage  # noqa: E402
 from tests.distributed.workers.queued_device import Network  # noqa: E402
 
 keras = tf.keras
@@ -251,7 +251,7 @@ def test_other_failures_are_what_they_were(error, failure, begun):
 
     calls = SimpleNamespace(repeats=True, failure=failure, begin_again=lambda: begun)
     with pytest.raises(type(error)) as raised:
-        Shortage(calls, list).survived(fails, None)
+        MemoryShortage(calls, list).survived(fails, None)
     assert raised.value is error
 
 

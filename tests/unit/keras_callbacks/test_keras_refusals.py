@@ -13,7 +13,7 @@ import tensorflow as tf  # noqa: E402 - imported by Horovod if it is there
 from hvd_hetero.errors import HeteroError, RoundStateError  # noqa: E402
 from hvd_hetero.policies import BSP, NonBlocking  # noqa: E402
 from keras_callbacks import LoadBalance, resize_batches, start, weighted_gradients  # noqa: E402
-from keras_callbacks.metrics.of_all_ranks import Figures  # noqa: E402
+from keras_callbacks.metrics.of_all_ranks import JoinedMetrics  # noqa: E402
 from keras_callbacks.pipeline.queue import TOO_FAR_AHEAD  # noqa: E402
 from keras_callbacks.pipeline.sources import DatasetSource  # noqa: E402
 from keras_callbacks.refusals import check_compiled  # noqa: E402
@@ -360,7 +360,7 @@ def test_batches_that_are_asked_for_too_early_are_refused_and_fit_says_so_plainl
         raise tf.errors.InvalidArgumentError(None, None, f"assertion failed: [{TOO_FAR_AHEAD}]")
 
     session.fitting, model = True, network()
-    figures = Figures(model, TensorFlowWire(), "figures", gathers=False, warned=set())
+    figures = JoinedMetrics(model, TensorFlowWire(), "figures", gathers=False, warned=set())
     with pytest.raises(RoundStateError, match=r"^the data pipeline asked for a batch before its size was decided"):
         RoundFunction(session, model, fails, figures)(iter(()))
 

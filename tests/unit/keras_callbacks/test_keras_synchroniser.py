@@ -16,7 +16,7 @@ from keras_callbacks import LoadBalance, keras_versions, resize_batches  # noqa:
 from keras_callbacks.keras_versions import gradients_pass_through  # noqa: E402
 from keras_callbacks.start import average, start_alike  # noqa: E402
 from keras_callbacks.step.graph import GraphRound  # noqa: E402
-from keras_callbacks.step.graph_synchroniser import AllReduce, correction_of  # noqa: E402
+from keras_callbacks.step.graph_synchroniser import GraphAllreduce, correction_of  # noqa: E402
 from keras_callbacks.step.parcels import parcels  # noqa: E402
 from keras_callbacks.tensorflow_wire import TensorFlowWire  # noqa: E402
 
@@ -38,7 +38,7 @@ def collectives(*lengths):
 
 
 def all_reduce():
-    return AllReduce(LoadBalance("bsp", global_batch=4)._session.calls)
+    return GraphAllreduce(LoadBalance("bsp", global_batch=4)._session.calls)
 
 
 def graph_of(*specs, weighed=False):

@@ -11,7 +11,7 @@ import pytest
 from hvd_hetero.policies import LBBSP, LBNonBlocking, resolve_policy
 from hvd_hetero.rounds import FinishedRound, RoundPlan, RoundReport, RoundTable
 from hvd_hetero.tools.simulation import BestSplit, Cluster, Compute, Worker, simulate
-from hvd_hetero.tools.simulation.variation import Jitter, Recorded, SlowDown
+from hvd_hetero.tools.simulation.variation import Jitter, RandomSlowDown, Recorded
 
 BATCH = 384
 
@@ -78,7 +78,7 @@ def test_micro_batches_hold_two_samples_in_the_mean_at_least(share, numbers):
         (0.0, Jitter("round", 0.15), 4, 64),
         (0.0005, Jitter("round", 0.15), 4, 16),
         (0.064, Jitter("round", 0.15), 1, 1),
-        (0.0005, SlowDown("batch", 4.0, 0.1), 4, 32),
+        (0.0005, RandomSlowDown("batch", 4.0, 0.1), 4, 32),
     ],
     ids=["nothing", "little", "half of a step", "little, with stumbles"],
 )
@@ -202,7 +202,7 @@ def test_a_state_of_other_numbers_of_micro_batches_is_refused():
 
 
 def test_a_restored_policy_goes_on_with_the_number_and_the_trials():
-    cluster = scattering(3, SlowDown("batch", 4.0, 0.1))
+    cluster = scattering(3, RandomSlowDown("batch", 4.0, 0.1))
     policy = LBNonBlocking()
     simulate(cluster, policy, BATCH, 100)
     other = LBNonBlocking()
@@ -214,7 +214,7 @@ def test_a_restored_policy_goes_on_with_the_number_and_the_trials():
     assert other.state_dict() == policy.state_dict()
 
 
-def scattering(workers: int, variation: Jitter | SlowDown, seed: int = 0) -> Cluster:
+def scattering(workers: int, variation: Jitter | RandomSlowDown, seed: int = 0) -> Cluster:
     speeds = [400.0 / (1 + i) for i in range(workers)]
     return Cluster(tuple(Worker(Compute.at_speed(v), variation=(variation,)) for v in speeds), seed=seed)
 
@@ -229,7 +229,7 @@ def test_it_loses_less_than_half_of_what_lb_bsp_loses_where_speeds_scatter_from_
 
 
 def test_it_is_faster_than_lb_bsp_by_a_fifth_where_micro_batches_stumble():
-    cluster = scattering(3, SlowDown("batch", 4.0, 0.1))
+    cluster = scattering(3, RandomSlowDown("batch", 4.0, 0.1))
     lb, ours = (simulate(cluster, p, BATCH, 150).rate(30) for p in (LBBSP(), LBNonBlocking()))
     assert ours > 1.2 * lb
 

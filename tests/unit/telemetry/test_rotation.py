@@ -15,7 +15,7 @@ from recorded_runs import finished, write
 
 from hvd_hetero.telemetry import Telemetry, read_run, records
 from hvd_hetero.telemetry.reader import read_lines
-from hvd_hetero.telemetry.rotation import Parts
+from hvd_hetero.telemetry.rotation import RunFiles
 from hvd_hetero.tools.report.plots import rounds_figure
 
 
@@ -77,7 +77,7 @@ def test_a_part_that_begins_while_the_run_is_read_is_read_with_it(tmp_path, monk
 
     monkeypatch.setattr(records, "read_lines", read_later)
     assert read_run(path).round.tolist() == list(range(39)), "all but the last, which is held back"
-    monkeypatch.setattr(Parts, "still", lambda found, headers: False)
+    monkeypatch.setattr(RunFiles, "still", lambda found, headers: False)
     with pytest.raises(ValueError, match=r"run\.jsonl begins another file too often"):
         read_run(path)
 

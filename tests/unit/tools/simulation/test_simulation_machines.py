@@ -13,12 +13,12 @@ from hvd_hetero.tools.simulation import (
     Exponential,
     Jitter,
     Network,
+    RandomSlowDown,
     Recorded,
-    SlowDown,
     Worker,
 )
 from hvd_hetero.tools.simulation.availability import Availabilities
-from hvd_hetero.tools.simulation.cluster import Meter
+from hvd_hetero.tools.simulation.cluster import DriverMeter
 from hvd_hetero.tools.simulation.compute import Devices
 from hvd_hetero.tools.simulation.variation import Draws
 
@@ -116,7 +116,7 @@ def test_impossible_availabilities_are_refused(arguments, said):
         Availability(*arguments)
 
 
-VARIATIONS = (Exponential(), SlowDown("round", 2.0, 0.5), Jitter("round", 0.1))
+VARIATIONS = (Exponential(), RandomSlowDown("round", 2.0, 0.5), Jitter("round", 0.1))
 
 
 def draws(workers: int, seed: int = 7) -> Draws:
@@ -141,7 +141,7 @@ def test_variations_have_the_means_that_they_claim():
         assert variation.draw(rng, 0, 40_000).mean() == pytest.approx(mean, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", [Exponential, SlowDown, Jitter, Recorded])
+@pytest.mark.parametrize("kind", [Exponential, RandomSlowDown, Jitter, Recorded])
 def test_a_variation_of_what_is_not_known_is_refused(kind):
     """It changed nothing, and said nothing."""
     with pytest.raises(ValueError, match="one in each micro-batch; got 'micro-batch'"):
@@ -191,14 +191,14 @@ def test_drivers_are_late_and_within_bounds():
     """A share that falls at 10 s is seen to fall at 12 s; noise never leaves [0, 1]; unknown is NaN."""
     falling = Availability((0.0, 10.0), (1.0, 0.5))
     now = np.array([11.9])
-    meter = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
+    meter = DriverMeter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(lag_s=2.0)), 0, 0, now)
     assert meter.read().cpu == 1.0
     now[0] = 12.1
     assert meter.read().cpu == 0.5
     assert np.isnan(meter.read().memory)
-    noisy = Meter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
+    noisy = DriverMeter(Worker(Compute.at_speed(1.0), falling, drivers=Drivers(noise=0.5, memory=falling)), 0, 0, now)
     readings = [noisy.read() for _ in range(200)]
     assert {0.0, 1.0} < {r.cpu for r in readings}
     assert all(0 <= r.memory <= 1 for r in readings)
-    blind = Meter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
+    blind = DriverMeter(Worker(Compute.at_speed(1.0), drivers=Drivers(known=False)), 0, 0, now)
     assert np.isnan(blind.read().cpu)

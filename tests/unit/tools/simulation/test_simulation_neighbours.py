@@ -12,7 +12,7 @@ import pytest
 from hvd_hetero.policies import BSP, ElasticBSP, NonBlocking
 from hvd_hetero.tools.cli import commands as cli
 from hvd_hetero.tools.simulation import Cluster, Network, Options, RoundSimulation, simulate
-from hvd_hetero.tools.simulation.learners import Neighbours, learner_for
+from hvd_hetero.tools.simulation.learners import NeighboursLearner, learner_for
 from hvd_hetero.tools.simulation.problems import SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 from hvd_hetero.topology import complete, matcha
@@ -59,7 +59,7 @@ def test_the_models_are_those_of_the_rule_by_hand(mixing):
     problem = SoftmaxRegression(digits())
     policy = NonBlocking(4)
     learner = learner_for(policy, problem, 0.5, mixing=mixing)
-    assert isinstance(learner, Neighbours)
+    assert isinstance(learner, NeighboursLearner)
     order = WholeRounds(problem.samples, shuffle=True, seed=2)
     again = WholeRounds(problem.samples, shuffle=True, seed=2)
     machines = Cluster.of_speeds([100.0, 200.0, 400.0])

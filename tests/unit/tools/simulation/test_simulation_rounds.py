@@ -22,12 +22,12 @@ from hvd_hetero.tools.simulation import (
     Jitter,
     Network,
     Options,
+    RandomSlowDown,
     RoundSimulation,
-    SlowDown,
     Worker,
     simulate,
 )
-from hvd_hetero.tools.simulation.cluster import Machines, Meter
+from hvd_hetero.tools.simulation.cluster import DriverMeter, Machines
 from hvd_hetero.tools.simulation.variation import Variation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
@@ -50,7 +50,7 @@ def cluster(noise: float = 0.01) -> Cluster:
         (
             Worker(Compute.at_speed(100.0, 0.002), variation=(Jitter("round", 0.05),)),
             Worker(Compute.at_speed(200.0), Availability((0.0, 9.0), (1.0, 0.4), 20.0), drivers=Drivers(lag_s=0.5)),
-            Worker(Compute(0.003, 0.02, 12, 40), variation=(SlowDown("round", 2.0, 0.3),)),
+            Worker(Compute(0.003, 0.02, 12, 40), variation=(RandomSlowDown("round", 2.0, 0.3),)),
             Worker(Compute.at_speed(150.0)),
         ),
         Network(latency_s=1e-3, message_bytes=1e5, bandwidth=1e8),
@@ -86,7 +86,7 @@ class RealBalancers:
         n = len(described.workers)
         self.machines, self.now = Machines(described), np.zeros(n)
         clocks = [lambda i=i: float(self.now[i]) for i in range(n)]
-        meters = [Meter(w, i, described.seed, self.now) for i, w in enumerate(described.workers)]
+        meters = [DriverMeter(w, i, described.seed, self.now) for i, w in enumerate(described.workers)]
         self.balancers = [Balancer(make(), i, n, global_batch, clock=clocks[i], readings=meters[i]) for i in range(n)]
         self.channel = Channel()
         for balancer in self.balancers:
@@ -311,7 +311,7 @@ def test_the_best_split_knows_draws_per_batch_too():
 
 def test_a_bad_draw_of_a_rank_without_samples_passes():
     """One batch in twenty takes up to a hundred times as long: the best split is ahead of all who wait for it."""
-    slow = (SlowDown("batch", 100.0, 0.05),)
+    slow = (RandomSlowDown("batch", 100.0, 0.05),)
     machines = Cluster((Worker(Compute.at_speed(1000.0)), Worker(Compute.at_speed(1000.0), variation=slow)), seed=1)
     best = simulate(machines, BestSplit(), 60, 200)
     assert best.rate() > 1500.0

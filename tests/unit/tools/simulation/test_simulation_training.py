@@ -17,7 +17,7 @@ from hvd_hetero.tools.simulation import (
     RoundSimulation,
     Worker,
 )
-from hvd_hetero.tools.simulation.learners import Allreduce, Local, Neighbours, learner_for
+from hvd_hetero.tools.simulation.learners import AllreduceLearner, LocalLearner, NeighboursLearner, learner_for
 from hvd_hetero.tools.simulation.problems import Data, SmallNetwork, SoftmaxRegression, digits
 from hvd_hetero.tools.simulation.server import Scheme, ServerModel, ServerSimulation
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
@@ -80,7 +80,7 @@ def test_the_papers_scaling_weighs_twice(data):
     problem = SoftmaxRegression(data)
     plan = RoundPlan((8, 8), (4, 4), "first")
     samples, done = [np.arange(8), np.arange(8, 12)], np.array([4, 2])
-    learner = Allreduce(problem, 1.0, weighs_twice=True)
+    learner = AllreduceLearner(problem, 1.0, weighs_twice=True)
     learner.update(plan, samples, done)
     start = problem.start(0)
     step = problem.gradient(start, samples[0]) / 2 + problem.gradient(start, samples[1]) * (2 / 4) * (4 / 16)
@@ -91,8 +91,8 @@ def test_neighbours_who_all_average_are_an_allreduce(data):
     """Mixing with the mean over everybody, whatever each has done."""
     problem = SmallNetwork(data)
     plan = RoundPlan((8, 8, 8), (4, 4, 4), "first")
-    everybody = Neighbours(problem, 0.3, NeighbourMixing(complete(3)), seed=1)
-    one = Allreduce(problem, 0.3, seed=1)
+    everybody = NeighboursLearner(problem, 0.3, NeighbourMixing(complete(3)), seed=1)
+    one = AllreduceLearner(problem, 0.3, seed=1)
     rng = np.random.default_rng(0)
     for _ in range(5):
         done = rng.integers(1, 5, 3)
@@ -118,7 +118,7 @@ def test_neighbours_learn_and_come_together(sync, data):
         data=WholeRounds(problem.samples, shuffle=True),
         learner=learner,
     ).run(150)
-    assert isinstance(learner, Neighbours)
+    assert isinstance(learner, NeighboursLearner)
     assert learner.loss < 0.5
     mean = learner.parameters
     assert np.linalg.norm(learner._models - mean, axis=1).max() < 0.2 * np.linalg.norm(mean)
@@ -144,7 +144,7 @@ def test_weights_leave_room_for_curvature(data):
 def test_local_steps_then_the_average(data):
     """Two ranks, two steps and one: each by hand, averaged by samples."""
     problem = SoftmaxRegression(data)
-    learner = Local(problem, 0.5)
+    learner = LocalLearner(problem, 0.5)
     samples = [np.arange(8), np.arange(8, 12)]
     learner.update(RoundPlan((8, 4), (2, 1), local=True), samples, np.array([2, 1]))
     first = problem.start(0)
@@ -155,7 +155,7 @@ def test_local_steps_then_the_average(data):
 
 
 def test_elastic_with_local_updates_takes_the_local_rule(data):
-    assert isinstance(learner_for(ElasticBSP(updates="local"), SoftmaxRegression(data), 0.1), Local)
+    assert isinstance(learner_for(ElasticBSP(updates="local"), SoftmaxRegression(data), 0.1), LocalLearner)
     assert learner_for(NonBlocking(4, scaling="n/N"), SoftmaxRegression(data), 0.1).weighs_twice
 
 
