@@ -20,7 +20,7 @@ from hvd_hetero.tools.simulation.figure import comparison_figure
 from hvd_hetero.tools.simulation.replay import replay
 from hvd_hetero.tools.simulation.whole_rounds import WholeRounds
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "cluster.toml"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "cluster.toml"
 SMALL = """
 policies = ["bsp", "lb-bsp", "asp"]
 [training]

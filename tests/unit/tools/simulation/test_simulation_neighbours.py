@@ -166,7 +166,7 @@ def test_the_loss_is_that_of_models_that_differ(described, capsys):
 
 def test_the_example_trains_with_neighbours(capsys):
     """The command of docs/simulation.md, with fewer rounds: both reach the target loss, and end near BSP's loss."""
-    example = Path(__file__).parents[3] / "examples" / "cluster.toml"
+    example = Path(__file__).parents[4] / "examples" / "cluster.toml"
     rows = told([str(example), "--policies", "d-psgd,matcha", "--rounds", "150"], capsys)
     for name in ("d-psgd", "matcha"):
         assert rows[name]["time_to_loss_s"] > 0

@@ -29,7 +29,7 @@ samples_per_s = 100
 [[workers]]
 samples_per_s = 400
 """
-DOCS = Path(__file__).parents[3] / "docs" / "simulation.md"
+DOCS = Path(__file__).parents[4] / "docs" / "simulation.md"
 
 
 @pytest.fixture
