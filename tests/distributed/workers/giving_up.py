@@ -1,12 +1,14 @@
-"""Rank 0 gives up while a tensor waits to be sent, and sends the next one just as Horovod's thread lets go of that one.
+"""Rank 0 waits for the other one, and then gives up, while a tensor waits to be sent and the next one is about to be.
 
-A kill meets this moment by chance. Here the tensor's end brings it about: what Python calls then, in Horovod's thread,
-waits until the main thread has sent the next tensor. If Horovod's thread holds a lock that sending needs, both wait.
+It sends the next one just as Horovod's thread lets go of that one. A kill meets this moment by chance. Here the
+tensor's end brings it about: what Python calls then, in Horovod's thread, waits until the main thread has sent the next
+tensor. If Horovod's thread holds a lock that sending needs, both wait.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 
 import horovod.torch as hvd
 import torch
@@ -15,6 +17,7 @@ from horovod.torch import mpi_ops
 
 from hvd_hetero.testing import report
 
+LATE_S = 1.0  # of rank 1
 PATIENCE_S = 60.0  # of each thread with the other: only a failure takes so long
 
 
@@ -36,6 +39,11 @@ def main():
     hvd.init()
     lets_go, has_sent = threading.Event(), threading.Event()
     found = {"ended by": None, "waited for the sender": None, "sending": None}
+    if hvd.rank() == 1:
+        time.sleep(LATE_S)
+    awake_s = time.thread_time()
+    hvd.allreduce(torch.ones(1), name="one comes late")
+    awake_s = time.thread_time() - awake_s
 
     def ends():
         found["ended by"] = "the main thread" if threading.current_thread() is threading.main_thread() else "another"
@@ -56,7 +64,7 @@ def main():
             found["sending"] = "is told that Horovod has given up"
         has_sent.set()
     hvd.shutdown()  # returns when Horovod's thread has ended
-    report(found)
+    report({"awake_s": awake_s, "giving up": found})
 
 
 if __name__ == "__main__":

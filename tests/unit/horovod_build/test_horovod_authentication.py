@@ -6,6 +6,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -178,6 +179,15 @@ def test_an_elastic_rank_registers_and_is_told_of_changes(
     with pytest.raises(network.NoValidAddressesFound):
         WorkerNotificationClient(addresses, b"of another job", verbose=0)
     manager._service.shutdown()
+
+
+def test_no_proxy_stands_between_launcher_and_ranks(store: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would see the token, and end questions that wait for their answer. Here there is none at its address."""
+    monkeypatch.setenv("http_proxy", f"http://{HOST}:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # it reads the variables when it is made
+    put_data_into_kvstore(*store, "runfunc", "func", "a function")
+    assert read_data_from_kvstore(*store, "runfunc", "func") == "a function"
 
 
 def test_a_server_listens_at_the_address_it_is_given() -> None:
