@@ -46,5 +46,5 @@ format: setup
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .setup out site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .setup out site build dist *.egg-info packaging/horovod/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

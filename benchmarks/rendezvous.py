@@ -4,10 +4,10 @@
 
 Ranks do nothing but start Horovod, all at once, as they do after a change of membership. They are forked from a process
 that has imported it, and that serves them as the launcher: Horovod's own server, which counts. ``--beside`` names a
-directory with the same build of Horovod, but for the edits of `hvd_hetero/horovod_build/edits/rendezvous.py`. The time
-is from the last rank's arrival in ``hvd.init()`` until the last one has left it. With more ranks than cores that is
-mostly the ranks' own work; requests and the launcher's time do not depend on cores. A dropped connection found no room
-in the launcher's queue, and is tried again after a second or more. All hosts are this machine.
+directory with the same build of Horovod, but for the last patches of its series, from `ask-for-all-at-once` on. The
+time is from the last rank's arrival in ``hvd.init()`` until the last one has left it. With more ranks than cores that
+is mostly the ranks' own work; requests and the launcher's time do not depend on cores. A dropped connection found no
+room in the launcher's queue, and is tried again after a second or more. All hosts are this machine.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def wrap(session: FitSession, model: Any) -> None:
 
 
 def _synchroniser_of(session: FitSession, model: Any) -> GraphSynchroniser:
-    """What the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
+    """Return what the policy and ``sync`` ask for; variables are asked for in tracing, when all exist."""
 
     def trained() -> list[tf.Variable]:
         return trained_variables(model)

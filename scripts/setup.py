@@ -27,6 +27,7 @@ from typing import NamedTuple
 from pip_progress import run_pip
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILDER = ROOT / "packaging" / "horovod"
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "stamps"
@@ -77,11 +78,13 @@ def for_torch() -> list[Stage]:
 
 def stages() -> list[Stage]:
     """Return all steps in their order."""
-    recipe = "".join(text(path) for path in sorted((ROOT / "hvd_hetero" / "horovod_build").rglob("*.py")))
+    files = (path for pattern in ("*.py", "patches/*") for path in sorted((BUILDER / "horovod_build").glob(pattern)))
+    recipe = "".join(map(text, files))
+    described = text(ROOT / "pyproject.toml") + text(BUILDER / "pyproject.toml")
     return [
         Stage("venv", "create .venv", f"{sys.version} {sys.base_prefix} {ROOT}", make_venv),
         Stage("tools", "install the build tools and what the core imports", pins("tools"), lambda: install("tools")),
-        Stage("project", "install hvd-hetero, editable", text(ROOT / "pyproject.toml"), install_project),
+        Stage("project", "install hvd-hetero and the builder of Horovod, editable", described, install_project),
         Stage("check", "look for a C++ compiler, CMake and make", "", lambda: build_horovod("--check-tools")),
         Stage("torch", "install torch", pins("torch"), lambda: install("torch")),
         Stage(
@@ -180,7 +183,8 @@ def install(name: str) -> int:
 
 def install_project() -> int:
     """Install this checkout so that edits take effect at once; everything that it needs is there already."""
-    return pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(ROOT), log="project")
+    options = ("--no-deps", "--no-index", "--no-build-isolation")
+    return pip("install", *options, "--editable", str(ROOT), "--editable", str(BUILDER), log="project")
 
 
 def build_horovod(option: str, **variables: str) -> int:

@@ -18,7 +18,7 @@ from markdown_links import each_link, relinked
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = "benchmarks/results"
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".txt": "text"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".txt": "text", ".patch": "diff"}
 
 
 def site_path(path: str) -> str:

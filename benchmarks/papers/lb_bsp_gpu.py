@@ -76,7 +76,7 @@ class ProfiledLBBSP(Policy):
         return equal_plan(workers, global_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
-        """The exact optimum for the communication that is expected."""
+        """Return the exact optimum for the communication that is expected."""
         seen_s = finished.table.column("input_s")  # where a simulation with a server tells a worker's own transfers
         self._communication_s += (WEIGHT if self._known else 1.0) * (seen_s - self._communication_s)
         self._known = True

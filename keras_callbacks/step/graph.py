@@ -58,7 +58,7 @@ class GraphRound:
         self._looked = not isinstance(synchroniser, GraphAllreduce)
 
     def train_step(self, step: Callable[[Any], Any], figures: JoinedMetrics) -> Callable[[Any], Any]:
-        """The train step that does a whole round, whose update is synchronised, and whose figures are observed."""
+        """Return a train step of a whole round, whose update is synchronised and whose figures are observed."""
         whole = self._several if self._calls.policy.accumulates else self._one
         self._figures = figures
 

@@ -1,7 +1,8 @@
 """Gate: the core imports with no framework and no extra.
 
 All modules of ``hvd_hetero`` are imported in an interpreter in which importing any installed package fails, except
-NumPy, SciPy, psutil and, only for the command line, rich. Exit code 0 or 1.
+NumPy, SciPy, psutil and, for the command line alone, rich. The builder of Horovod is no dependency either. Exit code 0
+or 1.
 """
 
 import argparse
@@ -15,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = """
 import importlib, importlib.abc, importlib.metadata, sys
 allowed, modules = (set(text.split(",")) for text in sys.argv[1:])
-forbidden = {*importlib.metadata.packages_distributions(), "horovod", "torch", "tensorflow", "keras"} - allowed
+forbidden = {*importlib.metadata.packages_distributions(), "horovod_build", "horovod", "torch", "tensorflow", "keras"}
+forbidden -= allowed
 class Gate(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in forbidden:
@@ -25,7 +27,7 @@ for module in sorted(modules):
     importlib.import_module(module)
 """
 CORE = {"hvd_hetero", "numpy", "scipy", "psutil"}
-COMMAND_LINE = ("hvd_hetero.tools.cli", "hvd_hetero.horovod_build")
+COMMAND_LINE = "hvd_hetero.tools.cli"
 
 
 def modules() -> list[str]:

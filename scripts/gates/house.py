@@ -6,6 +6,7 @@
 - What trains imports no tool and nothing that is for tests: ``hvd_hetero.tools`` and ``hvd_hetero.testing``.
 - The core imports no adapter, and an adapter imports no other.
 - Solvers (``allocation``, ``barriers``) import nothing of the core but its errors and its checks of arguments.
+- The builder of Horovod imports nothing of the project, and only the command line imports it.
 - A name that begins with an underscore stays in its package.
 
 A package's ``__init__`` that is imported counts as a separate module. Exit code 0 or 1.
@@ -24,14 +25,17 @@ CORE, ADAPTERS = "hvd_hetero", ("torch_hooks", "keras_callbacks")
 SOLVERS = (f"{CORE}.allocation", f"{CORE}.barriers")
 MAY_BE_IMPORTED_BY_SOLVERS = (*SOLVERS, f"{CORE}.checks", f"{CORE}.errors")
 TOOLS, TESTING = f"{CORE}.tools", f"{CORE}.testing"
+COMMAND_LINE = f"{TOOLS}.cli"
+BUILDER = "horovod_build"
+FOLDERS = {CORE: ROOT, **dict.fromkeys(ADAPTERS, ROOT), BUILDER: ROOT / "packaging" / "horovod"}
 
 
 def modules() -> dict[str, ast.Module]:
-    """Return the syntax tree of every module of the three packages."""
+    """Return the syntax tree of every module of the packages."""
     found = {}
-    for package in (CORE, *ADAPTERS):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package, folder in FOLDERS.items():
+        for path in sorted((folder / package).rglob("*.py")):
+            name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
             found[name] = ast.parse(path.read_text(encoding="utf-8"), path)
     return found
 
@@ -108,6 +112,8 @@ def broken_rules(module: str, target: str, name: str) -> Iterator[str]:
         yield f"{module} trains, and imports {target}"
     if module.startswith(TESTING) and target.startswith(TOOLS):
         yield f"{module} is for tests, and imports the tool {target}"
+    if BUILDER in (package, other) and package != other and not module.startswith(COMMAND_LINE):
+        yield f"{module} imports {target}: only the command line imports the builder, which imports nothing else"
     private = [part for part in (*target.split("."), name) if part.startswith("_") and not part.startswith("__")]
     if private and module.rpartition(".")[0] != target.rpartition(".")[0]:
         yield f"{module} imports {private[0]} of {target}, which is private there"
@@ -130,6 +136,8 @@ def main() -> int:
     made_up = {"hvd_hetero.data.a": {"hvd_hetero.policies.b"}, "hvd_hetero.policies.c": {"hvd_hetero.data.d"}}
     if not circles(rooms(made_up)) or not list(broken_rules("hvd_hetero.session", "hvd_hetero.tools.report.work", "")):
         problems.append("the gate itself is open: it finds neither a circle of rooms nor a tool in what trains")
+    if not list(broken_rules("hvd_hetero.rounds", "horovod_build.plan", "")):
+        problems.append("the gate itself is open: it does not find the builder in the core")
     if not list(relative_imports("hvd_hetero.rounds", ast.parse("from . import errors"))):
         problems.append("the gate itself is open: it does not see a relative import")
     for said in problems:

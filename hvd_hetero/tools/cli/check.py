@@ -58,7 +58,7 @@ def _findings(args: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
     yield mine
     if built.version is not None:
         yield findings.horovod_operations(built, facts.gpus())
-        yield findings.horovod_edits(built)
+        yield findings.horovod_patches(built)
     yield findings.keras(facts.keras_versions(installed), environ, facts.keras_backend(environ))
     machine, quota = len(os.sched_getaffinity(0)), facts.cpu_quota()
     yield findings.container(quota, machine, *facts.memory_limit(), args.ranks)

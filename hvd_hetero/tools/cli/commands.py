@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvd_hetero import __version__, horovod_build
+from hvd_hetero import __version__
 from hvd_hetero.errors import HeteroError
-from hvd_hetero.tools.cli import check, profile, report, simulate, timeline
+from hvd_hetero.tools.cli import build_horovod, check, profile, report, simulate, timeline
 from hvd_hetero.tools.cli.output import READER_LEFT, reader_left
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -30,8 +30,8 @@ COMMANDS = (
     Command(
         "build-horovod",
         "build a wheel of Horovod 0.28.1 for the installed torch and TensorFlow",
-        horovod_build.add_arguments,
-        horovod_build.run,
+        build_horovod.add_arguments,
+        build_horovod.run,
     ),
     Command(
         "check",

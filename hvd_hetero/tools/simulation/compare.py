@@ -67,7 +67,7 @@ class Outcome:
 
 
 def problem_named(name: str | None, seed: int) -> TrainingProblem | None:
-    """The problem of a description."""
+    """Return the problem of a description."""
     if name in (None, "none"):
         return None
     data = digits(seed)

@@ -46,7 +46,7 @@ class SpeedMeters:
         )  # fmt: skip
 
     def failed(self, rank: int, size: int) -> int:
-        """A micro-batch of a rank does not fit into its memory; return how large its parts may be."""
+        """Note that a micro-batch does not fit into a rank's memory, and return how large its parts may be."""
         return self.each[rank].failed(size)
 
     def round(

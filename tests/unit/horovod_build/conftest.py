@@ -4,16 +4,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_builds import TORCH
+from fake_builds import COMPILED, PYTHON, TORCH, use_patches
 
-from hvd_hetero.horovod_build import plan, toolchain
-from hvd_hetero.horovod_build.cache import WheelCache
-from hvd_hetero.horovod_build.plan import make_plan
+from horovod_build import plan, toolchain
+from horovod_build.cache import WheelCache
+from horovod_build.plan import make_plan
 
 
 @pytest.fixture
 def torch_plan() -> plan.BuildPlan:
     return make_plan((TORCH,), {})
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A series of two patches, for the small source."""
+    use_patches(monkeypatch, COMPILED, PYTHON)
 
 
 @pytest.fixture

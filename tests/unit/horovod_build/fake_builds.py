@@ -1,6 +1,7 @@
 """Small sources, wheels and packages that stand for those of Horovod and the frameworks."""
 
 import io
+import os
 import stat
 import tarfile
 import zipfile
@@ -9,19 +10,33 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hvd_hetero.horovod_build import progress, source, toolchain
-from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
-from hvd_hetero.horovod_build.plan import Framework
+from horovod_build import command, plan, progress, source
+from horovod_build.patches import Patch
+from horovod_build.plan import Framework
 
 TORCH = Framework("torch", "PYTORCH", "2.13.0")
 TENSORFLOW = Framework("tensorflow", "TENSORFLOW", "2.21.0")
 SILENT = progress.Reporter(Console(quiet=True))
-TOOLS = toolchain.Toolchain("cc", "c++", "cmake", "make")
+TOOLS = {"CXX": "c++", "PATH": os.environ["PATH"]}
 
-EDITS = SOURCE_EDITS + PACKAGE_EDITS
-# A source distribution in Horovod's shape: the places to edit, and a setup.py that "compiles" for what it is told.
+COMPILED = Patch(
+    "compiled.patch",
+    "today's compilers",
+    "Compile as C++17\n\n--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n"
+    "@@ -1,2 +1,2 @@\n project(fake)\n-set(CMAKE_CXX_STANDARD 14)\n+set(CMAKE_CXX_STANDARD 17)\n",
+)
+PYTHON = Patch(
+    "python.patch",
+    "a longer queue",
+    "Queue more\n\n--- a/horovod/runner/server.py\n+++ b/horovod/runner/server.py\n"
+    "@@ -1,2 +1,2 @@\n import queue\n-SIZE = 5\n+SIZE = 4096\n",
+)
+# A source distribution in Horovod's shape: two files to patch, and a setup.py that "compiles" for what it is told.
 FAKE_FILES = {
-    **{path: "\n".join(e.old for e in EDITS if e.path == path) for path in {edit.path for edit in EDITS}},
+    "CMakeLists.txt": "project(fake)\nset(CMAKE_CXX_STANDARD 14)\n",
+    "horovod/runner/server.py": "import queue\nSIZE = 5\n",
+    "horovod/torch/__init__.py": "",
+    "horovod/tensorflow/__init__.py": "",
     "horovod/__init__.py": "",
     "setup.py": (
         "import json, os\n"
@@ -33,7 +48,8 @@ FAKE_FILES = {
         "if other: open('horovod/tensorflow/mpi_lib.fake.so', 'w').close()\n"
         "versions = {'pytorch': '2.13.0'} if torch else {'tensorflow': '2.21.0'}\n"
         "json.dump(versions | {'dummy': 'none'}, open('horovod/metadata.json', 'w'))\n"
-        "setup(name='horovod', version='0.28.1', packages=find_namespace_packages(include=['horovod*']),\n"
+        "setup(name='horovod', version='0.28.1', install_requires=['cffi'] if torch else [],\n"
+        "      packages=find_namespace_packages(include=['horovod*']),\n"
         "      package_data={'horovod': ['*.json'], 'horovod.torch': ['*.so'], 'horovod.tensorflow': ['*.so']})\n"
     ),
 }
@@ -48,6 +64,12 @@ def make_sdist(path: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatc
             archive.addfile(member, io.BytesIO(text.encode()))
     monkeypatch.setattr(source, "SDIST_SHA256", source.sha256(path))
     return path
+
+
+def use_patches(monkeypatch: pytest.MonkeyPatch, *patches: Patch) -> None:
+    """Make these the whole series."""
+    for module in (command, plan):
+        monkeypatch.setattr(module, "series", lambda: patches)
 
 
 def make_wheel(path: Path, *names: str) -> Path:
@@ -67,8 +89,10 @@ def script(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def add_package(site: Path, name: str, version: str) -> None:
+def add_package(site: Path, name: str, version: str, distribution: str = "") -> None:
     (site / name).mkdir()
     (site / name / "__init__.py").write_text("raise ImportError('must not be imported to be found')")
-    (site / f"{name}-{version}.dist-info").mkdir()
-    (site / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    information = site / f"{distribution or name}-{version}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Name: {distribution or name}\nVersion: {version}\n")
+    (information / "top_level.txt").write_text(f"{name}\n")

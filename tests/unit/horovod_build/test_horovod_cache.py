@@ -9,11 +9,10 @@ import pytest
 from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist, make_wheel, torch_wheel
 from rich.console import Console
 
+from horovod_build import HorovodBuildError, command, plan, progress
+from horovod_build.cache import WheelCache, cache_root
+from horovod_build.plan import make_plan
 from hvd_hetero import cli
-from hvd_hetero.horovod_build import command, plan, progress
-from hvd_hetero.horovod_build.cache import WheelCache, cache_root
-from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.plan import make_plan
 
 
 def test_cache_root_follows_xdg() -> None:
@@ -57,11 +56,11 @@ def test_a_wheel_without_its_extension_is_not_stored(
 
 
 def test_an_interrupted_build_leaves_nothing(
-    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted while compiling: no wheel, no work directory, and the next build starts from scratch and succeeds."""
     sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     with monkeypatch.context() as patch:
         patch.setattr(command, "compile_wheel", _interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -86,7 +85,7 @@ def test_a_second_build_waits_and_takes_the_first_ones_wheel(
     cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the lock is held, another build says so and waits; then it finds the wheel and does not build."""
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     monkeypatch.setattr(command, "fetch", lambda *_: pytest.fail("the second build must not build"))
     waiting, found = threading.Event(), []
 

@@ -7,29 +7,28 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from fake_builds import FAKE_FILES, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist
+from fake_builds import COMPILED, FAKE_FILES, PYTHON, SILENT, TENSORFLOW, TOOLS, TORCH, make_sdist, use_patches
 from pids import ended
 
-from hvd_hetero.horovod_build import command, compile, plan, process
-from hvd_hetero.horovod_build.cache import WheelCache
-from hvd_hetero.horovod_build.edits import PACKAGE_EDITS
-from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.plan import make_plan
+from horovod_build import HorovodBuildError, command, compile, plan, process
+from horovod_build.cache import WheelCache
+from horovod_build.plan import make_plan
 from hvd_hetero.tools.cli import commands as cli
 
 
 def test_the_whole_way_with_a_small_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unpacked, edited, built by pip, checked, cached; stdout holds the path alone; the second run builds nothing."""
+    """Unpacked, patched, built by pip, checked, cached; stdout holds the path alone; the second run builds nothing."""
     sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(command, "find_frameworks", lambda environ: (TORCH,))
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.environ["PATH"]))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     assert cli.main(["build-horovod", "--print-path", "--sdist", str(sdist)]) == 0
     first = capsys.readouterr()
     wheel = Path(first.out.removesuffix("\n"))
@@ -43,30 +42,28 @@ def test_the_whole_way_with_a_small_source(
     assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
     assert capsys.readouterr() == (f"{wheel}\n", "")
     with zipfile.ZipFile(wheel) as archive:
-        for edit in PACKAGE_EDITS:
-            assert edit.new in archive.read(edit.path).decode()
+        assert "4096" in archive.read("horovod/runner/server.py").decode()
+        assert archive.read("horovod-0.28.1.dist-info/hvd-hetero-patches").decode() == COMPILED.line + PYTHON.line
 
     # A change in a Python file needs no compiler: what that left is still there.
-    monkeypatch.setattr(command, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
-    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:1])
+    use_patches(monkeypatch, COMPILED, replace(PYTHON, text=PYTHON.text.replace("4096", "128")))
     (log,) = wheel.parent.parent.glob("*_compiled/build.log")
     said = log.read_text()
-    assert cli.main(["build-horovod", "--print-path", "--quiet"]) == 0
+    assert cli.main(["build-horovod", "--print-path", "--quiet", "--sdist", str(sdist)]) == 0
     other = Path(capsys.readouterr().out.removesuffix("\n"))
     assert other != wheel
     with zipfile.ZipFile(other) as archive:
-        assert PACKAGE_EDITS[0].new in archive.read(PACKAGE_EDITS[0].path).decode()
-        assert PACKAGE_EDITS[-1].new not in archive.read(PACKAGE_EDITS[-1].path).decode()
+        assert archive.read("horovod/runner/server.py").decode() == "import queue\nSIZE = 128\n"
     assert log.read_text() == said
     assert "Building" in said
 
 
 def test_a_framework_that_comes_later_is_compiled_alone(
-    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What torch has stays; the wheel for both has both extensions, and both versions for Horovod to compare."""
     sdist = make_sdist(tmp_path / "sdist", FAKE_FILES, monkeypatch)
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.environ["PATH"]))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     alone = command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     compiled_for = []
 
@@ -79,6 +76,8 @@ def test_a_framework_that_comes_later_is_compiled_alone(
     assert compiled_for == [TENSORFLOW]
     with zipfile.ZipFile(alone) as before, zipfile.ZipFile(both) as after:
         assert set(after.namelist()) - set(before.namelist()) == {"horovod/tensorflow/mpi_lib.fake.so"}
+        requirements = "horovod-0.28.1.dist-info/METADATA"
+        assert b"cffi" in after.read(requirements) == before.read(requirements)
         assert json.loads(after.read("horovod/metadata.json")) == {
             "pytorch": "2.13.0",
             "tensorflow": "2.21.0",
@@ -87,27 +86,27 @@ def test_a_framework_that_comes_later_is_compiled_alone(
 
 
 def test_a_failing_build_shows_the_end_of_the_log(
-    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error holds the reason and the path of the whole log, which survives the work directory."""
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('ops.cc:1: error: no such type')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     with pytest.raises(HorovodBuildError, match="Horovod did not build") as caught:
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
-    log = cache.compiled_entry(torch_plan) / "build.log"
+    log = cache.entry(torch_plan.parts[0]) / "build.log"
     assert "ops.cc:1: error: no such type" in str(caught.value)
     assert str(caught.value).endswith(str(log))
     assert "ops.cc:1: error: no such type" in log.read_text()
 
 
 def test_a_framework_for_cuda_without_its_toolkit_is_told_with_three_ways_out(
-    cache: WheelCache, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: WheelCache, small: None, torch_plan: plan.BuildPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a fresh environment with PyTorch from PyPI on a machine without a GPU."""
     broken = FAKE_FILES | {"setup.py": "raise SystemExit('Could NOT find CUDAToolkit (missing: CUDA_CUDART)')"}
     sdist = make_sdist(tmp_path / "sdist", broken, monkeypatch)
-    monkeypatch.setattr(command, "find_toolchain", lambda environ: (TOOLS, os.defpath))
+    monkeypatch.setattr(command, "find_toolchain", lambda environ: TOOLS)
     with pytest.raises(HorovodBuildError, match="torch was built for CUDA") as caught:
         command.ensure_wheel(torch_plan, cache, os.environ, SILENT, jobs=1, sdist=sdist)
     assert "leave torch out by HOROVOD_WITHOUT_PYTORCH=1" in str(caught.value)
@@ -181,7 +180,7 @@ def test_a_build_goes_on_under_nohup(number: signal.Signals) -> None:
 def test_build_environment_is_the_plans(torch_plan: plan.BuildPlan) -> None:
     """An outer make and a surrounding job do not leak in; the plan's variables and the jobs do."""
     outer = {"MAKELEVEL": "1", "MAKEFLAGS": "-j64 --jobserver-auth=3,4", "HOROVOD_RANK": "1", "HOME": "/home/x"}
-    environ = compile.build_environment(torch_plan, TOOLS, "/bin", 3, outer)
+    environ = compile.build_environment(torch_plan, TOOLS, 3, outer)
     assert environ["MAKEFLAGS"] == "-j3"
     assert environ["HOME"] == "/home/x"
     assert environ["HOROVOD_WITH_PYTORCH"] == "1"

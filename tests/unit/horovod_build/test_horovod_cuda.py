@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hvd_hetero.horovod_build import cuda
-from hvd_hetero.horovod_build.cache import cache_root
-from hvd_hetero.horovod_build.edits import SOURCE_EDITS
-from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.plan import Framework, make_plan
-from hvd_hetero.horovod_build.source import HOROVOD_VERSION, SDIST_NAME, apply_edits
+from horovod_build import HorovodBuildError, cuda, patches, series
+from horovod_build.cache import cache_root
+from horovod_build.plan import Framework, make_plan
+from horovod_build.source import HOROVOD_VERSION, SDIST_NAME
 
 TORCH = Framework("torch", "PYTORCH", "2.11.0")
+GIT = ("git", "apply", "-p1")
 BY_NCCL = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
 
 
@@ -152,7 +151,7 @@ def test_a_build_for_gpus_has_another_key(usual: Path) -> None:
         make_plan((TORCH,), environ | {"PATH": ""})
         for environ in ({}, BY_NCCL, BY_NCCL | {"HOROVOD_NCCL_HOME": "/nccl"})
     ]
-    assert len({p.key for p in plans}) == len({p.compiled_key for p in plans}) == 3
+    assert len({p.key for p in plans}) == len({p.parts[0].key for p in plans}) == 3
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_CUDA_HOME", "CUDA_HOME", "HOROVOD_NCCL_HOME"])
@@ -174,15 +173,15 @@ def test_operations_by_mpi_are_refused_without_mpi(usual: Path, name: str) -> No
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Horovod's own source, edited."""
+    """Horovod's own source, patched."""
     sdist = cache_root(os.environ) / SDIST_NAME
     if not sdist.exists():
         pytest.skip("Horovod's source is not in the cache, where building it leaves it")
-    wanted = {f"horovod-{HOROVOD_VERSION}/{edit.path}" for edit in SOURCE_EDITS}
+    tree, ours = tmp_path / f"horovod-{HOROVOD_VERSION}", ("nccl-of-wheels.patch", "libcuda-of-drivers.patch")
+    wanted = {f"{tree.name}/cmake/Modules/FindNCCL.cmake", f"{tree.name}/horovod/torch/cuda_util.cc"}
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, [m for m in archive if m.name in wanted], filter="data")
-    tree = tmp_path / f"horovod-{HOROVOD_VERSION}"
-    apply_edits(tree, SOURCE_EDITS)
+    patches.apply(tree, [patch for patch in series() if patch.name in ours], GIT, tmp_path / "log")
     return tree
 
 

@@ -9,21 +9,22 @@ import pytest
 from fake_builds import TENSORFLOW, add_package, torch_wheel
 from rich.console import Console
 
-from hvd_hetero.horovod_build import install, plan, progress, source
-from hvd_hetero.horovod_build.plan import make_plan
+from horovod_build import plan, progress, source, wheel
+from horovod_build.plan import make_plan
+from hvd_hetero import cli
 
 
 def test_is_installed_compares_the_wheel_itself(site: Path) -> None:
     """Another build of the same version is not the same; pip's record of the hash decides."""
-    wheel = torch_wheel(site / "horovod-0.28.1-x.whl")
-    assert not install.is_installed(wheel)
+    built = torch_wheel(site / "horovod-0.28.1-x.whl")
+    assert not wheel.is_installed(built)
     add_package(site, "horovod", "0.28.1")
-    assert not install.is_installed(wheel)
+    assert not wheel.is_installed(built)
     record = site / "horovod-0.28.1.dist-info" / "direct_url.json"
-    record.write_text(f'{{"archive_info": {{"hashes": {{"sha256": "{source.sha256(wheel)}"}}}}, "url": "file:///x"}}')
-    assert install.is_installed(wheel)
+    record.write_text(f'{{"archive_info": {{"hashes": {{"sha256": "{source.sha256(built)}"}}}}, "url": "file:///x"}}')
+    assert wheel.is_installed(built)
     record.write_text(f'{{"archive_info": {{"hashes": {{"sha256": "{"0" * 64}"}}}}, "url": "file:///x"}}')
-    assert not install.is_installed(wheel)
+    assert not wheel.is_installed(built)
 
 
 def test_plain_progress_is_a_line_per_stage_and_tenth() -> None:
@@ -67,12 +68,20 @@ def test_install_replaces_horovod_and_adds_what_it_lacks(
 ) -> None:
     """The wheel goes in without its requirements; then those that are absent, and no others."""
     calls: list[list[str]] = []
-    monkeypatch.setattr(install, "run_logged", lambda argv, **_: calls.append(argv))
-    monkeypatch.setattr(install, "installed_version", lambda name: None if name in ("cffi", "pyyaml") else "1")
-    install.install(tmp_path / "x.whl", torch_plan, tmp_path / "log")
-    install.install(tmp_path / "x.whl", make_plan((TENSORFLOW,), {}), tmp_path / "log")
-    wheel = ["--no-deps", "--no-index", "--force-reinstall", str(tmp_path / "x.whl")]
-    assert [argv[5:] for argv in calls] == [wheel, ["pyyaml", "cffi"], wheel, ["pyyaml"]]
+    monkeypatch.setattr(wheel, "run_logged", lambda argv, **_: calls.append(argv))
+    monkeypatch.setattr(wheel, "installed_version", lambda name: None if name in ("cffi", "pyyaml") else "1")
+    wheel.install(tmp_path / "x.whl", torch_plan, tmp_path / "log")
+    wheel.install(tmp_path / "x.whl", make_plan((TENSORFLOW,), {}), tmp_path / "log")
+    replacing = ["--no-deps", "--no-index", "--force-reinstall", str(tmp_path / "x.whl")]
+    assert [argv[5:] for argv in calls] == [replacing, ["pyyaml", "cffi"], replacing, ["pyyaml"]]
+
+
+def test_without_the_builder_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "horovod_build", None)
+    assert cli.main(["build-horovod", "--quiet"]) == 1
+    assert "pip install ./packaging/horovod" in capsys.readouterr().err
 
 
 def test_jobs_must_be_positive() -> None:

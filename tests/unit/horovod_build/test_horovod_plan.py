@@ -7,16 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_builds import (
-    TENSORFLOW,
-    TORCH,
-    add_package,
-)
+from fake_builds import COMPILED, PYTHON, TENSORFLOW, TORCH, add_package, use_patches
 
-from hvd_hetero.horovod_build import command, edits, plan, source
-from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
-from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.plan import Framework, make_plan
+from horovod_build import HorovodBuildError, command, plan, series, source
+from horovod_build.plan import Framework, make_plan
 
 
 def test_key_changes_with_whatever_changes_the_binary() -> None:
@@ -34,16 +28,16 @@ def test_key_changes_with_whatever_changes_the_binary() -> None:
     assert len({one.key, *(other.key for other in others)}) == 1 + len(others)
 
 
-def test_key_changes_with_the_edits(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
+def test_key_changes_with_the_patches(monkeypatch: pytest.MonkeyPatch, torch_plan: plan.BuildPlan) -> None:
     """A wheel of an older recipe is not taken for one of the new."""
-    before, compiled = torch_plan.key, torch_plan.compiled_key
-    monkeypatch.setattr(plan, "PACKAGE_EDITS", PACKAGE_EDITS[:2])
-    assert torch_plan.key != before
-    assert torch_plan.compiled_key == compiled, "a change in a Python file compiles nothing again"
-    before = torch_plan.key
-    monkeypatch.setattr(plan, "SOURCE_EDITS", SOURCE_EDITS[:2])
-    assert torch_plan.key != before
-    assert torch_plan.compiled_key != compiled
+    keys = []
+    for patches in ((COMPILED, PYTHON), (COMPILED,), (PYTHON,)):
+        use_patches(monkeypatch, *patches)
+        keys.append((torch_plan.key, torch_plan.parts[0].key))
+    (key, compiled), (without_python, same), (without_compiled, other) = keys
+    assert len({key, without_python, without_compiled}) == 3
+    assert compiled == same, "a change in a Python file compiles nothing again"
+    assert other != compiled
 
 
 @pytest.fixture
@@ -60,11 +54,12 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_the_set_up_of_a_checkout_builds_anew_when_any_part_of_the_recipe_changes(set_up: ModuleType) -> None:
-    """Its stamps are hashes of all files of the recipe, those of the edits included."""
+    """Its stamps are hashes of all files of the recipe, the patches included."""
     contents = [stage.content for stage in set_up.stages() if stage.name in ("horovod", "tensorflow")]
     assert len(contents) == 2
-    for part in (command, source, edits.authentication, edits.edit):
-        assert all(Path(part.__file__ or "").read_text() in content for content in contents)
+    texts = [Path(part.__file__ or "").read_text() for part in (command, source)]
+    for text in (*texts, *(patch.text for patch in series())):
+        assert all(text in content for content in contents)
 
 
 def test_the_demo_waits_for_torch_alone(set_up: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +128,16 @@ def test_users_build_variables_win() -> None:
 def test_frameworks_are_found_without_importing_them(site: Path) -> None:
     """Both frameworks are named with the versions of their distributions; one that is switched off is left out."""
     add_package(site, "torch", "9.1")
-    add_package(site, "tensorflow", "8.2")
+    add_package(site, "tensorflow", "8.2", distribution="tensorflow_cpu")
     assert [(f.module, f.version) for f in plan.find_frameworks({})] == [("torch", "9.1"), ("tensorflow", "8.2")]
     assert [f.module for f in plan.find_frameworks({"HOROVOD_WITHOUT_PYTORCH": "1"})] == ["tensorflow"]
+
+
+def test_a_framework_whose_version_is_not_known_is_named(site: Path) -> None:
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+    with pytest.raises(HorovodBuildError, match=r"version of torch in .* is not known"):
+        plan.find_frameworks({})
 
 
 def test_no_framework_is_an_error_with_a_way_out(site: Path) -> None:

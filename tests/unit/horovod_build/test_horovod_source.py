@@ -1,51 +1,93 @@
-"""The source of Horovod: download, hash, edits."""
+"""The source of Horovod: download, hash, patches."""
 
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
-from fake_builds import FAKE_FILES, make_sdist
+from fake_builds import COMPILED, FAKE_FILES, PYTHON, make_sdist
 
-from hvd_hetero.horovod_build import source
-from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS, Edit
-from hvd_hetero.horovod_build.errors import HorovodBuildError
+from horovod_build import HorovodBuildError, patches, series, source
+from horovod_build.cache import cache_root
+
+GNU = patches.patch_command(os.environ["PATH"])
+GIT = ("git", "apply", "-p1")
 
 
-def test_edits_change_what_they_name(tmp_path: Path) -> None:
-    """After the edits, both standards are 17, and the XLA source is gone; other files stay."""
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The small source, unpacked in a folder of its own."""
     for name, text in FAKE_FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    source.apply_edits(tmp_path, SOURCE_EDITS)
-    assert "set(CMAKE_CXX_STANDARD 17)" in (tmp_path / "CMakeLists.txt").read_text()
-    assert "set(CMAKE_CXX_STANDARD 17)" in (tmp_path / "horovod/torch/CMakeLists.txt").read_text()
-    assert "xla" not in (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text()
-    assert (tmp_path / "setup.py").read_text() == FAKE_FILES["setup.py"]
+        file = tmp_path / "work" / "tree" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "work" / "tree"
 
 
-@pytest.mark.parametrize("edit", [SOURCE_EDITS[0], PACKAGE_EDITS[0]], ids=lambda edit: edit.path)
-@pytest.mark.parametrize("places", [0, 2, None], ids=["nothing to change", "two places", "no such file"])
-def test_an_edit_that_does_not_fit_names_its_file(tmp_path: Path, edit: Edit, places: int | None) -> None:
-    """Zero or two places to change, or no file, are errors that name the file, and the file stays as it was."""
-    path = tmp_path / edit.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if places is not None:
-        path.write_text(edit.old * places)
-    with pytest.raises(HorovodBuildError, match=f"^{edit.path}.*exactly once.*found {places or 0} times"):
-        source.apply_edits(tmp_path, (edit,))
-    assert places is None or path.read_text() == edit.old * places
+@pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
+def test_patches_change_what_they_name(tree: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Also below a repository, where git would by itself do nothing."""
+    (tmp_path / ".git").mkdir()
+    patches.apply(tree, (COMPILED, PYTHON), command, tmp_path / "log")
+    assert (tree / "CMakeLists.txt").read_text() == "project(fake)\nset(CMAKE_CXX_STANDARD 17)\n"
+    assert (tree / "horovod/runner/server.py").read_text() == "import queue\nSIZE = 4096\n"
+    assert {path.name for path in tree.rglob("*") if path.is_file()} == {Path(name).name for name in FAKE_FILES}
 
 
-def test_download_with_another_hash_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
+@pytest.mark.parametrize("text", ["import queue\nSIZE = 6\n", "import other\nSIZE = 5\n", None])
+def test_a_patch_that_does_not_fit_is_named(
+    tree: Path, tmp_path: Path, command: tuple[str, ...], text: str | None
+) -> None:
+    """Where a line to change, or one beside it, or the file is another one, or there is none."""
+    path = tree / "horovod/runner/server.py"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(HorovodBuildError, match=r"^python\.patch does not fit Horovod's source"):
+        patches.apply(tree, (COMPILED, PYTHON), command, tmp_path / "log")
+
+
+def test_a_patch_of_python_files_alone_compiles_nothing() -> None:
+    """A patch that changes both counts by its other files; setup.py decides what the compiler does."""
+    assert PYTHON.compiled == ""
+    both = patches.Patch("both", "", COMPILED.text + PYTHON.text.partition("\n\n")[2])
+    assert both.compiled == COMPILED.compiled != ""
+    assert patches.Patch("setup", "", PYTHON.text.replace("horovod/runner/server.py", "setup.py")).compiled
+
+
+def test_each_patch_has_a_purpose_and_a_header_and_is_in_the_series_once() -> None:
+    """The header says what fails without it, why, and whether Horovod's tracker knows it."""
+    names = [patch.name for patch in series()]
+    assert sorted([*names, "series"]) == sorted(path.name for path in patches._FOLDER.iterdir())
+    for patch in series():
+        header = patch.text.partition("\n--- a/")[0]
+        assert patch.purpose, patch.name
+        assert all(f"\n{word}: " in header for word in ("Without it", "Why so", "Upstream")), patch.name
+
+
+@pytest.mark.parametrize("command", [GNU, GIT], ids=["patch", "git"])
+def test_all_patches_fit_the_source_that_is_pinned(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Each at the lines that it names, without a guess."""
+    sdist = cache_root(os.environ) / source.SDIST_NAME
+    if not sdist.exists():
+        pytest.skip("Horovod's source is not in the cache, where building it leaves it")
+    files = {name for patch in series() for name in patches._FILE.findall(patch.text)}
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, [m for m in archive if m.name.partition("/")[2] in files], filter="data")
+    tree, log = tmp_path / f"horovod-{source.HOROVOD_VERSION}", tmp_path / "log"
+    patches.apply(tree, series(), command, log)
+    assert not any(word in log.read_text() for word in ("offset", "fuzz"))
+    assert {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()} == files
+
+
+def test_download_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong file is an error with both hashes, and is not kept."""
-
-    def download(into: Path, log: Path) -> None:
-        (into / source.SDIST_NAME).write_text("something else")
 
     kept, work = tmp_path / "kept", tmp_path / "work"
     kept.mkdir()
     work.mkdir()
+    monkeypatch.setattr(source, "run_logged", lambda argv, **_: (work / source.SDIST_NAME).write_text("something else"))
     with pytest.raises(HorovodBuildError, match=f"{source.SDIST_SHA256}.*but it is [0-9a-f]{{64}}"):
-        source.fetch(kept, work, tmp_path / "log", download)
+        source.fetch(kept, work, tmp_path / "log")
     assert list(kept.iterdir()) == []
 
 
@@ -56,13 +98,14 @@ def test_source_is_downloaded_once_and_again_if_damaged(tmp_path: Path, monkeypa
     kept.mkdir()
     work.mkdir()
 
-    def download(into: Path, log: Path) -> None:
-        calls.append(into)
-        (into / source.SDIST_NAME).write_bytes(original.read_bytes())
+    def download(argv: list[str], **_: object) -> None:
+        calls.append(argv)
+        (work / source.SDIST_NAME).write_bytes(original.read_bytes())
 
+    monkeypatch.setattr(source, "run_logged", download)
     for damage, downloads in ((False, 1), (False, 1), (True, 2)):
         if damage:
             (kept / source.SDIST_NAME).write_bytes(original.read_bytes()[:100])
-        found = source.fetch(kept, work, tmp_path / "log", download)
+        found = source.fetch(kept, work, tmp_path / "log")
         assert found.read_bytes() == original.read_bytes()
         assert len(calls) == downloads

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fake_builds import SILENT, script
 
-from hvd_hetero.horovod_build import command, plan, toolchain
-from hvd_hetero.horovod_build.cache import WheelCache
-from hvd_hetero.horovod_build.errors import HorovodBuildError
+from horovod_build import HorovodBuildError, command, compile, plan, toolchain
+from horovod_build.cache import WheelCache
+from horovod_build.patches import patch_command
 
 
 def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
@@ -21,6 +21,7 @@ def test_all_missing_tools_are_reported_at_once(bare: Path) -> None:
         ("C++ compiler", "apt install g++", "dnf install gcc-c++"),
         ("CMake 3.13 or newer", "apt install cmake", "dnf install cmake", "pip install cmake"),
         ("make:", "apt install make", "dnf install make"),
+        ("patch, or git", "apt install patch", "dnf install patch"),
         (
             "Python.h",
             f"apt install python3.{sys.version_info[1]}-dev",
@@ -48,20 +49,24 @@ def test_tools_that_do_not_do_are_reported(bare: Path, name: str, text: str, com
         toolchain.find_toolchain({"PATH": str(bare)})
 
 
-def test_a_complete_toolchain_is_returned_and_handed_to_cmake(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_toolchain_is_returned_and_handed_to_cmake(
+    bare: Path, torch_plan: plan.BuildPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CMake 4 will do, the interpreter's own scripts come first on PATH, and the build is told what was found."""
-    for name in ("cc", "c++", "make", "cmake"):
+    for name in ("cc", "c++", "make", "cmake", "git"):
         script(bare / name, "echo cmake version 4.0.1")
     (bare.parent / "scripts").mkdir()
     script(bare.parent / "scripts" / "cmake", "echo cmake version 3.31.0")
     (bare.parent / "include").mkdir()
     (bare.parent / "include" / "Python.h").touch()
     monkeypatch.setattr(toolchain, "installed_version", lambda name: "80.9")
-    tools, path = toolchain.find_toolchain({"PATH": str(bare)})
+    tools = toolchain.find_toolchain({"PATH": str(bare)})
     own = str(bare.parent / "scripts")
-    assert tools == toolchain.Toolchain(f"{bare}/cc", f"{bare}/c++", f"{own}/cmake", f"{bare}/make")
-    assert path.split(os.pathsep)[0] == own
-    assert tools.variables(path).items() >= {"CXX": tools.cxx, "HOROVOD_CMAKE": tools.cmake, "PATH": path}.items()
+    found = {"CC": f"{bare}/cc", "CXX": f"{bare}/c++", "HOROVOD_CMAKE": f"{own}/cmake"}
+    assert tools.items() >= found.items()
+    assert tools["PATH"].split(os.pathsep)[0] == own
+    assert patch_command(tools["PATH"]) == (f"{bare}/git", "apply", "-p1")
+    assert compile.build_environment(torch_plan, tools, 1, {}).items() >= tools.items()
 
 
 @pytest.mark.parametrize(("version", "complaint"), [("81.0.0", "here is 81.0.0"), (None, "it is absent")])

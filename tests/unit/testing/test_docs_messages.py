@@ -9,7 +9,8 @@ import pytest
 
 PAGE = doc_blocks.ROOT / "docs" / "troubleshooting.md"
 NOT_OURS = "## Messages of other programs"
-PACKAGES = ("hvd_hetero", "torch_hooks", "keras_callbacks")
+PATCHES = doc_blocks.ROOT / "packaging" / "horovod" / "horovod_build" / "patches"
+PACKAGES = ("hvd_hetero", "torch_hooks", "keras_callbacks", "packaging/horovod/horovod_build")
 
 
 def quoted(text):
@@ -23,9 +24,16 @@ MESSAGES = quoted(PAGE.read_text(encoding="utf-8"))
 
 @cache
 def sources():
-    """The strings of each module but docstrings; what is filled in later is an …."""
+    """The strings of each module but docstrings, and what patches add; what is filled in later is an …."""
     files = [path for package in PACKAGES for path in (doc_blocks.ROOT / package).rglob("*.py")]
-    return {path: list(texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    found = {path: list(texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    return found | {path: [added(path.read_text(encoding="utf-8"))] for path in PATCHES.glob("*.patch")}
+
+
+def added(patch):
+    """The lines that a patch adds, with strings over several lines as one."""
+    lines = "\n".join(line[1:] for line in patch.splitlines() if line.startswith("+"))
+    return re.sub(r"\{\w*[^{}]*\}", "…", re.sub(r"""['"]\s*\n\s*f?['"]""", "", lines))
 
 
 def texts(tree):

@@ -6,13 +6,11 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
-from hvd_hetero.horovod_build.distributions import installed_version
-from hvd_hetero.horovod_build.errors import HorovodBuildError
-from hvd_hetero.horovod_build.plan import find_frameworks
-from hvd_hetero.horovod_build.toolchain import find_toolchain
 from hvd_hetero.measurement.control_groups import ControlGroups, memory, quota
+from hvd_hetero.tools.cli.build_horovod import BUILDER_MISSING
 
 __all__ = [
     "cpu_quota",
@@ -30,14 +28,26 @@ _GROUPS = Path("/sys/fs/cgroup")
 def installed_frameworks(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the version of each framework that is installed; empty if there is none."""
     try:
+        from horovod_build import HorovodBuildError, find_frameworks
+    except ModuleNotFoundError:
+        found = {name: _installed_version(name) for name in ("torch", "tensorflow")}
+        return {name: version for name, version in found.items() if version is not None}
+    try:
         return {framework.module: framework.version for framework in find_frameworks(environ)}
     except HorovodBuildError:
         return {}
 
 
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def keras_versions(installed: Mapping[str, str]) -> dict[str, str]:
     """Return the versions of TensorFlow and of each Keras that is installed."""
-    found = {name: installed_version(name) for name in ("keras", "tf_keras")}
+    found = {name: _installed_version(name) for name in ("keras", "tf_keras")}
     return {name: version for name, version in {**installed, **found}.items() if version is not None}
 
 
@@ -55,6 +65,10 @@ def keras_backend(environ: Mapping[str, str]) -> str:
 
 def missing_tools(environ: Mapping[str, str]) -> str:
     """Return what a build of Horovod lacks here, in words; "" if it lacks nothing."""
+    try:
+        from horovod_build import HorovodBuildError, find_toolchain
+    except ModuleNotFoundError:
+        return BUILDER_MISSING
     try:
         find_toolchain(environ)
     except HorovodBuildError as error:

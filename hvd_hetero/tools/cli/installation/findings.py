@@ -22,8 +22,8 @@ __all__ = [
     "cores",
     "frameworks",
     "horovod",
-    "horovod_edits",
     "horovod_operations",
+    "horovod_patches",
     "keras",
     "python",
     "threads",
@@ -120,12 +120,12 @@ def horovod_operations(facts: HorovodFacts, gpus: int) -> Finding:
     return Finding("operations", "ok", has)
 
 
-def horovod_edits(facts: HorovodFacts) -> Finding:
-    """Judge whether ``build-horovod`` made this one, by the edits in its files."""
+def horovod_patches(facts: HorovodFacts) -> Finding:
+    """Judge whether ``build-horovod`` made this one, with all of its patches."""
     if not facts.lacks:
-        return Finding("edits", "ok", "made by hvd-hetero build-horovod, with all of its edits")
-    kind = "made by an earlier build-horovod" if facts.has_edits else "a stock Horovod"
-    return Finding("edits", "warning", f"{kind}; it lacks: {'; '.join(facts.lacks)}", f"{BUILD} --force")
+        return Finding("patches", "ok", "made by hvd-hetero build-horovod, with all of its patches")
+    kind = "made by an earlier build-horovod" if facts.is_patched else "a stock Horovod"
+    return Finding("patches", "warning", f"{kind}; it lacks: {'; '.join(facts.lacks)}", f"{BUILD} --force")
 
 
 def keras(versions: Mapping[str, str], environ: Mapping[str, str], backend: str = "tensorflow") -> Finding:

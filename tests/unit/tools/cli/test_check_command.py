@@ -10,6 +10,7 @@ import pytest
 
 from hvd_hetero.testing import HangError, LaunchResult, RankError
 from hvd_hetero.tools.cli import check
+from hvd_hetero.tools.cli.build_horovod import BUILDER_MISSING
 from hvd_hetero.tools.cli.installation import facts, findings
 from hvd_hetero.tools.cli.installation.findings import Finding
 from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
@@ -18,7 +19,7 @@ from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
 TORCH = {"torch": "2.13.0"}
 TENSORFLOW = {"tensorflow": "2.21.0"}
 BOTH = {**TORCH, **TENSORFLOW}
-OURS = HorovodFacts("0.28.1", BOTH, ("Gloo",), has_edits=True, lacks=())
+OURS = HorovodFacts("0.28.1", BOTH, ("Gloo",), is_patched=True, lacks=())
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "1", "MALLOC_MMAP_THRESHOLD_": "1", "MALLOC_TOP_PAD_": "1"}
 TOOLS = (
     "to build Horovod 0.28.1, this machine lacks\n  - a C++ compiler: `apt install g++` (Debian, Ubuntu)\n"
@@ -44,6 +45,12 @@ def with_(**changes) -> HorovodFacts:
             "should Horovod be built",
             "apt install g++ && apt install make",
         ),
+        (
+            findings.tools(BUILDER_MISSING, needed=False),
+            "warning",
+            "hvd-hetero-horovod",
+            "pip install ./packaging/horovod",
+        ),
         (findings.frameworks(BOTH), "ok", "torch 2.13.0, tensorflow 2.21.0", ""),
         (findings.frameworks({}), "failure", "neither", "pip install torch"),
         (findings.horovod(OURS, BOTH), "ok", "built for torch and tensorflow", ""),
@@ -68,14 +75,14 @@ def with_(**changes) -> HorovodFacts:
             f"HOROVOD_GPU_OPERATIONS=NCCL {findings.BUILD} --force",
         ),
         (findings.horovod_operations(with_(operations=("Gloo", "NCCL")), 2), "ok", "Gloo, NCCL", ""),
-        (findings.horovod_edits(OURS), "ok", "all of its edits", ""),
+        (findings.horovod_patches(OURS), "ok", "all of its patches", ""),
         (
-            findings.horovod_edits(with_(has_edits=False, lacks=("a launcher that",))),
+            findings.horovod_patches(with_(is_patched=False, lacks=("a launcher that",))),
             "warning",
             "a stock Horovod; it lacks: a launcher that",
             f"{findings.BUILD} --force",
         ),
-        (findings.horovod_edits(with_(lacks=("x",))), "warning", "an earlier", f"{findings.BUILD} --force"),
+        (findings.horovod_patches(with_(lacks=("x",))), "warning", "an earlier", f"{findings.BUILD} --force"),
         (findings.keras(TORCH, {}), "ok", "not used", ""),
         (findings.keras({**BOTH, "keras": "3.15.1"}, {}), "ok", "synchronises nothing", ""),
         (

@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from hvd_hetero.horovod_build.edits import PACKAGE_EDITS, SOURCE_EDITS
-from hvd_hetero.horovod_build.edits.rendezvous import RENDEZVOUS_EDITS
+from horovod_build import series
 from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts, horovod_in, read_horovod
 
+RECORD = "".join(patch.line for patch in series())
 
-def tree(root, *, edited, torch=True):
+
+def tree(root, record):
     """Write as much of an installed Horovod as is looked at."""
-    texts = {}
-    for edit in (*SOURCE_EDITS, *PACKAGE_EDITS):
-        if edit.path.endswith(".py"):
-            texts[edit.path] = texts.get(edit.path, "") + (edit.new if edited(edit) else edit.old)
-    for path, text in texts.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+    (root / "horovod").mkdir()
     (root / "horovod" / "metadata.json").write_text('{"pytorch": "2.13.0", "dummy": "none"}')
-    for folder, name in (("torch", "mpi_lib_v2.cpython-311.so"), ("tensorflow", "mpi_lib.cpython-311.so"))[not torch :]:
-        (root / "horovod" / folder).mkdir(parents=True, exist_ok=True)
-        content = b"\0N7horovod6common13GlooAllreduceE\0" + (b"HOROVOD_WAIT_SLEEP_US\0" if edited(None) else b"")
-        (root / "horovod" / folder / name).write_bytes(content)
-    return horovod_in(root, "0.28.1")
+    for folder, name in (("torch", "mpi_lib_v2.cpython-311.so"), ("tensorflow", "mpi_lib.cpython-311.so")):
+        (root / "horovod" / folder).mkdir()
+        (root / "horovod" / folder / name).write_bytes(b"\0N7horovod6common13GlooAllreduceE\0")
+    return horovod_in(root, "0.28.1", record)
 
 
-def test_a_horovod_with_all_edits_is_known_by_its_files(tmp_path):
-    found = tree(tmp_path, edited=lambda edit: True)
-    assert found == HorovodFacts("0.28.1", {"torch": "2.13.0", "tensorflow": ""}, ("Gloo",), has_edits=True, lacks=())
+def test_a_horovod_with_all_patches_is_known_by_its_record(tmp_path):
+    found = tree(tmp_path, RECORD)
+    assert found == HorovodFacts("0.28.1", {"torch": "2.13.0", "tensorflow": ""}, ("Gloo",), is_patched=True, lacks=())
 
 
 def test_a_stock_horovod_is_known_and_what_it_lacks_is_told(tmp_path):
-    found = tree(tmp_path, edited=lambda edit: False)
-    assert not found.has_edits
-    assert len(found.lacks) == 7
+    found = tree(tmp_path, "")
+    assert not found.is_patched
+    assert found.lacks == tuple(dict.fromkeys(patch.purpose for patch in series()))
     assert "CVE-2024-10190" in " ".join(found.lacks)
 
 
-def test_a_horovod_of_an_earlier_build_lacks_one_thing(tmp_path):
-    late = "horovod/runner/elastic/discovery.py"
-    found = tree(tmp_path, edited=lambda edit: edit is None or edit.path != late)
-    assert found.has_edits
-    assert found.lacks == ("discovery scripts of elastic jobs that cost little and have a time limit",)
+@pytest.mark.parametrize("text", ["", "another text"])
+def test_a_horovod_of_an_earlier_build_lacks_what_is_new_and_what_has_changed(tmp_path, text):
+    patch = next(patch for patch in series() if patch.name == "cheap-discovery.patch")
+    earlier = patch.line.replace(patch.line[:64], "0" * 64) if text else ""
+    found = tree(tmp_path, RECORD.replace(patch.line, earlier))
+    assert found.is_patched
+    assert found.lacks == (patch.purpose,)
 
 
-def test_a_launcher_of_an_earlier_build_is_not_taken_for_an_open_one(tmp_path):
-    """Edits of two purposes change its server."""
-    found = tree(tmp_path, edited=lambda edit: edit not in RENDEZVOUS_EDITS)
-    assert found.lacks == ("ranks that find each other at once (16 of them otherwise in 22 s)",)
-
-
-def test_a_horovod_for_tensorflow_alone_has_no_word_to_look_for(tmp_path):
-    assert tree(tmp_path, edited=lambda edit: True, torch=False).lacks == ()
+def test_without_the_builder_a_horovod_is_known_as_stock_or_not(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "horovod_build", None)
+    for folder, record, lacks in (("stock", "", ("the patches of hvd-hetero",)), ("ours", RECORD, ())):
+        (tmp_path / folder).mkdir()
+        assert tree(tmp_path / folder, record).lacks == lacks
 
 
 def test_the_horovod_of_this_environment_is_the_built_one():

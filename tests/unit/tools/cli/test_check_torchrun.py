@@ -13,7 +13,7 @@ from hvd_hetero.tools.cli.installation.findings import Finding
 from hvd_hetero.tools.cli.installation.horovod_facts import HorovodFacts
 from hvd_hetero.tools.cli.installation.two_ranks import judge, two_ranks
 
-ABSENT = HorovodFacts(None, {}, (), has_edits=False, lacks=())
+ABSENT = HorovodFacts(None, {}, (), is_patched=False, lacks=())
 
 
 @pytest.fixture
