@@ -25,11 +25,11 @@ from pool import serve
 from hvd_hetero.communication import bucket_sizes as division
 from hvd_hetero.policies import BSP, LBBSP, Policy, StaticAllocation
 from keras_callbacks import LoadBalance, resize_batches
-from keras_callbacks.step import synchroniser
+from keras_callbacks.step import graph_synchroniser
 
 keras = tf.keras
 # Bytes, and gradients of a bucket: a small model takes all ways.
-division.ALONE, division.MEMBERS, synchroniser._SMALL = 200, 2, 100
+division.ALONE, division.MEMBERS, graph_synchroniser._SMALL = 200, 2, 100
 EPOCHS = 2
 GLOBAL_BATCH = 12
 SAMPLES = 12 * 8 + 2  # two more than eight rounds: a ninth on two ranks, and in the eighth on three, which need three
