@@ -178,15 +178,15 @@ class BalancedLoader:
         return self._cutter.epoch_at_hand
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that the next iteration is, which decides its order. Counted up by itself otherwise."""
+        """Set the epoch of the next iteration, which decides its order; by default epochs are counted."""
         self._cutter.want(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the last finished round, as plain data. Save that of rank 0."""
+        """Return where the epoch stands after the last finished round, as plain data. Save rank 0's."""
         return self._micro_batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on in the middle of that epoch, from rank 0's state; a collective call.
+        """Go on in the middle of that epoch in the next iteration, from rank 0's state; a collective call.
 
         Load the state of the ``LoadBalance``, too.
         """
@@ -251,7 +251,7 @@ class BalancedLoader:
         return None
 
     def _go_on_later(self) -> None:
-        """The next iteration begins where this one stops."""
+        """Let the next iteration begin where this one stops."""
         if self._streams:
             self._cutter.stop()
         else:  # ranks may have cut rounds ahead, as many as they happened to

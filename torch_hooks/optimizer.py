@@ -115,8 +115,10 @@ class DistributedOptimizer(WrappedOptimizer):
         self._updates.zero_grad(set_to_none)
 
     def synchronize(self) -> bool:
-        """Wait for the summed gradients. Horovod's pattern for clipping works: synchronise, clip, step under
-        ``skip_synchronize()``; inside a round of several micro-batches nothing happens, and the answer is False.
+        """Wait for the summed gradients.
+
+        Horovod's pattern for clipping works: synchronise, clip, step under ``skip_synchronize()``. Inside a round of
+        several micro-batches nothing happens, and the result is False.
         """
         return self._updates.synchronize()
 

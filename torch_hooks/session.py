@@ -43,7 +43,7 @@ class RoundOptimizer(Undoes, Watched, Protocol):
     """What a session asks of an optimizer."""
 
     def begin_micro_batch(self) -> None:
-        """A micro-batch begins."""
+        """Begin a micro-batch."""
 
     def idle_round(self) -> None:
         """End a round without data."""
@@ -128,7 +128,7 @@ class TorchSession:
             each._core.trains_here()
 
     def begin(self, work: MicroBatch, input_s: float = 0.0, *, cramped: bool = False) -> None:
-        """A micro-batch begins; ``cramped``: right after one that did not fit."""
+        """Begin a micro-batch; ``cramped``: right after one that did not fit."""
         if self.optimizer is None:
             raise ValueError(
                 "no optimizer synchronises this LoadBalance, so the ranks would drift apart in silence; wrap yours: "
@@ -141,7 +141,7 @@ class TorchSession:
             other.begin(work)
 
     def enter_body(self, differs: Differs) -> None:
-        """The loop's body begins, and is looked at; ``differs``: why it does not run equally often on all ranks."""
+        """Begin to watch the loop's body; ``differs``: why it does not run equally often on all ranks."""
         self.body.enter(self.balancer.rounds, self.optimizers, differs)
 
     def idle_round(self) -> None:

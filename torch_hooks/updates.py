@@ -126,7 +126,7 @@ class Updates:
     # What a round asks.
 
     def begin_micro_batch(self) -> None:
-        """A micro-batch begins."""
+        """Begin a micro-batch."""
         self._synchronised = False  # a gradient scaler may have left the last round's gradients unused
         self._declined = False
         if self._made is not None:
@@ -135,11 +135,11 @@ class Updates:
         self._gradients.begin_micro_batch()
 
     def guard_micro_batch(self) -> None:
-        """The micro-batch that has begun may run out of memory: be able to undo it."""
+        """Be able to undo the micro-batch that has begun: it may run out of memory."""
         self._gradients.guard_micro_batch()
 
     def undo_micro_batch(self) -> bool:
-        """Whether all is as when the micro-batch began, but for gradients that have left and are complete."""
+        """Undo the micro-batch, but for gradients that have left and are complete; return whether that was possible."""
         return self._gradients.undo_micro_batch()
 
     def abandon_round(self) -> None:
@@ -244,7 +244,7 @@ class Updates:
             raise RoundStateError(f"{what} in the middle of a round; call it between rounds")
 
     def state_was_loaded(self) -> None:
-        """The inside optimizer has another state now, which is to stay."""
+        """Keep the state that the inner optimizer has now: it was loaded."""
         self._made = None
 
     def extend(self, added: dict[torch.Tensor, str], group: int) -> None:
@@ -270,7 +270,7 @@ class Updates:
         self.scaler = scaler
 
     def note_scale(self, logarithm: float) -> None:
-        """The scale of the gradients to come, which must be the same on every rank."""
+        """Note the scale of the gradients to come, which must be the same on every rank."""
         self._synchroniser.scale = logarithm
 
     def _require_known(self) -> None:

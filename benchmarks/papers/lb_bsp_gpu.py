@@ -72,7 +72,7 @@ class ProfiledLBBSP(Policy):
         self._known = False
 
     def first(self, workers: int, global_batch: int) -> RoundPlan:
-        """Equal shares."""
+        """Return equal shares."""
         return equal_plan(workers, global_batch)
 
     def next(self, plan: RoundPlan, finished: FinishedRound) -> RoundPlan:
