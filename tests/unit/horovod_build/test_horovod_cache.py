@@ -12,7 +12,7 @@ from rich.console import Console
 from horovod_build import HorovodBuildError, command, plan, progress
 from horovod_build.cache import WheelCache, cache_root
 from horovod_build.plan import make_plan
-from hvd_hetero import cli
+from hvd_hetero.tools import cli
 
 
 def test_cache_root_follows_xdg() -> None:

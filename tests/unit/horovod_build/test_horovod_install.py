@@ -11,7 +11,7 @@ from rich.console import Console
 
 from horovod_build import plan, progress, source, wheel
 from horovod_build.plan import make_plan
-from hvd_hetero import cli
+from hvd_hetero.tools import cli
 
 
 def test_is_installed_compares_the_wheel_itself(site: Path) -> None:
