@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -235,7 +236,8 @@ def test_a_killed_owner_leaves_no_process_no_host_and_no_file():
         "inside = subprocess.Popen([*hosts.on(0), 'sleep', '60'])\n"
         "print(hosts._switch.pid, inside.pid, hosts._directory, flush=True)\ntime.sleep(60)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": str(Path(namespaces.__file__).parents[1])}
+    owner = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, env=env)
     *pids, directory = owner.stdout.readline().split()
     pids = [int(pid) for pid in pids]
     assert os.path.isdir(directory)
